@@ -232,7 +232,7 @@ def measure_names() -> Measure:
     functions = [n.name.strip("_") for _, n in walk_nodes() if isinstance(n, FunctionNode)]
     bars: list[Bar] = []
     lists: dict[str, list[str]] = {}
-    for kind, names, most in (("assigned names", assigned, 0.5), ("function names", functions, 1.4)):
+    for kind, names, most in (("assigned names", assigned, 0.25), ("function names", functions, 0.15)):
         vague = collections.Counter(name for name in names if name.lower() in VAGUE)
         bars.append(Bar(f"vague among {len(names):,} {kind}, per cent", 100 * vague.total() / len(names), most))
         lists[f"{vague.total()} vague {kind}"] = [f"{name}: {count}" for name, count in vague.most_common(40)]

@@ -127,7 +127,7 @@ def test_bad_stall_rules(name):
     assert caught.value.field == f"stall_rule.{name}"
 
 
-def counted(waits, replay=False):
+def format_count(waits, replay=False):
     stats = IterationStats(StallRule(times_median=0), SimpleNamespace(explain=explained), replay=replay)
     for wait in waits:
         stats.queue.record(wait, 0.5)
@@ -138,7 +138,7 @@ def counted(waits, replay=False):
 
 
 def test_iterations_are_summed():
-    parts = [counted([0.5, 0.1, 0.2]), counted([0.3]), counted([0.7, 0.0], replay=True)]
+    parts = [format_count([0.5, 0.1, 0.2]), format_count([0.3]), format_count([0.7, 0.0], replay=True)]
     total = IterationStats()
     for part in parts:
         total.absorb(part)

@@ -182,7 +182,7 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
 
 
 def _groups_that_fit(longest: Sequence[int], width: int) -> list[list[int]]:
-    """Numbers of the columns of each table, the first in all of them, so that none is narrower than its longest word."""
+    """Columns of each table, the first in all of them, so that none is narrower than its longest word."""
     groups = [[0]]
     for k in range(1, len(longest)):
         if len(groups[-1]) > 1 and sum(longest[n] + 3 for n in (*groups[-1], k)) + 1 > width:

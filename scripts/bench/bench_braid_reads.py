@@ -143,7 +143,7 @@ def table_row(name: str, job: Job, fetches: Fetches, cache: int | None) -> list[
         len(job.names),
         fetches.by_host.size,
         float(fetches.by_step.sum()) * job.block / (job.steps * BATCH),
-        fetches.held,
+        fetches.blocks_held,
         cache,
         float(warm.max() / warm.mean()) if warm.any() else 0.0,
         float(fetches.by_host.max() / fetches.by_host.mean()),

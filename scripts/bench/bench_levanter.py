@@ -91,7 +91,7 @@ def their_dataset(path: str, shuffle: bool) -> Any:
     return NamedLmDataset(dataset, position)
 
 
-def counted(batches: Iterator[Any], steps: int, times: list[tuple[float, float]]) -> Iterator[Any]:
+def format_count(batches: Iterator[Any], steps: int, times: list[tuple[float, float]]) -> Iterator[Any]:
     """So many batches, with the moments at which the trainer asked for each and got it."""
     for _ in range(steps):
         asked = time.perf_counter()
@@ -104,7 +104,7 @@ def feed(trainer: Any, batches: Iterator[Any], steps: int, started: float) -> li
     """Steps a second, seconds to the first batch, the longest wait after it, and the longest at a border."""
     state = trainer.initial_state(jax.random.PRNGKey(0), model=OneNumber(jnp.ones(())))
     times: list[tuple[float, float]] = []
-    trainer.train(state, counted(batches, steps, times))
+    trainer.train(state, format_count(batches, steps, times))
     asked, received = np.asarray(times).T
     between, waits = np.diff(received[1:]), received - asked  # the first step compiles
     close = getattr(batches, "close", None) or getattr(getattr(batches, "_batches", None), "stop", None)

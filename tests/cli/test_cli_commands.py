@@ -172,9 +172,9 @@ def fail(with_: BaseException):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (RuntimeError("the wheel\nstands still"), exits.UNFORESEEN, "RuntimeError: the wheel stands still"),
+        (RuntimeError("the wheel\nstands still"), exits.UNEXPECTED, "RuntimeError: the wheel stands still"),
         (OSError(28, "No space left on device", "cache"), exits.REFUSED, "cache: No space left on device"),
-        (RuntimeError("s3://id:secret@bucket/a"), exits.UNFORESEEN, "s3://***@bucket/a"),
+        (RuntimeError("s3://id:secret@bucket/a"), exits.UNEXPECTED, "s3://***@bucket/a"),
         (KeyboardInterrupt(), exits.INTERRUPTED, ""),
     ],
 )
@@ -192,7 +192,7 @@ def test_debug_shows_where_an_error_comes_from(headrace, monkeypatch, how):
     monkeypatch.setenv(exits.DEBUG, "1" if how == "environment" else "0")
     monkeypatch.setattr("headrace.config.lm_data.load_config", fail(RuntimeError("here")))
     done = headrace(*(["--debug"] if how == "option" else []), "config", "show", "x.yaml")
-    assert done.code == exits.UNFORESEEN
+    assert done.code == exits.UNEXPECTED
     assert "Traceback" in done.err
     assert "in raising" in done.err
 

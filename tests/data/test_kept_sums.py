@@ -12,7 +12,7 @@ import pytest
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data import kept_sums, row_tokens
-from headrace.data.kept_sums import kept
+from headrace.data.kept_sums import load_or_add_up
 from headrace.data.mixture import MixtureDataset
 from headrace.mix.stage_config import StageConfig
 from headrace.pack.spec import PackingConfig
@@ -28,7 +28,7 @@ def test_numbers_are_found_again_or_made_again(tmp_path, size, name, harm):
     folder, made = str(tmp_path / "plans"), []
 
     def ask() -> np.ndarray:
-        return kept(folder, {"order": 1}, lambda: made.append(1) or numbers)
+        return load_or_add_up(folder, {"order": 1}, lambda: made.append(1) or numbers)
 
     assert np.array_equal(ask(), numbers)
     files = {file.name: file for file in Path(folder).glob("*/*")}
@@ -41,19 +41,19 @@ def test_numbers_are_found_again_or_made_again(tmp_path, size, name, harm):
 
 def test_other_numbers_are_never_found(tmp_path):
     folder = str(tmp_path)
-    assert kept(folder, {"order": 1}, lambda: np.arange(3)).tolist() == [0, 1, 2]
-    assert kept(folder, {"order": 2}, lambda: np.arange(4)).tolist() == [0, 1, 2, 3]
+    assert load_or_add_up(folder, {"order": 1}, lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert load_or_add_up(folder, {"order": 2}, lambda: np.arange(4)).tolist() == [0, 1, 2, 3]
     first, second = sorted(tmp_path.glob("*/sums.json"))
     first.write_bytes(second.read_bytes())  # moved to where another one lies
-    assert kept(folder, {"order": 1}, lambda: np.arange(3)).tolist() == [0, 1, 2]
-    assert kept(folder, {"order": 2}, lambda: np.arange(4)).tolist() == [0, 1, 2, 3]
+    assert load_or_add_up(folder, {"order": 1}, lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert load_or_add_up(folder, {"order": 2}, lambda: np.arange(4)).tolist() == [0, 1, 2, 3]
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path):
     (tmp_path / "file").write_text("no folder")
     for _ in range(2):
-        assert kept(str(tmp_path / "file"), {}, lambda: np.arange(9999)).size == 9999
-    assert kept(None, {}, lambda: np.arange(2)).size == 2
+        assert load_or_add_up(str(tmp_path / "file"), {}, lambda: np.arange(9999)).size == 9999
+    assert load_or_add_up(None, {}, lambda: np.arange(2)).size == 2
 
 
 def every_third(tokens: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def caches(tmp_path_factory) -> dict[str, TokenCache]:
     }
 
 
-SMALL = {"_STRETCH": 16, "_PAGE": 4, "_KEPT": 2, "_READ": 1}
+SMALL = {"_STRETCH": 16, "_PAGE": 4, "_SAVED_STRETCHES": 2, "_READ": 1}
 
 
 @pytest.mark.parametrize("policy", ["quota", "least_consumed"])

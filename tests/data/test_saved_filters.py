@@ -189,7 +189,7 @@ def test_a_piece_that_is_damaged_is_never_used(cache, small):
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
     removed = DocumentFilter(numbers).of(cache)  # which does not read it
     with pytest.raises(CacheCorruptError, match=r"gaps-more.*another digest.*Delete the filter's folder"):
-        removed.left.stored(np.array([1]))
+        removed.removal.stored(np.array([1]))
     assert [Path(file).name for file, _ in filter_findings(cache.path)] == ["gaps-more.bin"]
 
 

@@ -91,7 +91,7 @@ def test_columns_lie_beside_tokens_and_beside_labels_and_losses_are_those_of_who
         else TokenSeqDataset(cache, seq_len=32, columns=names)
     )
     dataset = rows.shuffle(seed=0).repeat()
-    further = dataset.map(lambda b: dataclasses.replace(b, extras={**b.extras, "next": b.next_labels(2)}))
+    further = dataset.map(lambda b: dataclasses.replace(b, extras={**(b.extras or {}), "next": b.next_labels(2)}))
     whole = DataLoader(dataset, 8, sharding=sharding(2, 4)).batch_at(3)
     laid = DataLoader(further, 8, sharding=sharding(2, 4), sequence_layout=layout).batch_at(3)
     tokens, labels = (np.asarray(getattr(laid, name)).reshape(-1) for name in ("tokens", "labels"))

@@ -112,7 +112,7 @@ def test_places_are_files_and_lines(tmp_path: Path):
     path.write_bytes(b'\n{"text": "x"}\r\n\r\n  \n{"text": "y\xc3\xa9"}')
     assert [(d.text, d.num_bytes) for d in reader(path)] == [("x", 1), ("yé", 3)]
     rows = open_reader(SourceFile(str(path), "jsonl"), ["text"])
-    assert [(rows.place(row), lookup(record, "text")) for row, record in rows] == [
+    assert [(rows.describe_row(row), lookup(record, "text")) for row, record in rows] == [
         (f"{path}, line 2", "x"),
         (f"{path}, line 5", "yé"),
     ]

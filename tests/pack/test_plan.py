@@ -87,7 +87,7 @@ def test_a_plan_in_chunks_is_the_plan_of_all_at_once(case, algorithm, long, bloc
     whole, stream = PackStream(spec, arrays), PackStream(spec, arrays)
     at_once = Packed.join(list(whole.plan([np.array(lengths)])))
     in_chunks = Packed.join(list(stream.plan(np.split(np.array(lengths), cuts))))
-    assert in_chunks.held.tolist() == at_once.held.tolist()
+    assert in_chunks.item_counts.tolist() == at_once.item_counts.tolist()
     for mine, theirs in zip(in_chunks.items, at_once.items, strict=True):
         assert mine.tolist() == theirs.tolist()
     assert stream.counts == whole.counts
@@ -100,8 +100,8 @@ def test_next_fit_with_so_many_documents_a_pack(case, most, long, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=5)))
     stream = PackStream(spec)
     packed = Packed.join(list(stream.plan(np.split(np.array(lengths), cuts))))
-    documents = [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.held)[:-1])]
-    sizes = [pack.tolist() for pack in np.split(packed.items.size, np.cumsum(packed.held)[:-1])]
+    documents = [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.item_counts)[:-1])]
+    sizes = [pack.tolist() for pack in np.split(packed.items.size, np.cumsum(packed.item_counts)[:-1])]
     expected: list[list[int]] = []
     filled = 0
     for size in packed.items.size.tolist():  # as a loop would do it

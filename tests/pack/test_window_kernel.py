@@ -29,7 +29,7 @@ def interpreted():
 
 def packs(spec, chunks, arrays=None):
     packed = Packed.join(list(stream.PackStream(spec, arrays).plan(chunks)))
-    return [values.tolist() for values in (*packed.items, packed.held)]
+    return [values.tolist() for values in (*packed.items, packed.item_counts)]
 
 
 def check_equal(kernel, spec, chunks, arrays=None):

@@ -137,7 +137,7 @@ def test_figures_are_those_of_the_plan(facts):
     figure = next(s for s in sections(facts) if s.name == "mixture").figures()["chart-mixture"]
     traces = {trace["name"]: trace for trace in figure["series"]}
     np.testing.assert_allclose(traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(traces["web, target"]["y"], mixture.wanted[:, 0] / mixture.wanted.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(traces["web, target"]["y"], mixture.target[:, 0] / mixture.target.sum(axis=1), rtol=1e-5)
     assert traces["web, target"]["group"] == traces["web"]["group"]
     assert facts.plan.plan.components[0].epochs == pytest.approx(
         mixture.tokens[:, 0].sum() / facts.plan.plan.components[0].row_tokens
@@ -220,7 +220,7 @@ def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tm
         gather(str(run_folder), run=str(run_folder))
     with pytest.raises(ConfigError, match="holds no run"):
         gather(str(tmp_path / "typo"))
-    assert gather(str(tmp_path / "soon"), options=Options(begun=False)).records.sessions == 0
+    assert gather(str(tmp_path / "soon"), options=Options(must_exist=False)).records.sessions == 0
 
 
 def test_only_a_report_is_written_over(facts, tmp_path):

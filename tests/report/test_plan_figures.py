@@ -37,7 +37,7 @@ def test_spans_add_up_to_the_run(weights, batch, steps, spans):
     assert found.edge.size <= spans + 1
     assert found.drawn.sum() == rows
     np.testing.assert_array_equal(found.drawn.sum(axis=0), dataset.draws.starts_at(steps))
-    assert found.wanted.sum() == pytest.approx(rows)
+    assert found.target.sum() == pytest.approx(rows)
     np.testing.assert_array_equal(found.tokens, 8 * found.drawn)
     assert found.off_quota is not None
 
@@ -52,7 +52,7 @@ def test_constant_weights_are_never_an_example_off(weights, steps):
 def test_a_limit_shows_as_rows_off_what_was_wanted():
     found = mixture_facts(mixture((1, 1, 1), 9, max_examples={"a": 6}), 10)
     assert found.drawn.sum(axis=0)[0] == 6
-    assert found.wanted.sum(axis=0)[0] == pytest.approx(30)
+    assert found.target.sum(axis=0)[0] == pytest.approx(30)
     assert found.off_quota is not None
     assert found.off_quota[0] == pytest.approx(24)
 
@@ -85,7 +85,7 @@ def test_of_very_many_steps_some_are_looked_at(monkeypatch):
     assert not sampled.summed
     assert sampled.off_quota is None
     np.testing.assert_array_equal(exact.drawn, sampled.drawn)
-    np.testing.assert_allclose(sampled.wanted, exact.wanted, rtol=0.01)
+    np.testing.assert_allclose(sampled.target, exact.target, rtol=0.01)
 
 
 def test_the_largest_sources():

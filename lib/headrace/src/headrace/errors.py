@@ -1,20 +1,20 @@
-"""Every error that headrace raises on purpose, as one small tree.
+"""All exceptions that headrace raises deliberately, as one small tree.
 
 ::
 
     HeadraceError
     ├── ConfigError              a value that a user wrote: names the field, the value and the cure
     │   └── PlanMismatchError    a resumed run whose resolved config is not the one it started with
-    ├── IndexOutOfRangeError     an index outside a dataset or an index map (also an IndexError)
+    ├── IndexOutOfRangeError     an index outside a dataset or an order (also an IndexError)
     ├── SourceError              input text that cannot be read: names the file and the line
     ├── CacheError               a token cache that cannot be used
     │   ├── CacheMissingError    nothing is there
     │   ├── CacheUnfinishedError a build was interrupted: says how to finish it
-    │   └── CacheCorruptError    what is stored is not what was written: names array and chunk
+    │   └── CacheCorruptError    stored bytes differ from what was written: names array and chunk
     ├── ReadError                a read that failed: names array, chunk and step
     └── HostError                another host of the job failed, left or died: names it
 
-The command line prints ``str(error)`` and exits with status 2; Python users catch the class they mean.
+The command line prints ``str(error)`` and exits with status 2; in Python, catch the class that you need.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IN_QUERY = re.compile(
 
 
 def install_command(package: str) -> str:
-    """What to type to install a package into this environment. One that uv made has no pip.
+    """The command that installs a package into this environment. Environments made by uv have no pip.
 
     Example:
         >>> install_command("headrace[gcs]").endswith("pip install 'headrace[gcs]'")
@@ -69,7 +69,7 @@ def install_command(package: str) -> str:
 
 
 def redact(text: str) -> str:
-    """The text with what grants access taken out of its URLs: for whatever is written or shown.
+    """The text without the credentials of its URLs; call it for everything that is written or shown.
 
     Example:
         >>> redact("s3://id:secret@bucket/a and https://host/a?X-Amz-Signature=0a1b&part=3")
@@ -81,7 +81,7 @@ def redact(text: str) -> str:
 
 
 class HeadraceError(Exception):
-    """Base of all errors of headrace. The message never holds credentials of a URL (:func:`redact`).
+    """Base class of all errors of headrace. The message never contains credentials of a URL (:func:`redact`).
 
     Args:
         problem: What is wrong, as one sentence without the field's name.
@@ -119,7 +119,7 @@ class PlanMismatchError(ConfigError):
 
 
 class IndexOutOfRangeError(HeadraceError, IndexError):
-    """An index lies outside a dataset or index map."""
+    """An index is outside a dataset or order."""
 
 
 class SourceError(HeadraceError):
@@ -139,7 +139,7 @@ class CacheUnfinishedError(CacheError):
 
 
 class CacheCorruptError(CacheError):
-    """Stored bytes are not what was written."""
+    """Stored bytes differ from what was written."""
 
 
 class ReadError(HeadraceError):
@@ -147,7 +147,7 @@ class ReadError(HeadraceError):
 
 
 class HostError(HeadraceError):
-    """Another host of a job will not go on, so that this one cannot.
+    """Another host of the job cannot continue, so this one cannot either.
 
     Attributes:
         process: Index of the process at fault.
@@ -156,11 +156,11 @@ class HostError(HeadraceError):
     process: int = -1
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A number and what it counts.
 
     Example:
-        >>> counted(1, "host"), counted(2000, "row")
+        >>> format_count(1, "host"), format_count(2000, "row")
         ('1 host', '2,000 rows')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
@@ -186,7 +186,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_at_least(field: str, value: float | None, least: int = 1, cure: str | None = None) -> None:
-    """Raises ConfigError if a number lies below ``least``; None passes.
+    """Raises ConfigError if a number is below ``least``; None passes.
 
     Example:
         >>> check_at_least("hosts", 4)
@@ -205,13 +205,13 @@ def check_not_negative(field: str, value: float | None) -> None:
 
 
 def check_whole(field: str, value: object) -> None:
-    """Raises ConfigError unless a value is an integer, also one of numpy's; None passes."""
+    """Raises ConfigError unless a value is an integer (Python's or numpy's); None passes."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise ConfigError("must be a whole number", field=field, value=value, cure="Give an int.")
 
 
 def as_whole(field: str, value: Any) -> int:
-    """A number of any integer type, such as a checkpoint gives back, as an int; ConfigError if it is none.
+    """A value of any integer type, for example from a checkpoint, as an int; ConfigError if it is not an integer.
 
     Example:
         >>> as_whole("step", "3")

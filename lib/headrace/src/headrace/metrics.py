@@ -3,8 +3,8 @@
 ===========================  =======  ==========================================================================
 name                         unit     meaning
 ===========================  =======  ==========================================================================
-examples_requested           count    rows that batches asked for on this host
-unique_examples              count    distinct rows among them, batch by batch; lower means repeats within a batch
+examples_requested           count    rows that batches requested on this host
+unique_examples              count    distinct rows among them, per batch; a lower number: rows repeat within a batch
 untrained_examples           count    rows none of whose tokens is trained on by their mask (chats, loaders of whole
                                       rows): a place in a batch for nothing; near 0, or answers are cut off
 coalesced_ranges             count    runs of neighbouring rows, batch by batch; near examples_requested: no locality
@@ -16,7 +16,7 @@ tensorstore_reads_issued     count    read calls to TensorStore (one a block, tw
 bytes_read                   bytes    decoded bytes of those blocks and ranges, read or mapped
 mapped_blocks                count    chunks of them that lie in memory-mapped files (local, uncompressed), and are not
                                       read through TensorStore; 0 there: see headrace.store.mapped
-bytes_delivered              bytes    bytes of the rows that batches got
+bytes_delivered              bytes    bytes of the rows in the delivered batches
 content_tokens               count    tokens of these rows without padding; over examples_requested times seq_len: the
                                       fill of packed rows
 micro_batch_places           count    places of the micro-batches of this host, padding included (``micro_batches``);
@@ -26,7 +26,7 @@ removed_tokens               count    tokens of these whose documents have tombs
 exchanged_examples           count    rows that this host read for others, which got them through the devices (docs/
                                       multi_host.md); over examples_requested: near 0 while shares do not change
 exchanged_bytes              bytes    bytes of these
-requests                     count    requests to stores over HTTP, of this process since the loader was made, with the
+requests                     count    requests to stores over HTTP by this process since the loader was made, with the
                                       two below; near block_fetches (twice that with masks); 0: all is local
 retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
 damaged                      count    of these, for answers that were not what was stored; above 0: something on the
@@ -159,12 +159,12 @@ class LoaderStats:
         return {**flat, **self.reads.to_json()}
 
     def to_record(self) -> dict[str, Any]:
-        """All of it as JSON values, for :meth:`from_record`."""
+        """All fields as JSON values, for :meth:`from_record`."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> LoaderStats:
-        """What :meth:`to_record` gave."""
+        """The inverse of :meth:`to_record`."""
         rebuilt: dict[str, Any] = dict(record)
         rebuilt["reads"] = ReadStats(**record["reads"])
         rebuilt["stalls"] = tuple(Stall(**stall) for stall in record["stalls"])
@@ -174,12 +174,13 @@ class LoaderStats:
     def over_hosts(cls, by_host: Mapping[int, LoaderStats]) -> LoaderStats:
         """One snapshot for all hosts of a job.
 
-        Counts of reads, bytes and stalls are summed; waits, percentiles and seconds are those of the host that has the
-        most, since all wait for the slowest; shares are means; the speed is that of the slowest. Steps are the same on
-        all: the number of batches is the largest. ``stalls`` has those of all hosts, by step.
+        Counts of reads, bytes and stalls are summed. Waits, percentiles and seconds are those of the host with the
+        largest values, because all hosts wait for the slowest. Shares are means, and the speed is that of the slowest
+        host. Steps are the same everywhere, so the number of batches is the largest. ``stalls`` has the stalls of all
+        hosts, by step.
 
         Args:
-            by_host: Of each, by the index of its process.
+            by_host: Snapshots by the index of the process.
         """
         all_stats = list(by_host.values())
         stalls = [replace(stall, host=host) for host, s in by_host.items() for stall in s.stalls]
@@ -198,7 +199,7 @@ class LoaderStats:
 
 
 class _Phase:
-    """A ``with`` block that is timed: less than half the cost of a generator's, and a loader has several a batch."""
+    """A timed ``with`` block, at less than half the cost of a generator; a loader needs several per batch."""
 
     __slots__ = ("_name", "_seconds", "_started")
 
@@ -235,13 +236,13 @@ class Stopwatch:
         return self._seconds.get(name, 0.0)
 
     def absorb(self, other: Stopwatch) -> None:
-        """Adds the seconds of another one."""
+        """Adds the seconds of another stopwatch."""
         for name, seconds in list(other._seconds.items()):
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
 class IterationStats:
-    """What one iteration of a loader counts, each counter written by one thread; :meth:`absorb` sums several.
+    """The counters of one iteration of a loader, each written by one thread; :meth:`absorb` adds up several iterations.
 
     Args:
         rule: Which waits are stalls.
@@ -271,7 +272,7 @@ class IterationStats:
         """The counters as they are now.
 
         Args:
-            over_http: Requests, retries and hedges, which are counted elsewhere.
+            over_http: Counters of requests, retries and hedges.
             resident_bytes: Bytes of blocks in memory.
         """
         queue, seconds = self.queue, self.watch.seconds

@@ -1,12 +1,11 @@
-"""What the consumer of a queue waited for: how long, how often, and which of the waits were stalls.
+"""Waits of the consumer of a queue: how long, how often, why, and which of them were stalls.
 
-Every stall gets a cause; docs/metrics.md says what each means. The loader's thread writes down each wait of its own of
-at least :data:`LEAST_S` with what it was for. When the trainer has waited too long (:class:`StallRule`), the waits that
-lie in that time are added up by cause, and the largest gives the stall its name. Shorter waits are not written down: a
-stall that is not made of long ones means that batches are simply asked for faster than they are made. The wait under
-way counts too, so that a stall can be explained while it lasts.
+Every stall gets a cause (docs/metrics.md explains them). The loader's thread records each of its own waits of at least
+:data:`LEAST_S`, with the reason. When the trainer has waited too long (:class:`StallRule`), the recorded waits within
+that time are added up by reason, and the largest sum names the stall. If long waits do not account for a stall, batches
+are simply requested faster than they are made. The current wait counts too, so a stall can be explained while it lasts.
 
-Price: 0.6 us for each block, and for each other thing that the loader may wait for; a stall about 0.5 ms.
+Price: 0.6 us for each block and for each other possible wait; about 0.5 ms for a stall.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _KEPT_WAITS = 10_000
 LEAST_S = 0.001
 _KEPT_LONG_WAITS = 1000
 _EXPLAINED = 0.5
-"""Share of a stall that long waits must account for, or no single cause is named."""
+"""Share of a stall that recorded waits must account for; otherwise no single cause is named."""
 _LOG = logging.getLogger(__name__)
 
 Cause: TypeAlias = Literal[
     "start", "store", "decode", "check", "budget", "plan", "gather", "transfer", "dataset", "hosts", "trainer ahead"
 ]
-"""What a stall is put down to; docs/metrics.md says what each means and what helps."""
+"""The causes of stalls; docs/metrics.md explains each and says what helps."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A wait of the trainer far above the usual.
+    """An unusually long wait of the trainer.
 
     Attributes:
         step: The step whose batch was waited for.
@@ -47,7 +46,7 @@ class Stall:
         cause: What took most of that time.
         array: The stored array that was waited for, if one was.
         block: Chunk of that array.
-        detail: The time by causes, and what is known of the longest.
+        detail: The time by cause, and details of the longest wait.
         host: Process that waited.
 
     Example:
@@ -72,14 +71,14 @@ class Stall:
 
 @dataclass(frozen=True)
 class StallRule:
-    """Which waits are stalls: those above both bounds.
+    """Defines which waits are stalls: those above both limits.
 
     Attributes:
         least_s: Seconds.
         times_median: Multiple of the median of the last 10,000 waits. 0: only ``least_s`` counts.
-        kept: How many are kept, the last ones.
-        say_after_s: A wait that lasts longer is said in the log (logger ``headrace.metrics``) while it lasts, then each
-            time that it has doubled.
+        kept: Number of stalls to keep, the latest ones.
+        say_after_s: A longer wait is logged while it lasts (logger ``headrace.metrics``), then each time that it has
+            doubled.
 
     Raises:
         ConfigError: a value is negative.
@@ -102,8 +101,8 @@ class QueueStats:
 
     Args:
         rule: Which waits are stalls.
-        explain: Makes a stall of the number of the batch, counted from 0, and the times at which the wait for it began
-            and ended. None: stalls are not kept.
+        explain: Makes a stall from the number of the batch, counted from 0, and the start and end of the wait for it.
+            None: stalls are not kept.
     """
 
     def __init__(
@@ -125,30 +124,30 @@ class QueueStats:
 
     @property
     def waiting_now_s(self) -> float:
-        """Seconds since the consumer began to wait for what it does not have yet; 0 if it does not wait."""
+        """Seconds that the consumer has been waiting; 0 if it is not waiting."""
         since = self._waiting_since
         return time.perf_counter() - since if since is not None else 0.0
 
     def begin(self) -> None:
-        """The consumer asks for a batch."""
+        """Call when the consumer requests a batch."""
         self._waiting_since = time.perf_counter()
 
     def end(self) -> None:
-        """The consumer has its batch, or an error."""
+        """Call when the consumer has its batch, or an error."""
         self._waiting_since = None
 
     def explain_wait(self) -> Stall | None:
-        """What the consumer is waiting for; None if it does not wait. From any thread."""
+        """What the consumer is waiting for; None if it is not waiting. Can be called from any thread."""
         since, now = self._waiting_since, time.perf_counter()
         return None if since is None or self._explain is None else self._explain(self.gets, since, now)
 
     def say(self) -> None:
-        """Says in the log what the consumer is waiting for."""
+        """Logs what the consumer is waiting for."""
         if (stall := self.explain_wait()) is not None:
             _LOG.warning("still waiting: %s", stall)
 
     def record(self, wait_s: float, occupancy: float) -> None:
-        """One batch taken: seconds waited for it and how full the queue was, 0 to 1, when it was asked for.
+        """Records one batch: the seconds waited for it, and how full the queue was (0 to 1) when it was requested.
 
         The very first batch (the cold start) counts as a wait; ``waiting_share`` starts after it.
         """
@@ -169,7 +168,7 @@ class QueueStats:
         self.gets += 1
 
     def absorb(self, other: QueueStats) -> None:
-        """Adds what another one saw. Percentiles are then over the last waits of both, its own counted as the later."""
+        """Adds the later waits of another instance. Percentiles then cover the last waits of both."""
         self._waits.extend(list(other._waits))
         self._stalls.extend(list(other._stalls))
         self.num_stalls += other.num_stalls
@@ -192,7 +191,7 @@ class QueueStats:
 
     @property
     def per_second(self) -> float:
-        """Batches a second after the first."""
+        """Batches per second, not counting the first."""
         return self._after_first / self._span if self._span else 0.0
 
     @property
@@ -210,11 +209,11 @@ class Wait(NamedTuple):
 
     Attributes:
         cause: What for.
-        began: When it began, by ``time.perf_counter``,
-        ended: and ended.
+        began: When it began, as ``time.perf_counter`` counts.
+        ended: When it ended.
         array: The stored array that was waited for, if any.
         block: Chunk of that array.
-        detail: What else is known.
+        detail: Further information.
     """
 
     cause: Cause
@@ -243,14 +242,14 @@ class WaitLog:
         self._first_step = first_step
         self._waits: deque[Wait] = deque(maxlen=_KEPT_LONG_WAITS)
         self.under_way: Callable[[float], Wait] | None = None
-        """Gives, at a time, the wait that has not ended by then; set by the thread that waits."""
+        """Returns the wait that is in progress at a time; set by the thread that waits."""
 
     def add(self, wait: Wait) -> None:
-        """Writes down a wait."""
+        """Records a wait."""
         self._waits.append(wait)
 
     def during(self, cause: Cause, detail: str = "") -> AbstractContextManager[None]:
-        """Writes down the time spent in the ``with`` block, if it is long."""
+        """Records the time spent in the ``with`` block, if it is long."""
         return _During(self, cause, detail)
 
     def explain(self, number: int, began: float, ended: float) -> Stall:

@@ -1,11 +1,12 @@
-"""headrace's rows and batches where other loaders are used: Grain's datasets, MaxText, torch's ``IterableDataset``.
+"""headrace's rows and batches for other loaders: Grain's datasets, MaxText, torch's ``IterableDataset``.
 
 ::
 
     from headrace.adapters import GrainBatches, GrainRows, MaxTextIterator, TorchBatches
 
-The packages are imported when a name is asked for. Those of Grain and torch give numpy arrays (or torch tensors) by
-the names of ``PackedBatch.expand()``, and no device of JAX's is touched; MaxText's gives arrays on the devices.
+The other packages are imported when a name is used. The adapters for Grain and torch deliver numpy arrays (or torch
+tensors) with the names of ``PackedBatch.expand()`` and do not touch JAX's devices; the one for MaxText delivers arrays
+on the devices.
 """
 
 from typing import Any

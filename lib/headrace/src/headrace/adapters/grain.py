@@ -1,8 +1,8 @@
 """headrace's rows as a ``grain.MapDataset``, and its batches as a ``grain.IterDataset``.
 
-``GrainRows`` is for those who go on shuffling, mapping and batching with Grain: one row an element.
-``GrainBatches`` keeps headrace's mixture, order and resuming: one batch an element, and a state of a step and a
-fingerprint that ``DatasetIterator.set_state`` refuses if the run has become another.
+With ``GrainRows``, each element is one row, and Grain shuffles, maps and batches. With ``GrainBatches``, each element
+is one batch, with headrace's mixture and order. Its state is a step and a fingerprint, and
+``DatasetIterator.set_state`` refuses the state of a run that has changed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Element = dict[str, np.ndarray]
 
 
 class GrainRows(grain.MapDataset[Element]):
-    """One row an element: ``{"tokens": [S], "labels": [S], ...}``.
+    """Each element is one row: ``{"tokens": [S], "labels": [S], ...}``.
 
-    Indices behind the end begin again, as in Grain's own datasets; ``.repeat()``, ``.shuffle()``, ``.batch()`` and
-    ``.to_iter_dataset()`` work as there. Rows that Grain asks for together are read together.
+    Indices past the end wrap around, as in Grain's own datasets; ``.repeat()``, ``.shuffle()``, ``.batch()`` and
+    ``.to_iter_dataset()`` work as usual. Rows that Grain requests together are read together.
 
     Args:
-        dataset: What to load; it must have an end, so give components, or a mixture with ``num_steps``.
+        dataset: What to load. It must be finite: a component, or a mixture with ``num_steps``.
 
     Raises:
         ConfigError: the dataset has no end.
@@ -62,7 +62,7 @@ class GrainRows(grain.MapDataset[Element]):
 
 
 class GrainBatches(grain.IterDataset[Element]):
-    """One batch an element: ``{"tokens": [B, S], "labels": [B, S], ...}``, this process's share of it.
+    """Each element is this process's share of a batch: ``{"tokens": [B, S], "labels": [B, S], ...}``.
 
     Args:
         dataset: What to load.
@@ -91,7 +91,7 @@ class GrainBatches(grain.IterDataset[Element]):
 
 
 class _BatchesIterator(grain.DatasetIterator[Element]):
-    """Batches from a step on. Its state is the step, and of which run."""
+    """Batches from a step on. Its state is the step and the run's fingerprint."""
 
     def __init__(self, batches: HostBatches) -> None:
         super().__init__()
@@ -107,10 +107,10 @@ class _BatchesIterator(grain.DatasetIterator[Element]):
         return LoaderState(self._step, self._batches.manifest.fingerprint).to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where the state says.
+        """Continues from a saved state.
 
         Raises:
-            PlanMismatchError: it is the state of another run.
+            PlanMismatchError: the state belongs to another run.
         """
         self._step = self._batches.resume(state)
         self._found = self._batches.from_step(self._step)

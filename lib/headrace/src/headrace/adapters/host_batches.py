@@ -1,10 +1,10 @@
-"""Batches as numpy arrays on the host, for whoever brings them to devices on their own.
+"""Batches as numpy arrays on the host, for programs that move them to the devices themselves.
 
-The batches are those of :class:`headrace.DataLoader`, in its order, and read ahead as there; each of ``world`` equal
-processes gets its share of every batch's rows, one after the other.
+The batches are those of :class:`headrace.DataLoader`, in the same order and also read ahead. Each of ``world`` equal
+processes gets a contiguous share of every batch's rows.
 
-Price: that of the loader without the transfer, plus what it costs to write out labels, positions and weights in numpy
-(about 5 ns a token): most of them are cheaper derived on the device, which is what ``PackedBatch`` is for.
+Price: that of the loader without the transfer, plus about 5 ns per token to compute labels, positions and weights in
+numpy. ``PackedBatch`` derives them on the device, which is cheaper.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
 
 class HostOptions(TypedDict, total=False):
-    """Keywords of :class:`HostBatches`, and of what is made of it: which share of the batches, and how it is read."""
+    """Keywords of :class:`HostBatches` and the adapters built on it: which share of the batches, and how to read it."""
 
     rank: int
     world: int
@@ -49,8 +49,8 @@ class HostBatches(BatchOrder):
         rank: Number of this process.
         world: Processes; must divide every batch size.
         row_order: As for :class:`headrace.DataLoader`.
-        prefetch_bytes: Budget for stored blocks in memory and in flight; up to 48 batches that are ready or in the
-            making come on top.
+        prefetch_bytes: Budget for stored blocks in memory and in flight, in addition to up to 48 batches that are ready
+            or in progress.
 
     Raises:
         ConfigError: the batch size is missing, differs from the mixture's, or does not divide.
@@ -90,10 +90,10 @@ class HostBatches(BatchOrder):
         return RunManifest.of(self)
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """The step that a saved state (``LoaderState.to_json()``) says is the next.
+        """The next step according to a saved state (``LoaderState.to_json()``).
 
         Raises:
-            PlanMismatchError: it is the state of another run.
+            PlanMismatchError: the state belongs to another run.
         """
         loader_state = LoaderState.from_json(state)
         self.manifest.check(loader_state)
@@ -111,7 +111,7 @@ class HostBatches(BatchOrder):
 
 
 class _Share:
-    """Which rows one of several equal processes holds; the part of a ``Placement`` that needs no devices."""
+    """The rows of one of several equal processes; the part of a ``Placement`` that needs no devices."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank, self._world = rank, world
@@ -125,8 +125,8 @@ class _Share:
 
 
 def arrays_of(batch: Any) -> dict[str, np.ndarray]:
-    """What a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]`` each, and
-    columns beside the tokens; of a dict that a function of ``map`` made, what is in it.
+    """The arrays that a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]``
+    each, and further columns. A dict that a function of ``map`` returned is passed through.
 
     Raises:
         ConfigError: the batch is neither.

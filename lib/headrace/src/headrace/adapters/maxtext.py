@@ -1,4 +1,4 @@
-"""headrace's batches as MaxText's training step takes them, from an iterator that Orbax saves as one of Grain's.
+"""headrace's batches in the form of MaxText's training step, from an iterator that Orbax saves like one of Grain's.
 
 ::
 
@@ -6,11 +6,10 @@
     batch = next(iterator)  # {"inputs": [B, S], ..., "targets_segmentation": [B, S]}
 
 MaxText counts segments from 1 and writes 0 for padding. Its loss counts each label whose ``targets_segmentation`` is
-not 0, so the labels that headrace does not train on are 0 there: those behind the end of a document, masked ones,
-padding.
-MaxText's own packing trains the last token of a document on the first of the next one; headrace does not.
+not 0, so the labels that headrace does not train on are 0 there: those after the end of a document, masked ones, and
+padding. MaxText's own packing trains the last token of a document on the first of the next one; headrace does not.
 
-Price: one small program on the devices a batch, which writes six int32 arrays.
+Price: one small program on the devices per batch, which writes six int32 arrays.
 """
 
 from __future__ import annotations
@@ -30,16 +29,15 @@ from headrace.run.manifest import LoaderState, RunManifest
 
 
 def to_maxtext(batch: PackedBatch) -> dict[str, Int32[Any, "B S"]]:
-    """The six arrays of a batch of MaxText, int32 ``[B, S]`` each; numpy of a batch on the host. Works under jit.
+    """The six arrays of MaxText's batch, int32 ``[B, S]`` each; numpy arrays for a batch on the host. Works under jit.
 
     Returns:
-        ``inputs`` and ``targets``: tokens and the tokens that follow them. ``inputs_position`` and
-        ``targets_position``: the position of the input in its document, from 0, in both. ``inputs_segmentation``: the
-        number of the document in its row, from 1; 0 in padding. ``targets_segmentation``: the same where the target is
-        trained on, else 0.
+        ``inputs`` and ``targets``: tokens and the next tokens. ``inputs_position`` and ``targets_position``: the
+        position of the input in its document, from 0, in both. ``inputs_segmentation``: the number of the document in
+        its row, from 1; 0 in padding. ``targets_segmentation``: the same where the target is trained on, else 0.
 
     Raises:
-        ConfigError: the batch has weights of its own, which MaxText's loss cannot express.
+        ConfigError: the batch has its own weights, which MaxText's loss cannot express.
 
     Example:
         >>> import numpy as np
@@ -75,18 +73,18 @@ def to_maxtext(batch: PackedBatch) -> dict[str, Int32[Any, "B S"]]:
 
 
 class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
-    """A loader's batches for MaxText: global arrays in the loader's sharding, and Grain's iterator state.
+    """A loader's batches for MaxText: global arrays with the loader's sharding, and Grain's iterator state.
 
-    Its state is a step and the run's fingerprint, the same on all hosts and for any number of them; batches that were
-    read ahead are no part of it. Orbax saves it by ``grain.checkpoint.CheckpointSave``; MaxText saves it with the model
-    when its ``dataset_type`` is ``grain``.
+    Its state is a step and the run's fingerprint: the same on all hosts, for any number of hosts, and without the
+    batches that were read ahead. Orbax saves it with ``grain.checkpoint.CheckpointSave``; MaxText saves it with the
+    model if its ``dataset_type`` is ``grain``.
 
     Args:
-        loader: Whose batches.
+        loader: The loader.
         step: The first one.
 
     Raises:
-        ConfigError: from the first batch: it has weights of its own, or is no :class:`~headrace.PackedBatch`.
+        ConfigError: (at the first batch) it has its own weights, or is not a :class:`~headrace.PackedBatch`.
 
     Example:
         >>> import headrace.testing
@@ -126,18 +124,18 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         return LoaderState(self._step, self._manifest.fingerprint).to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where the state says.
+        """Continues from a saved state.
 
         Raises:
-            ConfigError: it is no state.
-            PlanMismatchError: it is the state of another run.
+            ConfigError: it is not a state.
+            PlanMismatchError: the state belongs to another run.
         """
         loader_state = LoaderState.from_json(state)
         self._manifest.check(loader_state)
         self._go_to(loader_state.step)
 
     def reset(self) -> None:
-        """Begins anew at the first step, as MaxText does before each evaluation."""
+        """Starts over at the first step, as MaxText does before each evaluation."""
         self._go_to(self._first_step)
 
     def close(self) -> None:

@@ -6,11 +6,11 @@
     for batch in torch.utils.data.DataLoader(batches, batch_size=None):  # they are batches already
         ...
 
-headrace reads ahead in threads, so torch's workers gain nothing: leave ``num_workers`` at 0. ``state_dict`` and
-``load_state_dict`` are those of stateful loaders (torchdata).
+headrace reads ahead in threads, so torch's workers would gain nothing: leave ``num_workers`` at 0. ``state_dict`` and
+``load_state_dict`` follow torchdata's protocol for stateful loaders.
 """
 
-# torch is no dependency of headrace, so its types may not be there
+# torch is not a dependency of headrace, so its types may be missing
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownParameterType=false
 
@@ -42,8 +42,8 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
             :class:`~headrace.adapters.host_batches.HostBatches`.
 
     Raises:
-        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; from an iteration: there are several
-            workers, each of which would give all batches.
+        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; during iteration: there are several
+            workers, each of which would deliver all batches.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
             }
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is: a step and the run's fingerprint."""
+        """The current position: a step and the run's fingerprint."""
         return LoaderState(self._step, self.batches.manifest.fingerprint).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration begins where the state says.
+        """The next iteration starts at the saved state.
 
         Raises:
-            PlanMismatchError: it is the state of another run.
+            PlanMismatchError: the state belongs to another run.
         """
         self._step = self.batches.resume(state)

@@ -1,4 +1,4 @@
-"""Questions about a run, answered before it starts and after: forecasts, checks, the quality of an order."""
+"""Analysis of runs, before and after they start: forecasts, checks, the quality of an order."""
 
 import lazy_loader
 

@@ -1,29 +1,29 @@
-"""What an order costs in loss: the excess loss of training in it, relative to that of training in a full shuffle.
+"""What an order costs in loss: the excess loss of training in it, relative to training in a full shuffle.
 
 Near a minimum, along a direction of curvature ``c``, SGD with learning rates ``r_t`` ends at ``e = sum_t a_t g_t``: the
-noises of its batches' gradients, weighted by what later steps leave of them::
+gradient noise of its batches, weighted by how much of it later steps leave::
 
     a_t = r_t c prod_{s > t} (1 - r_s c)      excess loss ~ sum over directions of E e**2
 
 if noise along a direction has the variance c, as near the minimum of a log likelihood (Mandt, Hoffman and Blei 2017,
 *Stochastic gradient descent as approximate Bayesian inference*; Zhang et al. 2019, *Which algorithmic choices matter at
-which batch sizes?*). There the noises of steps are independent. Where rows of a unit of the store are alike, they are
-not: let the share ``s`` of a row's noise (its intraclass correlation, :mod:`headrace.analysis.icc`) be its unit's. Then
+which batch sizes?*). There the noise of different steps is independent. If rows of a stored unit are alike, it is not:
+let the share ``s`` of a row's noise (the intraclass correlation, :mod:`headrace.analysis.icc`) come from its unit. Then
 
     E e**2 ~ (1 - s) sum_rows a**2 + s sum_units (sum of a over the rows of the unit)**2
 
-which depends on the order alone: VR over an exponential window, as long as the optimiser remembers (1 / (r c) steps).
-Lengths of neighbourhood add up as in :func:`~headrace.analysis.icc.batch_noise`. In a full shuffle, two places of n are
-of one unit of b rows with probability (b - 1) / (n - 1), which gives the second sum in closed form.
+which depends only on the order: VR over an exponential window as long as the optimiser's memory (1 / (r c) steps).
+Neighbourhood lengths add up as in :func:`~headrace.analysis.icc.batch_noise`. In a full shuffle, two of n positions
+belong to one unit of b rows with probability (b - 1) / (n - 1), which gives the second sum in closed form.
 
-The loss is that on text of other units, so what a small corpus lacks counts, in a full shuffle too: where a pass is not
-much longer than what the optimiser remembers, the figure is near 1 and says little (experiments/001). Other parts of a
-loss, which no order changes, do not count: the way from the first weights, and what the model cannot learn. Left out
-are noise that depends on where the weights are, momentum, Adam (it changes curvatures), and differences of sources.
-`python scripts/bench/bench_order_training.py --check` compares it with SGD.
+The loss is that on text of other units, so what a small corpus lacks counts, in a full shuffle too: if a pass is not
+much longer than the optimiser's memory, the figure is near 1 and says little (experiments/001). Parts of the loss that
+no order changes do not count: the descent from initial weights, and what the model cannot learn. Not modelled: noise
+that depends on the weights, momentum, Adam (it changes curvatures), and differences between sources. `python
+scripts/bench/bench_order_training.py --check` compares the figure with SGD.
 
-Price: at most 2**17 places of the order are mapped, however large store and run: all of them, or a random sample, of
-which the sum over pairs of places is an unbiased estimate, known to about 2 %. 0.15 s a call.
+Price: at most 2**17 positions of the order are mapped, however large store and run: all of them, or a random sample,
+whose sum over pairs is an unbiased estimate, accurate to about 2 %. 0.15 s a call.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from headrace.order.order import Identity, Order
 
 MOST_PLACES = 1 << 17
 MOST_STEPS = 1 << 16
-"""Longer runs are forecast as if they had so many steps: only the last ones count."""
+"""Longer runs are forecast as if they had this many steps: only the last ones count."""
 CURVATURES = np.logspace(-1, -4, 13)
 """Curvature times the peak rate: an optimiser that remembers 10 to 10,000 steps."""
 
 
 def wsd_rates(steps: int, decay: float = 0.2) -> Float64[np.ndarray, " steps"]:
-    """Learning rates, 1 at their peak, that fall to 0 in a straight line over the last ``decay`` of the run.
+    """Learning rates, 1 at their peak, that fall linearly to 0 over the last ``decay`` of the run.
 
     Example:
         >>> wsd_rates(5, decay=0.4).tolist()
@@ -67,19 +67,20 @@ def excess_loss(
     rates: Float64[np.ndarray, " t"] | None = None,
     curvatures: Float64[np.ndarray, " k"] = CURVATURES,
 ) -> float:
-    """Excess loss of training in an order, relative to a full shuffle: 1 is as good, 2 has twice its excess.
+    """Excess loss of training in an order, relative to a full shuffle: 1 is as good, 2 has twice the excess.
 
-    The module has the derivation, and says what is left out.
+    See the module for the derivation and what is not modelled.
 
     Args:
         order: The order of a pass; passes follow each other.
-        rows_per_step: Rows that a step takes of it: the batch size, or a source's share of it.
-        shares: Share of a row's noise by length of neighbourhood in rows, as :func:`nested_shares` gives them.
+        rows_per_step: Rows per step: the batch size, or a source's share of it.
+        shares: Share of a row's noise by neighbourhood length in rows, as from :func:`nested_shares`.
         rates: Learning rate of each step of the run; None: :func:`wsd_rates` over one pass, of 65,536 steps at most.
-        curvatures: Of the loss, in units for which ``rates * curvatures`` is below 1; each counts alike.
+        curvatures: Curvatures of the loss, scaled so that ``rates * curvatures`` is below 1; all count equally.
 
     Raises:
-        ConfigError: an empty order, shares that are negative or above 1 in all, rates times curvatures not below 1.
+        ConfigError: an empty order; shares that are negative or sum to more than 1; rates times curvatures of 1 or
+            more.
 
     Example:
         >>> from headrace.order import BraidShuffle, EraShuffle, Feistel
@@ -88,7 +89,7 @@ def excess_loss(
         >>> era = EraShuffle(n, era_length=4096, seed=0)
         >>> [round(excess_loss(order, 128, shares), 1) for order in (Feistel(n, 0), braid, era)]
         [1.0, 1.5, 6.7]
-        >>> excess_loss(braid, 128, {256: 0.0})  # rows of which neighbours are no more alike than others
+        >>> excess_loss(braid, 128, {256: 0.0})  # rows whose neighbours are no more alike than others
         1.0
     """
     check_at_least("order", len(order), cure="Give an order of one row at least.")
@@ -106,7 +107,7 @@ def excess_loss(
     log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
     weight = pull * np.exp(log_decay)
     squares, sums = rows_per_step * np.square(weight).sum(axis=1), rows_per_step * weight.sum(axis=1)
-    rows, factor, pairs = _places(weight, rows_per_step)
+    rows, factor, pairs = _sample_rows(weight, rows_per_step)
     row = order.at(rows % len(order), rows // len(order))
     alone = np.square(factor).sum(axis=1)
     noise = full = squares.sum()
@@ -120,10 +121,10 @@ def excess_loss(
 
 
 class SourceExcess(NamedTuple):
-    """What is known of a source."""
+    """What is known about a source."""
 
-    icc: float  # share of the variance of its losses that lies between its blocks
-    excess: float  # excess loss that its order makes of it, relative to a full shuffle
+    icc: float  # share of the variance of its losses between its blocks
+    excess: float  # resulting excess loss of its order, relative to a full shuffle
 
     def __str__(self) -> str:
         return f"{self.icc:.0%} between blocks, {self.excess - 1:+.0%} excess loss"
@@ -132,17 +133,17 @@ class SourceExcess(NamedTuple):
 def source_excess(
     dataset: PlannedDataset, steps: int | None, batch_size: int, icc: Mapping[str, float]
 ) -> dict[str, SourceExcess]:
-    """What the orders of a mixture cost, of the sources whose ICC is known.
+    """The excess loss of each source of a mixture whose ICC is known.
 
     Args:
-        dataset: The mixture, or its phases, of which the first is looked at.
+        dataset: The mixture, or its phases, of which the first is used.
         steps: Steps of the run; None: a pass over each source.
         batch_size: Rows of a batch.
-        icc: Share of the variance between blocks of one stored chunk, by source; of others, what ``headrace icc CACHE
-            --save`` has written beside their caches.
+        icc: Share of the variance between blocks of one stored chunk, by source; for other sources, what ``headrace icc
+            CACHE --save`` has written next to their caches.
 
     Raises:
-        ConfigError: a share of a source that is not there, or below 0 or above 1.
+        ConfigError: a share for an unknown source, or below 0 or above 1.
     """
     mixture = mixture_of(dataset.at_step(0)[0])
     if mixture is None:
@@ -167,10 +168,10 @@ def source_excess(
     return by_source
 
 
-def _places(
+def _sample_rows(
     weight: Float64[np.ndarray, "k t"], rows_per_step: float
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, "k m"], float]:
-    """Places to look at, what each counts for by curvature, and the factor of a sum over pairs of these."""
+    """Positions to look at, the weight of each by curvature, and the factor for a sum over pairs of them."""
     steps = weight.shape[1]
     total = int(steps * rows_per_step)
     if total <= MOST_PLACES:

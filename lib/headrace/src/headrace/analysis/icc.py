@@ -1,19 +1,19 @@
-"""How alike neighbouring rows are, and what that makes of the batches of an order.
+"""How similar neighbouring rows are, and what that means for the batches of an order.
 
-Give each row a value, its loss say. If rows of one block resemble each other (a book, one language, one source of a
-corpus that was written source by source), a part of the variance lies between blocks: the intraclass correlation, ICC
+Give each row a value, such as its loss. If rows of one block resemble each other (a book, one language, one source of a
+corpus that was written source by source), a part of the variance is between blocks: the intraclass correlation, ICC
 (Searle, Casella and McCulloch 1992, *Variance Components*, chapter 3). An order that puts neighbours into one batch
-then has batches whose means differ more than those of a full shuffle: by ``1 + ICC (VR - 1)``, with VR of
-:func:`variance_ratio`. What training loses by it follows from all the batches that an optimiser remembers:
-:mod:`headrace.analysis.excess`. Where nothing lies between blocks, any order will do. (Displacement, inversions and
-rank correlation cannot tell a good order from one in which every batch is a single block.)
+then has batches whose means vary more than in a full shuffle, by ``1 + ICC (VR - 1)``, with VR from
+:func:`variance_ratio`. The loss it costs depends on all the batches in the optimiser's memory:
+:mod:`headrace.analysis.excess`. If there is no variance between blocks, any order will do. (Displacement, inversions
+and rank correlation cannot tell a good order from one in which every batch is a single block.)
 
-Blocks may resemble their neighbours too, so :func:`nested_shares` looks at several lengths at once: rows in blocks,
-blocks in stretches of blocks, and so on. Each length has a share of the variance and a VR of its own, and
+Blocks may resemble their neighbours too, so :func:`nested_shares` examines several lengths at once: rows in blocks,
+blocks in stretches of blocks, and so on. Each length has its own share of the variance and its own VR, and
 :func:`batch_noise` adds them up.
 
 Invariant: for values that are sums of independent effects of these lengths and of each row, estimated variances are
-right on average (they may come out below 0: read that as 0). Price: a few passes, 50 ns a row.
+unbiased (they may come out below 0: read that as 0). Price: a few passes, 50 ns a row.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _Z_975 = 1.959963984540054
 
 @dataclass(frozen=True)
 class BlockShare:
-    """Which share of a variance lies between blocks.
+    """The share of a variance that is between blocks.
 
     Attributes:
-        icc: Variance between blocks / all variance: 0: rows of a block are as different as any; 1: they are alike.
-            May come out slightly below 0.
+        icc: Variance between blocks / total variance. 0: rows of a block differ as much as any; 1: they are equal. May
+            come out slightly below 0.
         low: Lower end of its 95 % confidence interval.
         high: Upper end.
         between: Variance between blocks, in squares of the value.
@@ -56,10 +56,10 @@ class BlockShare:
 def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarray, " n"]) -> BlockShare:
     """ICC(1) by one-way analysis of variance, for blocks of any sizes.
 
-    The interval comes from leaving out one block after the other (a jackknife of log F), so values need not be normal.
+    The interval is a jackknife of log F over blocks, so values need not be normal.
 
     Args:
-        values: One value a row, e.g. its loss.
+        values: One value per row, for example its loss.
         block: The block of each row, any numbers.
 
     Raises:
@@ -85,7 +85,7 @@ def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarr
     inner = np.bincount(member, np.square(centred - mean[member]), k)
     mean_between, mean_within, rows = _mean_squares(size, mean, inner)
     between, within_blocks = float((mean_between - mean_within) / rows), float(mean_within)
-    if between + within_blocks <= 0.0:  # all values alike
+    if between + within_blocks <= 0.0:  # all values equal
         return BlockShare(0.0, 0.0, 0.0, 0.0, 0.0, k, n)
     icc = between / (between + within_blocks)
     without = _without_each(size, mean, inner)
@@ -97,14 +97,14 @@ def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarr
 
 
 def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> dict[int, float]:
-    """Share of the variance that each length of neighbourhood has for itself.
+    """The share of the variance contributed by each neighbourhood length.
 
     Nested analysis of variance with equal sizes: rows in units of ``units[0]``, these in units of ``units[1]``, and so
-    on. Rows behind the last full unit are left out. What rows have for themselves is 1 minus the sum.
+    on. Rows after the last full unit are left out. The rows' own share is 1 minus the sum.
 
     Args:
-        values: One value a row, in stored order (or sampled in whole units of the largest size).
-        units: Rows in a unit, rising, each a multiple of the one before.
+        values: One value per row, in stored order (or sampled in whole units of the largest size).
+        units: Rows per unit, ascending, each a multiple of the one before.
 
     Returns:
         Shares by unit, negative estimates as 0. The ICC of a unit is its share and those of all larger ones.
@@ -113,7 +113,7 @@ def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> 
         ConfigError: sizes that do not nest, fewer than two units of the largest size, values that are not finite.
 
     Example:
-        >>> values = np.repeat([0.0, 1.0, 0.0, 1.0], 4)  # pairs of rows are alike because fours are
+        >>> values = np.repeat([0.0, 1.0, 0.0, 1.0], 4)  # pairs of rows are alike because groups of four are
         >>> nested_shares(values, (2, 4))
         {2: 0.0, 4: 1.0}
     """
@@ -127,7 +127,7 @@ def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> 
             f"{top} units of {units[-1]} rows are too few", field="values", cure="Give more rows, or smaller units."
         )
     means = values[: top * units[-1]] - values[: top * units[-1]].mean()
-    squares: list[float] = []  # mean square of each length, rows first
+    squares: list[float] = []  # mean square at each length, rows first
     for small, large in zip(sizes, units, strict=False):
         above = means.reshape(-1, large // small).mean(axis=1)
         freedom = means.size - above.size
@@ -144,15 +144,15 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
     """``VR_w``: variance over windows of the mean of a per-unit value, relative to a full shuffle.
 
     Rows ``u * unit .. (u + 1) * unit - 1`` of the store are a *correlation unit*: they share a value ``g_u`` (think of
-    how hard a document is), independent between units. For windows of ``window`` consecutive examples, counted from the
-    start, the last partial one left out, let ``c_wu`` be the number of rows of unit u in window w. The variance of the
-    windows' means is then, in expectation over ``g``, proportional to ``sum_wu (c_wu - window * p_u)**2``, with ``p_u``
-    the share of unit u. This is divided by its expectation under a full shuffle (the hypergeometric variance), so no
-    random values are drawn and a full shuffle gives 1 on average.
+    how hard a document is), independent between units. For windows of ``window`` consecutive examples from the start,
+    without the last partial one, let ``c_wu`` be the number of rows of unit u in window w. The variance of the windows'
+    means is then, in expectation over ``g``, proportional to ``sum_wu (c_wu - window * p_u)**2``, with ``p_u`` the
+    share of unit u. This is divided by its expectation under a full shuffle (the hypergeometric variance), so no random
+    values are drawn and a full shuffle gives 1 on average.
 
     Args:
         order: Rows in the order seen, non-negative.
-        window: Examples in a window, e.g. the batch size B, 8 B, 64 B.
+        window: Examples in a window, for example the batch size B, 8 B, 64 B.
         unit: Rows in a correlation unit.
 
     Returns:
@@ -164,7 +164,7 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
 
     Example:
         >>> n = 64
-        >>> variance_ratio(np.arange(n), window=8, unit=8)  # every window is one unit
+        >>> variance_ratio(np.arange(n), window=8, unit=8)  # each window is one unit
         9.0
         >>> variance_ratio(np.arange(n).reshape(8, 8).T.ravel(), window=8, unit=8)  # one row of each
         0.0
@@ -198,13 +198,13 @@ def batch_noise(order: Int64[np.ndarray, " n"], window: int, shares: Mapping[int
     Args:
         order: Rows in the order seen.
         window: Examples in a batch.
-        shares: Share of the variance by length of neighbourhood, as :func:`nested_shares` gives them.
+        shares: Share of the variance by neighbourhood length, as from :func:`nested_shares`.
 
     Returns:
         ``1 + sum share (VR - 1)``: 1 is a full shuffle; 4 means batches as noisy as those of a quarter of the size.
 
     Example:
-        >>> batch_noise(np.arange(64), 8, {8: 0.5})  # every batch is a block, and half of the variance lies between
+        >>> batch_noise(np.arange(64), 8, {8: 0.5})  # every batch is a block; half of the variance is between blocks
         5.0
     """
     noise = 1.0
@@ -225,14 +225,14 @@ def _checked(values: np.ndarray) -> Float64[np.ndarray, " n"]:
 
 
 def _mean_squares(size: np.ndarray, mean: np.ndarray, inner: np.ndarray) -> tuple[float, float, float]:
-    """Mean squares between and within blocks, and the rows of a block as they count; means of centred values."""
+    """Mean squares between and within blocks, the effective rows per block, and the means of centred values."""
     k, n = size.size, float(size.sum())
     outer = float((size * np.square(mean)).sum() - np.square((size * mean).sum()) / n)
     return outer / (k - 1), float(inner.sum()) / (n - k), (n - float(np.square(size).sum()) / n) / (k - 1)
 
 
 def _without_each(size: np.ndarray, mean: np.ndarray, inner: np.ndarray) -> Float64[np.ndarray, " k"]:
-    """Logarithm of F with each block left out in turn; not finite where that leaves nothing within or between."""
+    """Logarithm of F with each block left out in turn; not finite if nothing within or between blocks remains."""
     k, n = size.size, float(size.sum())
     remaining = n - size
     outer = (size * np.square(mean)).sum() - size * np.square(mean)

@@ -1,14 +1,13 @@
-"""Whether a corpus needs shuffling, told from the tokens of its cache: how alike neighbouring rows are.
+"""Whether a corpus needs shuffling, judged from its cached tokens: how similar neighbouring rows are.
 
-Each row gets a value: its loss under a model of the user's, or, with no model at hand, its loss under the frequencies
-of the tokens in the sample (a unigram model), which knows sources, languages and formats apart. From them follow the
-share of the variance between blocks (:mod:`headrace.analysis.icc`) and, for the orders that headrace has, how much
-noisier their batches are than those of a full shuffle.
+Each row gets a value: its loss under the user's model or, without one, under the token frequencies of the sample (a
+unigram model), which distinguishes sources, languages and formats. From these values follow the share of the variance
+between blocks (:mod:`headrace.analysis.icc`) and, for headrace's orders, how much noisier their batches are than those
+of a full shuffle.
 
-What it cannot see: likeness that does not show in the value (two sources of equal loss), and likeness over more than 64
-blocks beyond its share; for orders that keep the stored order at large (none, era) the noise is then a lower bound.
-
-Price: 4,096 blocks are read at most, 536 MB of uint16 tokens; a few passes over them.
+What it cannot see: similarity that does not show in the value (two sources of equal loss), and similarity over more
+than 64 blocks beyond its share; for orders that preserve the stored order at large (none, era) the noise is then a
+lower bound. Price: at most 4,096 blocks are read, 536 MB of uint16 tokens; a few passes over them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 
 PROBE_NAME = "icc.json"
-"""Where ``headrace icc CACHE --save`` keeps what it found: in the cache's folder."""
+"""File in the cache's folder in which ``headrace icc CACHE --save`` saves its result."""
 DEFAULT_BLOCKS = 4096
 _GROWTH, _LEVELS, _LEAST_UNITS = 4, 3, 8
 _ROWS_AT_ONCE = 1024
@@ -43,7 +42,7 @@ _STAND_IN_ROWS = 1 << 18
 
 
 class _Saved(msgspec.Struct):
-    """What forecasts need of a saved probe."""
+    """The part of a saved probe that forecasts need."""
 
     fingerprint: str
     seq_len: Annotated[int, msgspec.Meta(ge=1)]
@@ -52,15 +51,15 @@ class _Saved(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ShuffleProbe:
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
-        value: What a row's value is: ``unigram loss`` or ``given losses``.
-        rows: Rows looked at.
+        value: Kind of value: ``unigram loss`` or ``given losses``.
+        rows: Rows sampled.
         of_rows: Rows of the cache.
         block: Rows in a block.
         share: Share of the variance between blocks.
-        nested: Share that each length of neighbourhood has for itself, by rows in it.
+        nested: Share contributed by each neighbourhood length, by its rows.
         batch_size: Examples in a batch, for ``noise``.
         noise: Variance of batch means relative to a full shuffle, by order.
     """
@@ -80,7 +79,7 @@ class ShuffleProbe:
         return self.noise["none"] > 1.1
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """The result as JSON values."""
         return {**asdict(self), "needs_shuffling": self.needs_shuffling}
 
 
@@ -93,18 +92,18 @@ def probe_cache(
     losses: Float64[np.ndarray, " n"] | None = None,
     max_blocks: int = DEFAULT_BLOCKS,
 ) -> ShuffleProbe:
-    """Looks at evenly spaced stretches of 64 blocks, or at all of a small cache.
+    """Examines evenly spaced stretches of 64 blocks, or all of a small cache.
 
     Args:
         cache: The cache.
         seq_len: Tokens in a row.
         batch_size: Examples in a batch.
         block: Rows in a block; None: one stored chunk.
-        losses: Loss of each row in stored order, from a model; None: that of the sample's token frequencies.
-        max_blocks: Blocks to read, at most.
+        losses: Loss of each row in stored order, from a model; None: under the sample's token frequencies.
+        max_blocks: Most blocks to read.
 
     Raises:
-        ConfigError: too few rows to tell, a size out of range, a wrong number of losses.
+        ConfigError: too few rows; a size out of range; a wrong number of losses.
         ReadError: stored bytes are missing or damaged.
 
     Example:
@@ -141,7 +140,7 @@ def probe_cache(
 
 
 def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
-    """Keeps what a probe of rows of ``seq_len`` tokens found, for forecasts to come; returns where."""
+    """Saves the result of a probe of rows of ``seq_len`` tokens for later forecasts; returns its path."""
     url = files.join(cache.path, PROBE_NAME)
     record = {"fingerprint": cache.fingerprint, "seq_len": seq_len, **probe.to_json()}
     files.write_atomic(url, json.dumps(record, indent=1).encode() + b"\n")
@@ -149,11 +148,11 @@ def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
 
 
 def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
-    """Shares of the variance by rows of a neighbourhood that :func:`save_probe` kept of a dataset's cache; none if the
-    cache was not probed, or has changed. Of caches that are joined, the mean by tokens, if all were probed.
+    """The shares of the variance by neighbourhood length that :func:`save_probe` saved for a dataset's cache; empty if
+    the cache was not probed or has changed. For joined caches, the token-weighted mean, if all were probed.
 
     Raises:
-        CacheError: a file cannot be read, or is not as it was written.
+        CacheError: a file cannot be read or is damaged.
     """
     shares: dict[int, float] = {}
     caches = [one for cache in dataset.caches() for one in cache.members]
@@ -177,7 +176,7 @@ def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
 
 
 def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
-    """Rows in a block, 4, 16 and 64 blocks, as far as there are eight of the largest.
+    """Rows in a block and in 4, 16 and 64 blocks, as far as there are eight of the largest.
 
     Raises:
         ConfigError: fewer than eight blocks, or blocks of one row.
@@ -196,7 +195,7 @@ def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
 
 
 def unigram_losses(tokens: Integer[np.ndarray, "n seq"]) -> Float64[np.ndarray, " n"]:
-    """Mean of ``-log`` of the frequency, among all tokens given, of each row's tokens, in nats.
+    """For each row, the mean of ``-log`` frequency of its tokens among all given tokens, in nats.
 
     Example:
         >>> unigram_losses(np.array([[0, 0], [0, 1]])).round(3).tolist()
@@ -206,7 +205,7 @@ def unigram_losses(tokens: Integer[np.ndarray, "n seq"]) -> Float64[np.ndarray, 
     counts = np.zeros(int(tokens.max(initial=0)) + 1, np.int64)
     for rows in track(some, "counting tokens", len(some)):
         counts += np.bincount(rows.reshape(-1), minlength=counts.size)
-    with np.errstate(divide="ignore"):  # ids that do not occur are not asked for
+    with np.errstate(divide="ignore"):  # absent ids are never looked up
         nats = -np.log(counts / tokens.size)
     losses = [nats[rows].mean(axis=1) for rows in track(some, "weighing rows", len(some))]
     return np.concatenate([np.zeros(0), *losses])
@@ -234,7 +233,7 @@ def usual_orders(block: int, batch_size: int) -> dict[str, Callable[[int], Order
 
 
 def _sample(cache: TokenCache, seq_len: int, stretch: int, most: int) -> Integer[np.ndarray, "n seq"]:
-    """Rows of evenly spaced stretches, ``most`` at most but two stretches at least; or all rows."""
+    """Rows of evenly spaced stretches, at most ``most`` but at least two stretches; or all rows."""
     rows = cache.num_tokens // seq_len
     if rows <= most:
         return cache.tokens(0, rows * seq_len).reshape(rows, seq_len)

@@ -1,5 +1,5 @@
-"""Functions along the rows of a batch, ``[B, S]``: shifts, counts, where segments begin; in numpy on the host, in jax
-on devices, whatever the sharding of rows and columns.
+"""Functions along the rows of a batch, ``[B, S]``: shifts, counts, segment starts; in numpy on the host, in jax on
+devices, for any sharding of rows and columns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[PartitionSpec], Any]) -> T:
-    """``function(*arguments)``, the sharding of what it computes left to the compiler, on any mesh.
+    """Runs ``function(*arguments)`` with sharding left to the compiler, on any mesh.
 
-    On a mesh with explicit axes, which ``jax.make_mesh`` makes, types say how arrays are sharded, and what mixes rows
-    of several devices does not type: there it runs as on a mesh with automatic axes, and its result is sharded as
-    ``out`` says (PartitionSpecs of its leaves, from that of the first argument's first leaf).
+    On a mesh with explicit axes, as ``jax.make_mesh`` makes them, types carry the sharding, and operations that mix
+    rows of several devices do not type-check. There the function runs as on a mesh with automatic axes, and its result
+    gets the sharding from ``out`` (PartitionSpecs of its leaves, given that of the first argument's first leaf).
     """
     sharding: Any = jax.typeof(jax.tree.leaves(arguments)[0]).sharding
     mesh = sharding.mesh
@@ -37,7 +37,7 @@ def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[P
 
 
 def shifted(values: Any, by: int, fill: Any) -> Any:
-    """Values so many positions further on, or back (-1). Of jax's ways, ``pad`` alone types on sharded rows."""
+    """Values this many positions ahead, or behind (-1). In jax, only ``pad`` type-checks on sharded rows."""
     if not isinstance(values, np.ndarray):
         around = [(0, 0, 0), (by, -by, 0)] + [(0, 0, 0)] * (values.ndim - 2)
         return jax.lax.pad(values, jnp.asarray(fill, values.dtype), around)
@@ -53,28 +53,28 @@ def latest(begun: Int32[Any, "B S"]) -> Int32[Any, "B S"]:
 
 
 def count_starts(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
-    """How many there are so far, along each row."""
+    """The number of starts so far, along each row."""
     if isinstance(starts, np.ndarray):
         return starts.cumsum(axis=1, dtype=np.int32)
     return with_auto_axes(lambda values: values.cumsum(axis=1, dtype=np.int32), starts, out=lambda spec: spec)
 
 
 def begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
-    """Places in ascending order, and the length of the row."""
+    """Positions of starts in ascending order, then the length of the row."""
     xp = np if isinstance(begins, np.ndarray) else jnp
     ends = xp.full_like(begins[:, :1], begins.shape[1])
     return xp.concatenate([xp.sort(begins, axis=1), ends], axis=1).astype(np.int32)
 
 
 def segment_starts(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
-    """Where segments, and the padding behind them, begin."""
+    """Where segments, and the padding after them, begin."""
     rows = segment_lengths.shape[0]
     ends = segment_lengths.cumsum(axis=1)
     if xp is np:
         starts = np.zeros((rows, length + 1), bool)
-        starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
+        starts[np.arange(rows)[:, None], ends] = True  # after a full row: the column that is cut off
         starts[:, 0] = True
         return starts[:, :length]
-    # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
+    # a comparison and a reduction fuse and keep any sharding; a scatter does not
     position = jnp.arange(length, dtype=np.int32)[None, :]
     return (ends[:, None, :] == position[:, :, None]).any(axis=2) | (position == 0)

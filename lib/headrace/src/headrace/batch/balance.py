@@ -1,7 +1,7 @@
-"""Partitions of equal cost: samples over ranks and micro-batches, so that no rank waits for another.
+"""Partitions of equal cost: distributes samples over ranks and micro-batches so that no rank waits for another.
 
-Costs are tokens, or what a function makes of tokens: FLOPs (:class:`TransformerCost`) grow faster. A cap on tokens is
-hard: memory has no average. These functions look at the samples of one step, some thousands.
+Costs are tokens or a function of tokens, such as FLOPs (:class:`TransformerCost`), which grow faster. A cap on tokens
+is hard, as memory does not average out. These functions handle the samples of one step, some thousands.
 
 Reference: Karmarkar, Karp, "The differencing method of set partitioning", 1982. slime and verl use it; ties are broken
 as theirs are, so that partitions are equal to theirs.
@@ -24,7 +24,7 @@ from headrace.pack.items import Items
 
 Bins = list[list[int]]
 Costs: TypeAlias = Sequence[Any] | np.ndarray | Callable[[Int64[np.ndarray, " n"]], Sequence[Any] | np.ndarray] | None
-"""Cost of each sample; or what gives it for their tokens, as :meth:`TransformerCost.flops`; None: their tokens."""
+"""Cost of each sample, or a function from tokens to costs, such as :meth:`TransformerCost.flops`; None: tokens."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class TransformerCost:
         hidden_size: Width.
         num_layers: Layers.
         num_heads: Query heads.
-        head_size: Channels of a head.
-        num_kv_heads: Heads of keys and values.
+        head_size: Channels per head.
+        num_kv_heads: Key/value heads.
         ffn_size: Width of the feed-forward layers.
         vocab_size: Size of the vocabulary.
 
@@ -55,7 +55,7 @@ class TransformerCost:
     vocab_size: int
 
     def flops(self, lengths: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """FLOPs of the forward pass over documents that attend to themselves only, causally.
+        """FLOPs of the forward pass with causal attention within each document.
 
         Args:
             lengths: Tokens of each document.
@@ -63,7 +63,7 @@ class TransformerCost:
         n = np.asarray(lengths, np.float64)
         queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         weights = self.hidden_size * (2 * queries + 2 * keys + 3 * self.ffn_size)
-        attention = 2 * queries * n  # scores and values, of which causal attention needs half
+        attention = 2 * queries * n  # scores and values; causal attention needs half of them
         return n * (self.num_layers * (2 * weights + attention) + 2 * self.hidden_size * self.vocab_size)
 
 
@@ -75,9 +75,7 @@ def costs_of(costs: Costs, sizes: Int64[np.ndarray, " n"]) -> list[Any]:
 
 
 class _Differences:
-    """Sets that will be ``parts`` partitions, largest first, without those that are empty; two of these are merged
-    until one is left.
-    """
+    """Sets that become ``parts`` partitions, largest first, empty ones omitted; two are merged until one is left."""
 
     __slots__ = ("parts", "sets", "spread")
 
@@ -89,7 +87,7 @@ class _Differences:
         return self.spread > other.spread or (self.spread == other.spread and self.sets[0] > other.sets[0])
 
     def merged(self, other: _Differences) -> _Differences:
-        """The largest set of one with the smallest of the other, and so on."""
+        """Merges the largest set of one with the smallest of the other, and so on."""
         alone, smallest = self.parts - len(other.sets), other.sets[::-1]
         pairs = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(self.sets[alone:], smallest, strict=False)]
         return _Differences([*self.sets[:alone], *pairs, *smallest[len(pairs) :]], self.parts)
@@ -101,7 +99,7 @@ def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: boo
     Args:
         costs: Cost of each item: tokens or FLOPs.
         k: Number of partitions.
-        equal_size: Whether all get the same number of items, which must then be a multiple of ``k``.
+        equal_size: Whether all get the same number of items; the total must then be a multiple of ``k``.
 
     Returns:
         Items of each partition, ascending; the most costly partition first.
@@ -136,7 +134,7 @@ def _differenced(values: list[Any], k: int, equal_size: bool = False) -> Bins:
 
 
 def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
-    """Bins of at most ``max_tokens``, each item in the first that it fits, in order. A larger item is a bin alone.
+    """Bins of at most ``max_tokens``, each item in the first that has room, in order. A larger item is a bin by itself.
 
     Raises:
         ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
@@ -160,7 +158,7 @@ def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
 
 
 def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
-    """Bins of at most ``max_tokens`` of neighbours, in order. A larger item is a bin alone.
+    """Bins of at most ``max_tokens`` of neighbours, in order. A larger item is a bin by itself.
 
     Raises:
         ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
@@ -172,14 +170,14 @@ def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
     sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
     items = Items(np.arange(sizes.size), np.zeros(sizes.size, np.int64), sizes)
     packed, _ = stream.next_fit(items, min(max_tokens, int(sizes.sum())), last=True)
-    return [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.held))[:-1]]
+    return [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.item_counts))[:-1]]
 
 
 def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bins:
-    """``count`` bins: the largest that holds several items is halved, again and again.
+    """``count`` bins, made by halving the largest bin with several items again and again.
 
-    Of equally large bins the last is halved. Items go, the largest first, to the lighter half, the left one if equal;
-    the right half becomes the last bin. ConfigError: fewer items than ``count``, more bins, an item that is none of
+    Among equally large bins, the last is halved. Items go, largest first, to the lighter half (left if equal); the
+    right half becomes the last bin. ConfigError: fewer items than ``count``, more bins, an item that is none of
     ``tokens``.
 
     Example:
@@ -217,10 +215,10 @@ def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bi
 def capped_partitions(
     costs: Sequence[Any] | np.ndarray, tokens: Sequence[int] | np.ndarray, max_tokens: int, *, multiple: int = 1
 ) -> Bins:
-    """As few partitions as it takes, of nearly equal cost, none with more than ``max_tokens``.
+    """The fewest partitions of nearly equal cost with at most ``max_tokens`` each.
 
-    Karmarkar-Karp where its result keeps to the cap, else the most costly item first, into the cheapest partition that
-    has room for it.
+    Uses Karmarkar-Karp if its result respects the cap; otherwise places the most costly item first, in the cheapest
+    partition that has room.
 
     Args:
         costs: Cost of each item.
@@ -229,7 +227,8 @@ def capped_partitions(
         multiple: The number of partitions is a multiple of this.
 
     Raises:
-        ConfigError: an item is larger than the cap, or there are fewer items than partitions; not one cost an item.
+        ConfigError: an item is larger than the cap, there are fewer items than partitions, or costs and items differ in
+            number.
 
     Example:
         >>> capped_partitions([9, 4, 4, 1], [3, 2, 2, 1], 5, multiple=2)
@@ -261,24 +260,24 @@ def capped_partitions(
 def micro_batches(
     tokens: Sequence[int] | np.ndarray, max_tokens: int, *, ranks: int = 1, costs: Costs = None, multiple: int = 1
 ) -> list[Bins]:
-    """Micro-batches of every rank: the same number for each, none above the cap, the most costly first.
+    """Micro-batches of every rank: equally many each, none above the cap, the most costly first.
 
-    At every place in the ranks' lists are micro-batches of about the same cost, and the ranks' sums are about the same.
-    With the most costly first, a step that does not fit into memory fails at once.
+    Micro-batches at the same position have about the same cost on all ranks, and so have the ranks' sums. With the most
+    costly first, a step that does not fit into memory fails at once.
 
     Args:
         tokens: Tokens of each sample of the step.
         max_tokens: Tokens of a micro-batch, at most.
         ranks: Data-parallel ranks.
-        costs: Cost of each sample, or a function that gives it for their tokens; None: their tokens.
-        multiple: The number of micro-batches of a rank is a multiple of this (pipeline stages).
+        costs: Cost of each sample, or a function from their tokens to costs; None: their tokens.
+        multiple: The number of micro-batches per rank is a multiple of this (pipeline stages).
 
     Returns:
         Samples, by rank and micro-batch.
 
     Raises:
-        ConfigError: a sample is larger than the cap, or there are fewer samples than micro-batches; not one cost a
-            sample; a count below 1.
+        ConfigError: a sample is larger than the cap; there are fewer samples than micro-batches; costs and samples
+            differ in number; a count is below 1.
 
     Example:
         >>> micro_batches([5, 4, 3, 2, 1, 1], 6, ranks=2)
@@ -301,7 +300,7 @@ def micro_batches(
 
 
 def cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: int) -> Bins | None:
-    """``k`` partitions: the costliest item first, into the cheapest with room; None if one has none or is empty."""
+    """``k`` partitions: costliest item first, into the cheapest with room; None if an item or a partition is left."""
     bins: Bins = [[] for _ in range(k)]
     load: list[Any] = [0] * k
     room = [max_tokens] * k

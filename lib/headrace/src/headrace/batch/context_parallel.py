@@ -1,10 +1,10 @@
 """Which tokens each context-parallel rank holds, so that causal attention costs all ranks the same.
 
-A token attends to those before it: with contiguous slices the last rank would do most of the work. *Zig-zag* cuts a
-document into 2R chunks and gives rank r chunks r and 2R - 1 - r; *striped* deals out tokens one by one, whatever the
+A token attends to those before it, so with contiguous slices the last rank would do most of the work. *Zig-zag* cuts a
+document into 2R chunks and gives rank r chunks r and 2R - 1 - r; *striped* deals tokens out one by one regardless of
 documents, so packed rows need no padding.
 
-Invariant: every token is on exactly one rank; places without a token are -1. Price: some array operations a row.
+Invariant: every token is on exactly one rank; positions without a token are -1. Price: a few array operations a row.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class ContextSplit(NamedTuple):
     """Tokens of a row on each rank.
 
     Attributes:
-        token: Place in the row of each token that a rank holds, -1 for padding.
-        lengths: Places that each document takes on every rank.
+        token: Position in the row of each token that a rank holds, -1 for padding.
+        lengths: Positions that each document takes on every rank.
     """
 
     token: Int64[np.ndarray, "R T"]
     lengths: Int64[np.ndarray, " d"]
 
     def take(self, values: np.ndarray, fill: int | float = 0) -> np.ndarray:
-        """What each rank holds of ``values`` (one entry a token of the row, ``[n, ...]``), padded with ``fill``.
+        """Each rank's part of ``values`` (one entry per token of the row, ``[n, ...]``), padded with ``fill``.
 
         Raises:
             ConfigError: there are fewer values than tokens.
         """
         values = np.asarray(values)
         tokens = int(self.token.max(initial=-1)) + 1
-        if values.ndim == 0 or len(values) < tokens:  # more: the row's own padding
+        if values.ndim == 0 or len(values) < tokens:  # further values are the row's own padding
             raise ConfigError(
                 f"must be one for each of the row's {tokens} tokens", field="values", value=len(np.atleast_1d(values))
             )
@@ -48,16 +48,16 @@ class ContextSplit(NamedTuple):
 
 
 def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
-    """Splits each document of a row into two chunks a rank: the r-th from the front, and the r-th from the back.
+    """Splits each document of a row into two chunks per rank: the r-th from the front and the r-th from the back.
 
     Documents are padded to 2 x ``ranks`` equal chunks.
 
     Args:
-        lengths: Tokens of each document of the row, end to end.
+        lengths: Tokens of each document of the row, in order.
         ranks: Context-parallel ranks.
 
     Raises:
-        ConfigError: no rank, or lengths that are not whole numbers from 0 up.
+        ConfigError: no rank, or lengths that are not non-negative integers.
 
     Example:
         >>> zigzag(np.array([10]), 2).take(np.arange(1, 11)).tolist()
@@ -77,10 +77,10 @@ def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
 
 
 def striped(length: int, ranks: int) -> ContextSplit:
-    """Deals the tokens of a row out one by one: token t to rank ``t % ranks``.
+    """Deals out the tokens of a row one by one: token t to rank ``t % ranks``.
 
     Raises:
-        ConfigError: no rank, or a length that is no whole number from 0 up.
+        ConfigError: no rank, or a length that is not a non-negative integer.
 
     Example:
         >>> striped(5, 2).token.tolist()
@@ -93,11 +93,11 @@ def striped(length: int, ranks: int) -> ContextSplit:
 
 
 class ContextBatch(NamedTuple):
-    """A batch whose places lie as context-parallel ranks hold them: a contiguous slice of a row is a rank's part.
+    """A batch laid out as context-parallel ranks hold it: a contiguous slice of a row is one rank's part.
 
-    What a token's neighbours would say is given, since they lie elsewhere: attention follows from ``position_ids`` and
-    ``segment_ids`` (a token attends to those of its segment at its position and before). Losses take it as they take
-    whole rows, with the denominators ``weights``, ``tokens`` and numbers.
+    As a token's neighbours are elsewhere, labels and positions are stored: attention follows from ``position_ids`` and
+    ``segment_ids`` (a token attends to those of its segment up to its own position). Losses accept it like whole rows,
+    with the denominators ``weights``, ``tokens`` and numbers.
 
     Attributes:
         tokens: Token ids.
@@ -135,12 +135,12 @@ SequenceLayout: TypeAlias = Literal["contiguous", "zigzag", "striped"]
 def sequence_layout(
     layout: SequenceLayout, ranks: int, seq_lens: Sequence[int] = ()
 ) -> tuple[Callable[[PackedBatch], ContextBatch], ...]:
-    """What lays out the rows of batches over ``ranks``; nothing where slices of rows are as they should be.
+    """The layout function for rows over ``ranks``; None if contiguous slices are correct already.
 
     Zig-zag splits whole rows, whatever documents they hold, into 2 x ``ranks`` chunks.
 
     Raises:
-        ConfigError: no such layout; no axis to lay rows out over; rows of ``seq_lens`` that do not divide.
+        ConfigError: no such layout; no axis to lay rows out over; ``seq_lens`` that do not divide.
 
     Example:
         >>> from headrace.batch import pack_rows
@@ -173,7 +173,7 @@ def sequence_layout(
 
 
 def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " R"]:
-    """Pairs of tokens that causal attention within documents looks at, by rank.
+    """Number of token pairs in causal attention within documents, by rank.
 
     Raises:
         ConfigError: the documents have more or fewer tokens than the row that was split.
@@ -196,13 +196,13 @@ def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int
 
 
 class ResponsePart(NamedTuple):
-    """What a zig-zag rank holds of a response, in each of its two chunks: ranges of places in the document.
+    """A zig-zag rank's part of a response, in each of its two chunks: ranges of positions in the document.
 
     Attributes:
         chunk: Tokens of a chunk.
         chunks: The two chunks.
-        logits: Places whose logits predict tokens of the response.
-        tokens: These tokens: one place further.
+        logits: Positions whose logits predict tokens of the response.
+        tokens: Positions of these tokens: one further on.
     """
 
     chunk: int
@@ -212,7 +212,7 @@ class ResponsePart(NamedTuple):
 
 
 def response_part(total: int, response: int, ranks: int, rank: int) -> ResponsePart:
-    """Where a rank's logits for a response lie. Nothing predicts the first token of a document.
+    """Which positions of a response a rank has logits for. Nothing predicts the first token of a document.
 
     Args:
         total: Tokens of prompt and response.

@@ -1,14 +1,13 @@
-"""A ``PackedBatch`` as trainers of Levanter, Megatron-LM and nanomoe take it; and back, of Levanter and nanomoe.
+"""Converts a ``PackedBatch`` for Levanter, Megatron-LM and nanomoe trainers, and back from Levanter and nanomoe.
 
 Levanter's ``LmExample`` (haliax arrays) and ``GrugLmExample`` (plain ones) hold tokens, a loss weight for the token
-that follows, and a causal mask with segment ids: the alignment is a PackedBatch's own. The packages are imported when
-they are asked for: headrace works without them.
-
-Levanter keeps no lengths, so the way back finds segments where ids change; padding is what has a negative id.
+that follows, and a causal mask with segment ids, aligned as in a PackedBatch. The packages are imported on first use:
+headrace works without them. Levanter keeps no lengths, so converting back finds segments where ids change; a negative
+id is padding.
 
 nanomoe's form (seed 002) is flat: one sequence of T tokens, segments by ``cu_seqlens``. It differs from
 :class:`~headrace.batch.packed_batch.FlatBatch` in three ways: a label at the end of a segment repeats the last token
-(and weighs 0), log probabilities are those of the response tokens alone, end to end, and rewards are one a segment.
+(and weighs 0), log probabilities are those of response tokens only, concatenated, and there is one reward per segment.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from headrace.errors import ConfigError, install_command
 
 
 def to_grug_example(batch: PackedBatch) -> Any:
-    """Levanter's ``GrugLmExample`` of a batch: ``[B, S]`` arrays where the batch's are; works under jit.
+    """Converts to Levanter's ``GrugLmExample``: ``[B, S]`` arrays on the batch's devices; works under jit.
 
     Raises:
         ConfigError: marin-levanter is not installed.
     """
     examples, attention = _levanter("levanter.data.text.examples"), _levanter("levanter.grug.attention")
     mask = attention.AttentionMask.causal()
-    if batch.eos_id is not None or batch.segment_lengths is not None:  # else rows are one segment each
+    if batch.eos_id is not None or batch.segment_lengths is not None:  # otherwise each row is one segment
         mask = mask.with_segment_ids(batch.segment_ids)
     return examples.GrugLmExample(tokens=batch.tokens, loss_weight=batch.token_weights, attn_mask=mask)
 
 
 def to_lm_example(batch: PackedBatch, *, batch_axis: str = "batch", position_axis: str = "position") -> Any:
-    """Levanter's ``LmExample`` of a batch, with haliax axes; works under jit.
+    """Converts to Levanter's ``LmExample`` with haliax axes; works under jit.
 
     Args:
         batch: The batch.
@@ -62,13 +61,13 @@ def to_lm_example(batch: PackedBatch, *, batch_axis: str = "batch", position_axi
 
 
 def from_levanter_example(example: Any) -> PackedBatch:
-    """The batch, on the host, of a ``GrugLmExample`` or ``LmExample`` of rows, or of one row.
+    """Converts a ``GrugLmExample`` or ``LmExample`` of one or more rows to a batch on the host.
 
-    Segments are where the segment ids of the attention mask change; the tokens of no segment (a negative id) must be
-    at the end of their row. Without segment ids each row is one segment.
+    A segment starts where the segment ids of the attention mask change; tokens of no segment (a negative id) must be at
+    the end of their row. Without segment ids each row is one segment.
 
     Raises:
-        ConfigError: padding stands before tokens.
+        ConfigError: padding comes before tokens.
     """
     mask = example.attn_mask
     tokens, weight = (_rows(x) for x in (example.tokens, example.loss_weight))
@@ -83,7 +82,7 @@ class MegatronBatch(NamedTuple):
     Attributes:
         tokens: int64.
         labels: int64.
-        loss_mask: What each label's loss is multiplied with.
+        loss_mask: Factor of each label's loss.
         position_ids: int64.
         cu_seqlens: Where each row's segments begin, padded with S to S + 1 entries.
         max_seqlen: Tokens of each row's longest segment.
@@ -98,7 +97,7 @@ class MegatronBatch(NamedTuple):
 
 
 def to_megatron(batch: PackedBatch) -> MegatronBatch:
-    """Megatron-LM's keys of a batch on the host, with masking between documents.
+    """Converts to Megatron-LM's keys on the host, with masking between documents.
 
     Example:
         >>> found = to_megatron(pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0))
@@ -117,8 +116,8 @@ class LtorMasks(NamedTuple):
     """Megatron-LM's masks of one row.
 
     Attributes:
-        loss_mask: 0 where the input is the end-of-document token, if that is masked.
-        position_ids: From 0 in each document, if they are reset.
+        loss_mask: 0 where the input is the end-of-document token, if it is masked.
+        position_ids: Starting at 0 in each document, if they are reset.
         blocked: True where position i must not attend to position j.
     """
 
@@ -137,8 +136,8 @@ def ltor_masks(
 ) -> LtorMasks:
     """Left-to-right masks and positions as Megatron-LM makes them for one row.
 
-    A PackedBatch with ``eos_id`` is what all three flags give together, but for the last position of the row: it has
-    no label here, and weighs 0.
+    A PackedBatch with ``eos_id`` equals all three flags together, except at the last position of the row, which has no
+    label there and weighs 0.
 
     Example:
         >>> ltor_masks(np.array([5, 0, 7]), 0, reset_position_ids=True).position_ids.tolist()
@@ -163,12 +162,12 @@ class NanomoeBatch(NamedTuple):
 
     Attributes:
         tokens: Token ids.
-        labels: The token that follows; at the end of a segment its own last token.
+        labels: The token that follows; at the end of a segment, its last token again.
         position_ids: Position within the segment.
         cu_seqlens: Where segments begin, and T.
         token_weights: Weight of each label's loss.
-        log_probs: Log probabilities of the labels that are trained on, end to end, or None.
-        rewards: One a segment, or None.
+        log_probs: Log probabilities of the trained labels, concatenated, or None.
+        rewards: One per segment, or None.
     """
 
     tokens: Int64[np.ndarray, " T"]
@@ -181,7 +180,7 @@ class NanomoeBatch(NamedTuple):
 
 
 def to_nanomoe(batch: PackedBatch) -> NanomoeBatch:
-    """A batch on the host, without its padding.
+    """Converts a batch on the host, without its padding.
 
     Example:
         >>> found = to_nanomoe(pack_rows(np.array([[5, 6, 7, 8]]), segment_lengths=np.array([[2, 1]], np.int32)))
@@ -208,18 +207,18 @@ def to_nanomoe(batch: PackedBatch) -> NanomoeBatch:
 
 
 def from_nanomoe(flat: NanomoeBatch, *, loss_mask: Integer[np.ndarray, " T"] | None = None) -> PackedBatch:
-    """One row of all tokens.
+    """Converts to a batch of one row with all tokens.
 
-    Labels and positions follow from tokens and segments; those given are not looked at. The last position of a segment
-    weighs 0 whatever it weighed.
+    Labels and positions follow from tokens and segments; those given are ignored. The last position of a segment weighs
+    0 whatever it weighed before.
 
     Args:
         flat: nanomoe's batch, or any object with its fields.
-        loss_mask: Which labels are trained on, where a weight may be 0 for another reason (an advantage of 0); None:
-            those with a weight.
+        loss_mask: Which labels are trained on, if a weight may be 0 for another reason (an advantage of 0); None: those
+            with non-zero weight.
 
     Raises:
-        ConfigError: log probabilities are not as many as labels that are trained on; segments are not the tokens.
+        ConfigError: log probabilities and trained labels differ in number; segments do not cover the tokens.
 
     Example:
         >>> batch = pack_rows(np.array([[5, 6, 7]]), segment_lengths=np.array([[2, 1]], np.int32))
@@ -267,12 +266,12 @@ def _levanter(module: str) -> Any:
 
 
 def _rows(values: Any) -> np.ndarray:
-    """A plain or named array as rows."""
+    """A plain or named array, as rows."""
     return np.atleast_2d(np.asarray(getattr(values, "array", values)))
 
 
 def _lengths_of(ids: Integer[np.ndarray, "B S"]) -> Int32[np.ndarray, "B M"]:
-    """Tokens of each run of one id that is not negative."""
+    """Length of each run of equal, non-negative ids."""
     padding = ids < 0
     late = padding[:, :-1] & ~padding[:, 1:]
     if late.any():

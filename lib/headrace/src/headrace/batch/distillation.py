@@ -1,17 +1,17 @@
-"""Losses beside next-token prediction: a teacher's distribution, several next tokens, the size of the normaliser.
+"""Losses besides next-token prediction: distillation from a teacher, multi-token prediction, z-loss.
 
-A teacher is known by its K most likely tokens at each label and their log probabilities (``[B, S, K]``, laid out as
-labels are). What they leave of the mass is one more outcome, the *rest*, so that both sides are distributions and the
-divergence is a lower bound of that over the whole vocabulary, reached when K is all of it. With t the teacher and p
+A teacher is given by its K most likely tokens at each label and their log probabilities (``[B, S, K]``, aligned with
+labels). The remaining probability mass is one more outcome, the *rest*, so that both sides are distributions and the
+divergence is a lower bound of that over the whole vocabulary, tight when K covers all of it. With t the teacher and p
 the policy, over the K tokens and the rest::
 
     forward   KL(t || p) = sum of t (log t - log p)         covers what the teacher does
     reverse   KL(p || t) = sum of p (log p - log t)         keeps to what the teacher does
 
-A cache keeps what the teacher says of each token as columns (:mod:`headrace.data.columns`); ``batch.of_labels`` lays
-them out as labels are.
+A cache stores the teacher's output for each token as columns (:mod:`headrace.data.columns`); ``batch.of_labels`` aligns
+them with labels.
 
-Price: the log probabilities of K ids a label, in the one pass over the vocabulary that a loss makes anyway.
+Price: the log probabilities of K ids per label, in the one pass over the vocabulary that the loss makes anyway.
 
 References: Hinton et al., arXiv:1503.02531, and Agarwal et al., arXiv:2306.13649 (distillation); DeepSeek-AI,
 arXiv:2412.19437 (several next tokens); Chowdhery et al., arXiv:2204.02311 (z-loss).
@@ -33,7 +33,7 @@ from headrace.errors import ConfigError, check_at_least, check_choice
 
 Direction: TypeAlias = Literal["forward", "reverse"]
 SMALLEST_REST = 1e-7
-"""The least mass of the rest: float32 cannot tell less from none."""
+"""Smallest mass of the rest: float32 cannot distinguish less from zero."""
 
 
 def top_k_divergence(
@@ -46,11 +46,11 @@ def top_k_divergence(
     """KL divergence of teacher and policy at each label; reduce it with ``token_mean`` or ``weighted_mean``.
 
     Args:
-        log_probs: The policy's, of the teacher's tokens: what :func:`~headrace.batch.vocabulary.hidden_stats` gives for
-            labels ``[*batch, K]``.
-        teacher_log_probs: The teacher's own; -inf for tokens that it did not name.
+        log_probs: The policy's log probabilities of the teacher's tokens, as
+            :func:`~headrace.batch.vocabulary.hidden_stats` returns them for labels ``[*batch, K]``.
+        teacher_log_probs: The teacher's own; -inf for unused entries.
         direction: ``forward``: KL(teacher || policy); ``reverse``: KL(policy || teacher).
-        rest: Whether what the K tokens leave of the mass counts; without it the sum over the K tokens may be negative.
+        rest: Whether the remaining mass counts; without it the sum over the K tokens may be negative.
 
     Raises:
         ConfigError: no such direction; other shapes.
@@ -90,15 +90,16 @@ def distillation_loss(
     rest: bool = True,
     chunk: int = DEFAULT_CHUNK,
 ) -> Float[Array, ""]:
-    """The mean divergence of teacher and policy over the labels that are trained on, in nats.
+    """The mean divergence of teacher and policy over the trained labels, in nats.
 
     Args:
-        logits: The policy's.
-        batch: What was asked of it.
-        teacher_ids: The teacher's likeliest tokens at each label; columns of a cache are ``batch.of_labels(name)``.
-        teacher_log_probs: Their log probabilities; -inf for ids that only fill up.
+        logits: The policy's logits.
+        batch: The batch they were computed from.
+        teacher_ids: The teacher's most likely tokens at each label; from a column of a cache:
+            ``batch.of_labels(name)``.
+        teacher_log_probs: Their log probabilities; -inf for filler ids.
         direction: See :func:`top_k_divergence`.
-        denominator: See :mod:`headrace.batch.loss`; labels weigh what the batch says.
+        denominator: See :mod:`headrace.batch.loss`; label weights are the batch's.
         rest: See :func:`top_k_divergence`.
         chunk: Entries of the vocabulary at a time.
 
@@ -121,11 +122,11 @@ def distillation_loss(
 def z_loss(
     log_normalizer: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens"
 ) -> Float[Array, ""]:
-    """``mean of log_normalizer^2``, which keeps logits from drifting; PaLM adds 1e-4 of it to the loss.
+    """``mean of log_normalizer^2``: keeps logits from drifting; PaLM adds 1e-4 of it to the loss.
 
     Args:
-        log_normalizer: Of :func:`~headrace.batch.vocabulary.token_stats` or ``hidden_stats``.
-        batch: Says which labels are trained on.
+        log_normalizer: From :func:`~headrace.batch.vocabulary.token_stats` or ``hidden_stats``.
+        batch: Determines which labels are trained on.
         denominator: See :mod:`headrace.batch.loss`.
 
     Example:
@@ -138,14 +139,15 @@ def z_loss(
 
 
 def mtp_batch(batch: PackedBatch | ExpandedBatch, depth: int) -> ExpandedBatch:
-    """The batch whose labels lie ``depth`` tokens further on: for the loss of a head that predicts several next tokens.
+    """The batch with labels ``depth`` tokens further ahead, for the loss of a multi-token prediction head.
 
-    Label i becomes label ``i + depth``, with its weight and mask, where that is of the same segment; else nothing is
-    trained on. Any loss takes it, with any denominator. Nothing is stored or sent for it: it is derived on the device.
+    Label i becomes label ``i + depth``, with its weight and mask, if it is in the same segment; otherwise the position
+    is not trained on. It works with any loss and any denominator. Nothing is stored or transferred: it is derived on
+    the device.
 
     Args:
-        batch: As delivered.
-        depth: 0 leaves it as it is; 1 is the first head beside the model's own.
+        batch: The batch as delivered.
+        depth: 0 leaves the batch as it is; 1 is the first head besides the model's own.
 
     Raises:
         ConfigError: a negative depth.
@@ -166,5 +168,5 @@ def mtp_batch(batch: PackedBatch | ExpandedBatch, depth: int) -> ExpandedBatch:
 
 
 def _log_rest(log_probs: Float[Array, "*batch K"]) -> Float[Array, "*batch"]:
-    """Log of what the tokens leave of the mass."""
+    """Log of the probability mass that the tokens leave."""
     return jnp.log(jnp.maximum(1 - jnp.exp(log_probs).sum(axis=-1), SMALLEST_REST))

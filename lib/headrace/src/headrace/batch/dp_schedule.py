@@ -1,11 +1,11 @@
-"""Which rank trains on which samples of a step, in which micro-batches: as slime, Megatron-LM and ms-swift decide it.
+"""Assigns the samples of a step to ranks and micro-batches, by the rules of slime, Megatron-LM and ms-swift.
 
 Invariant: all ranks have the same number of micro-batches in a step, and no micro-batch exceeds the cap unless it is a
 single sample that does.
 
-ms-swift packs samples in groups of 1000 that arrive at a process, and carries the last pack over: its plan depends on
-the number of processes, which :func:`~headrace.pack.plan.plan_packs` does not. CoordExp's plans are
-``plan_packs(..., "bfd" or "wfd", "error")``, whose ``json_checksum`` is CoordExp's.
+ms-swift packs samples in groups of 1000 that arrive at a process, and carries the last pack over, so its plan depends
+on the number of processes; :func:`~headrace.pack.plan.plan_packs` does not. CoordExp's plans are ``plan_packs(...,
+"bfd" or "wfd", "error")``, whose ``json_checksum`` is CoordExp's.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class DpSchedule:
 
     Attributes:
         samples: Samples of each rank, in the order in which it trains on them.
-        micro_batches: Of each rank, places in its ``samples``; the steps' micro-batches one after the other.
-        num_micro_batches: Micro-batches of a rank in each step.
+        micro_batches: For each rank, positions in its ``samples``; the micro-batches of all steps in order.
+        num_micro_batches: Micro-batches per rank in each step.
         batch_sizes: Rollouts of each step.
-        dropped: Samples at the end that fill no step.
+        dropped: Samples at the end that do not fill a step.
     """
 
     samples: list[list[int]]
@@ -53,13 +53,13 @@ class DpSchedule:
 
 @dataclass(frozen=True)
 class Balance:
-    """What is balanced, and by which cost.
+    """What to balance, and by which cost.
 
     Attributes:
-        costs: Cost of each sample, or a function that gives it for their tokens; None: their tokens.
+        costs: Cost of each sample, or a function from their tokens to costs; None: their tokens.
         ranks: Whether ranks get micro-batches of equal cost rather than every ``ranks``-th.
-        micro_batches: Whether micro-batches are of equal cost rather than full.
-        capped: Whether those of equal cost keep to the cap all the same; slime's do not (``balance_by_flops``).
+        micro_batches: Whether micro-batches have equal cost rather than being full.
+        capped: Whether those of equal cost still respect the cap; slime's do not (``balance_by_flops``).
     """
 
     costs: Costs = None
@@ -79,24 +79,24 @@ def dp_schedule(
     balance: Balance | None = None,
     multiple: int = 1,
 ) -> DpSchedule:
-    """Steps of ``batch_size`` rollouts, cut into micro-batches and dealt to ranks, as slime does.
+    """Steps of ``batch_size`` rollouts, cut into micro-batches and assigned to ranks, as in slime.
 
     Samples of one rollout stay in one step. Micro-batches are packed first-fit in the order of arrival, or with
     ``Balance.micro_batches`` by cost, under the cap unless ``Balance.capped`` is False.
 
     Args:
         tokens: Tokens of each sample.
-        rollout_ids: Rollout that each sample belongs to, in order of arrival.
-        batch_size: Rollouts of a step.
+        rollout_ids: Rollout of each sample, in order of arrival.
+        batch_size: Rollouts per step.
         ranks: Data-parallel ranks.
-        max_tokens: Tokens of a micro-batch, all context-parallel ranks together.
-        micro_batch_size: Samples of a micro-batch, instead of ``max_tokens``.
-        balance: What is balanced; None: nothing.
-        multiple: Micro-batches of a rank in a step are a multiple of this (interleaved pipelines).
+        max_tokens: Tokens per micro-batch, over all context-parallel ranks.
+        micro_batch_size: Samples per micro-batch, instead of ``max_tokens``.
+        balance: What to balance; None: nothing.
+        multiple: The number of micro-batches per rank and step is a multiple of this (interleaved pipelines).
 
     Raises:
-        ConfigError: a size is missing, both are given, or there are too few samples for all ranks; not one rollout or
-            cost a sample; a count below 1.
+        ConfigError: no size or both sizes are given; too few samples for all ranks; not one rollout or cost per sample;
+            a count below 1.
 
     Example:
         >>> schedule = dp_schedule([3, 5, 4, 6, 2], [0, 1, 2, 3, 4], batch_size=4, ranks=2, max_tokens=8)
@@ -148,17 +148,17 @@ def dp_schedule(
 def dp_balanced_packing(
     tokens: Sequence[int] | np.ndarray, max_tokens: int, *, ranks: int, copies: int = 1, multiple: int = 1
 ) -> list[Bins]:
-    """Packs for every micro-batch and rank: next-fit in order of arrival, as Megatron-LM's balanced scheduler does.
+    """Packs for every micro-batch and rank: next fit in order of arrival, as in Megatron-LM's balanced scheduler.
 
-    Where packs do not divide evenly, the last sample of the last pack that has several becomes a pack of its own, until
-    they do.
+    If packs do not divide evenly, the last sample of the last pack with several becomes a pack of its own, until they
+    do.
 
     Args:
         tokens: Tokens of each sample.
-        max_tokens: Tokens of a pack, all context-parallel ranks together.
+        max_tokens: Tokens per pack, over all context-parallel ranks.
         ranks: Data-parallel ranks.
-        copies: Context-parallel ranks: so many neighbours get the same pack.
-        multiple: Packs of a rank are a multiple of this (interleaved pipelines).
+        copies: Context-parallel ranks: this many neighbours get the same pack.
+        multiple: The number of packs per rank is a multiple of this (interleaved pipelines).
 
     Returns:
         Samples, by micro-batch and rank.
@@ -189,7 +189,7 @@ def dp_balanced_packing(
 
 
 def _steps(rollout_ids: Sequence[int] | np.ndarray, batch_size: int) -> tuple[list[list[int]], list[int]]:
-    """Samples of each full step of so many rollouts, rollout by rollout, and those that are left."""
+    """Samples of each full step of this many rollouts, rollout by rollout, and the samples left over."""
     rollouts: dict[int, list[int]] = {}
     for sample, rollout in enumerate(rollout_ids.tolist() if isinstance(rollout_ids, np.ndarray) else rollout_ids):
         rollouts.setdefault(rollout, []).append(sample)
@@ -207,10 +207,10 @@ def matched_groups(
     fit: Literal["best", "worst"] = "worst",
     finished: bool = True,
 ) -> tuple[Bins, list[int]]:
-    """ms-swift's packs of one group of samples; and the samples that are carried, the last pack unless ``finished``.
+    """ms-swift's packs of one group of samples, and the samples carried over: the last pack, unless ``finished``.
 
-    ``binpack`` chooses by best fit up to version 1.5.2 of ``binpacking``, by worst fit since 2.0; ``sequential`` is
-    next fit. A sample that is longer than a pack is a ConfigError.
+    ``binpack`` is best fit up to ``binpacking`` 1.5.2 and worst fit since 2.0; ``sequential`` is next fit. A sample
+    longer than a pack is a ConfigError.
 
     Example:
         >>> matched_groups([4, 8, 1, 4, 2, 1], 10)
@@ -232,10 +232,10 @@ def matched_groups(
 
 
 def rl_bins(lengths: Sequence[int], bin_size: int, *, max_sequences: int = 16, multiple: int = 1) -> tuple[Bins, Bins]:
-    """Megatron-RL's bins of rollouts: the longest first, each bin closed by the first rollout that does not fit.
+    """Megatron-RL's bins of rollouts: longest first; the first rollout that does not fit closes a bin.
 
-    A rollout takes a multiple of ``multiple`` tokens; one that is longer than a bin is a ConfigError. Returns the
-    rollouts of each bin; and where each begins in it, with the end of the last.
+    A rollout takes a multiple of ``multiple`` tokens; one longer than a bin is a ConfigError. Returns the rollouts of
+    each bin, and where each begins in it, followed by the end of the last.
 
     Example:
         >>> rl_bins([3, 7, 2, 5, 5, 1], 8)

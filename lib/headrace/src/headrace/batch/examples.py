@@ -1,13 +1,12 @@
-"""``Example``: one sequence with what is said about each of its tokens; and batches made of them.
+"""``Example``: one sequence with its per-token data; and batches made of examples.
 
-In an example everything is said about **tokens**, as it is recorded: the mask says which tokens are trained on, log
-probabilities are those of the tokens. In a batch everything is said about **labels**: position i holds what concerns
-the token at i + 1, and the last position of a segment holds nothing. :func:`pack_examples` is the one place where the
-one becomes the other, so that nothing is shifted twice.
+In an example all data is per **token**, as it is recorded: the mask tells which tokens are trained on, log
+probabilities are the tokens' own. In a batch all data is per **label**: position i holds the data of the token at i +
+1, and the last position of a segment holds nothing. Only :func:`pack_examples` converts one into the other, so nothing
+is shifted twice.
 
-Examples that belong together (the two answers of a preference pair) are one *unit*: never parted by packing.
-
-Price: a few numpy calls a batch; examples are listed once.
+Examples that belong together (the two answers of a preference pair) are one *unit* and are never separated by packing.
+Price: a few numpy calls a batch; examples are iterated once.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from headrace.pack.plan import plan_packs
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One sequence of n tokens, on the host. What is given as a list is kept as an array.
+    """One sequence of n tokens, on the host. Lists are converted to arrays.
 
     Attributes:
         tokens: Token ids.
         loss_mask: 1 where the token itself is trained on; None: everywhere.
-        weights: Weight of each token's loss, e.g. its advantage; one number for all; None: 1.
-        log_probs: Log probability of each token under the policy that sampled it; 0 where none did.
+        weights: Weight of each token's loss, for example its advantage, or one number for all; None: 1.
+        log_probs: Log probability of each token under the policy that sampled it; 0 for tokens that were not sampled.
         reward: Its reward.
-        group: Number of the group that it belongs to.
-        policy_version: Version of the policy that sampled each token; -1 where none did.
-        extras: Further values, ``[n, ...]`` each, e.g. which picture a token stands for. They stay with their token.
+        group: Number of its group.
+        policy_version: Version of the policy that sampled each token; -1 for tokens that were not sampled.
+        extras: Further per-token values, ``[n, ...]`` each, for example which picture a token stands for.
 
     Raises:
-        ConfigError: something is said about more or fewer tokens than there are; no token; ids, a mask or versions that
-            are not whole numbers; a weight, log probability or reward that is not finite.
+        ConfigError: a value has more or fewer entries than tokens; no tokens; ids, a mask or versions that are not
+            integers; a weight, log probability or reward that is not finite.
 
     Example:
         >>> Example(np.array([5, 6, 7]), loss_mask=[0, 1, 1]).length
@@ -92,7 +91,7 @@ class Example:
 def _array(name: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of unequal lengths
         array = np.asarray(None)
     if array.dtype.kind in "OUS":
         raise ConfigError("must be numbers", field=name, value=values, cure="Give an array, or a list of numbers.")
@@ -112,7 +111,7 @@ def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None =
 
 
 def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str) -> None:
-    """Raises ConfigError unless a batch can hold the values: whole numbers in range, or finite ones."""
+    """Raises ConfigError unless a batch can hold the values: integers in range, or finite numbers."""
     is_integer = dtype.kind in "iu"
     if np.can_cast(values.dtype, dtype) and (is_integer or np.isfinite(values).all()):
         return
@@ -141,24 +140,24 @@ def pack_examples(
     max_segments: int | None = None,
     bins: Bins | None = None,
 ) -> PackedBatch:
-    """A batch of examples, each a segment, packed by best fit decreasing.
+    """Packs examples into a batch by best fit decreasing, each example a segment.
 
-    The same examples give the same batch. Leaves that no example has are left out of the batch; examples that lack one
-    that others have get the neutral value (mask 1, weight 1, log probability 0, reward 0, version -1, extras 0).
+    The same examples give the same batch. Leaves that no example has are omitted; an example that lacks a leaf of
+    others gets the neutral value (mask 1, weight 1, log probability 0, reward 0, version -1, extras 0).
 
     Args:
         examples: What to pack.
         seq_len: Tokens in a row.
-        unit: So many neighbours are one unit (2 for pairs): they stay in one row, in their order.
-        rows: Rows of the batch, the rest of them empty; None: as many as are needed.
-        multiple: Then rows are a multiple of this.
+        unit: This many neighbours are one unit (2 for pairs): they stay in one row, in order.
+        rows: Rows of the batch, padded with empty ones; None: as many as needed.
+        multiple: In that case, the number of rows is a multiple of this.
         max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
-        bins: Which examples each row holds, in their order, as :func:`~headrace.batch.balance.micro_batches` says for a
-            rank; None: best fit.
+        bins: Examples of each row, in order, as :func:`~headrace.batch.balance.micro_batches` returns them for a rank;
+        None: best fit.
 
     Raises:
-        ConfigError: a unit is longer than a row, or not complete; more rows or segments are needed than there may be;
-            a length or count below 1; extras of one name that differ in shape.
+        ConfigError: a unit is longer than a row or incomplete; more rows or segments are needed than allowed; a length
+            or count below 1; extras of one name with different shapes.
 
     Example:
         >>> batch = pack_examples([Example(np.array([1, 2, 3])), Example(np.array([4, 5]))], 6)
@@ -230,7 +229,7 @@ def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64
 
 
 def _in_bins(examples: Sequence[Example], seq_len: int, bins: Bins) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
-    """Examples in the order of bins, and the bin of each."""
+    """Examples ordered by bin, and the bin of each."""
     order = np.array([item for row in bins for item in row], np.int64)
     if not np.array_equal(np.sort(order), np.arange(len(examples))):
         cure = "Name each example once."
@@ -254,8 +253,8 @@ def _laid(
     *,
     of_labels: int = 0,
 ) -> np.ndarray:
-    """Values of the tokens of each example where these are; with ``of_labels`` = 1, where their labels are. One that
-    is no array is that of all of them.
+    """Places the values of each example at its tokens or, with ``of_labels`` = 1, at their labels. A scalar applies to
+    all tokens of an example.
     """
     trailing = next((v.shape[1:] for v in values if isinstance(v, np.ndarray)), ())
     out = np.full((shape[0] * shape[1], *trailing), empty, dtype)
@@ -272,7 +271,7 @@ def _leaves(
     place: tuple[np.ndarray, np.ndarray],
     segments: np.ndarray,
 ) -> dict[str, Any]:
-    """The leaves that some example has, as the batch holds them: what concerns a token stands one position before."""
+    """The leaves that any example has, as the batch holds them: a token's data one position before it."""
     leaves: dict[str, Any] = {}
     for name, dtype, empty in _OF_TOKENS:
         of_examples = [getattr(e, name) for e in examples]

@@ -1,7 +1,7 @@
-"""``unified_loss``: one loss for pretraining, SFT, preferences and RL, with a denominator that is named and global.
+"""``unified_loss``: one loss for pretraining, SFT, preferences and RL, with an explicit, global denominator.
 
-With p the model's probability of ``labels[b, i]``, w the weight there and c a coefficient that depends on the
-denominator alone::
+With p the model's probability of ``labels[b, i]``, w the weight there and c a coefficient that depends only on the
+denominator::
 
     loss = - sum over b, i of  c[b, i] * w[b, i] * log p[b, i]
 
@@ -9,21 +9,21 @@ denominator alone::
 denominator      c
 ===============  ====================================================================================================
 ``"weights"``    1 / max(1, sum of all ``|w|``); the default, seed 002's and nanomoe's
-``"tokens"``     1 / max(1, labels that are trained on), whatever they weigh
-``"sequences"``  1 / (labels of the segment that are trained on x segments that have any): the mean over segments of
-                 each segment's mean
-``"groups"``     the same with groups for segments, a group being all segments of one number in ``segment_groups``,
-                 wherever in the batch they lie
+``"tokens"``     1 / max(1, trained labels), whatever their weight
+``"sequences"``  1 / (trained labels of the segment x segments that have any): the mean over segments of each segment's
+                 mean
+``"groups"``     the same with groups instead of segments; a group is all segments with one number in
+                 ``segment_groups``, anywhere in the batch
 a number         1 / that number (Dr. GRPO: completions x the longest length)
-a function       1 / what it returns for the batch: a scalar, or one value a label
+a function       1 / its result for the batch: a scalar, or one value per label
 ===============  ====================================================================================================
 
-A label that weighs 0 because its advantage is 0 is trained on and counts; one that is masked does not.
+A label with weight 0 because its advantage is 0 is trained on and counts; a masked one does not.
 
-Under jit on a sharded batch every sum is over the whole batch, not over a device's part: the loss and its gradient do
-not depend on the number of devices. All losses reduce what they say of each label with :func:`token_mean` or
-:func:`weighted_mean`, so each of them takes each denominator, packed or not. The softmax is that of
-:mod:`headrace.batch.vocabulary`: :func:`unified_loss_from_hidden` does not hold [B, S, V] in any type.
+Under jit on a sharded batch every sum is over the whole batch, not a device's part, so the loss and its gradient do not
+depend on the number of devices. All losses reduce their per-label terms with :func:`token_mean` or
+:func:`weighted_mean`, so every loss works with every denominator, packed or not. The softmax is that of
+:mod:`headrace.batch.vocabulary`: :func:`unified_loss_from_hidden` never holds [B, S, V] in any dtype.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def unified_loss(
     *,
     chunk: int = DEFAULT_CHUNK,
 ) -> Float[Array, ""]:
-    """The loss of logits, in nats.
+    """The loss from logits, in nats.
 
     Args:
-        logits: Of any float type; the sums are in float32.
-        batch: What was asked of the model.
+        logits: Of any float dtype; sums are in float32.
+        batch: The batch the logits were computed from.
         denominator: See the module's table.
         chunk: Entries of the vocabulary at a time.
 
     Raises:
-        ConfigError: there is no such denominator; shapes do not fit.
+        ConfigError: no such denominator; shapes do not match.
 
     Example:
         >>> import numpy as np
@@ -85,17 +85,17 @@ def unified_loss_from_hidden(
     *,
     chunk: int = DEFAULT_CHUNK,
 ) -> Float[Array, ""]:
-    """The loss of ``logits = hidden @ unembedding.T``, which are never whole in memory.
+    """The loss from ``logits = hidden @ unembedding.T``, which are never materialised in full.
 
     Args:
-        hidden: What the last layer gives.
+        hidden: Output of the last layer.
         unembedding: One row for each entry of the vocabulary.
-        batch: What was asked of the model.
+        batch: The batch the hidden states were computed from.
         denominator: See the module's table.
         chunk: Entries of the vocabulary at a time.
 
     Raises:
-        ConfigError: there is no such denominator; shapes do not fit.
+        ConfigError: no such denominator; shapes do not match.
 
     Example:
         >>> import numpy as np
@@ -111,17 +111,17 @@ def unified_loss_from_hidden(
 def weighted_mean(
     nll: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "weights"
 ) -> Float[Array, ""]:
-    """``sum(coefficient * weight * nll)``: the loss of negative log likelihoods that the caller computed.
+    """``sum(coefficient * weight * nll)``: the loss from negative log likelihoods that the caller computed.
 
-    Where the product of coefficient and weight is 0, the likelihood is not looked at: it may be infinite.
+    Where coefficient times weight is 0, the likelihood is ignored: it may be infinite.
     """
     return _sum_of(nll, coefficients(batch, denominator) * batch.token_weights)
 
 
 def token_mean(values: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens") -> Float[Array, ""]:
-    """``sum(coefficient * value)`` over the labels that are trained on, whatever they weigh: KL, entropy, z-loss.
+    """``sum(coefficient * value)`` over the trained labels, whatever their weight: KL, entropy, z-loss.
 
-    Values of other labels are not looked at: they may be NaN.
+    Values of other labels are ignored: they may be NaN.
 
     Example:
         >>> import numpy as np
@@ -137,10 +137,10 @@ def _sum_of(values: Float[Array, "B S"], factor: Float[Array, "B S"]) -> Float[A
 
 
 def coefficients(batch: LabelBatch, denominator: Denominator = "weights") -> Float[Array, "#B #S"]:
-    """What the denominator makes of a batch: c of the module's table, one value a label or one for all.
+    """The coefficient c of the module's table for a batch: one value per label, or one for all.
 
     Raises:
-        ConfigError: there is no such denominator; one of segments, which the ranks of a context hold in parts.
+        ConfigError: no such denominator, or one of segments, which the ranks of a context hold in parts.
     """
     if callable(denominator):
         return 1.0 / jnp.asarray(denominator(cast(LossBatch, batch)), jnp.float32)
@@ -168,7 +168,7 @@ def _shares(
     cu_seqlens: Int[Array, "B M1"],
     groups: Int[Array, "B M"] | None,
 ) -> Float[Array, "B S"]:
-    """The coefficient of each label where every segment, or every group, counts alike."""
+    """The coefficient of each label if every segment, or every group, counts equally."""
     trained = _trained_of_segments(mask, cu_seqlens)
     units = (trained > 0).sum()
     if groups is not None:
@@ -178,13 +178,13 @@ def _shares(
 
 
 def _trained_of_segments(mask: Bool[Array, "B S"], cu_seqlens: Int[Array, "B M1"]) -> Int[Array, "B M"]:
-    """Labels of each segment that are trained on."""
+    """Trained labels of each segment."""
     so_far = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
     return jnp.diff(jnp.take_along_axis(so_far, cu_seqlens, axis=1), axis=1)
 
 
 def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
-    """For each segment the labels of its whole group, and the groups that have any. By number, not by place."""
+    """For each segment, the labels of its whole group; and the number of groups with any. Matched by number."""
     _, group = jnp.unique(groups, return_inverse=True, size=groups.size)
     sums = jnp.zeros(groups.size, jnp.int32).at[group.reshape(-1)].add(trained.reshape(-1))
     return sums[group.reshape(groups.shape)], (sums > 0).sum()

@@ -1,20 +1,20 @@
-"""What is trained on: which turns of a conversation, and which leaf of a cache says so of each token.
+"""What is trained on: which turns of a conversation, and which leaf of a cache masks its tokens.
 
 Chats have a mask (``headrace build --kind chat`` writes ``loss_mask``, Levanter's builder ``assistant_masks``): 1 for
-what the assistant says. Rows of such a cache carry it wherever they go, through packing, shuffles, mixtures and the
-planned reads of a loader, to :attr:`headrace.batch.packed_batch.PackedBatch.token_mask`. Tokens of caches without one
-all count. Turns are chosen by mode; the modes are tinker's ``TrainOnWhat``:
+the assistant's tokens. Rows of such a cache carry it through packing, shuffles, mixtures and the loader to
+:attr:`headrace.batch.packed_batch.PackedBatch.token_mask`. In caches without a mask all tokens count. Turns are chosen
+by mode; the modes are tinker's ``TrainOnWhat``:
 
 ===============================  ======================================================================================
 ``last_assistant_message``       the last turn whose role is ``assistant``
-``last_assistant_turn``          the assistant's turns behind the last one of a user
+``last_assistant_turn``          the assistant's turns after the user's last one
 ``all_assistant_messages``       the assistant's turns
 ``all_messages``                 every turn
 ``all_user_and_system_messages``  turns of users and of the system
-``customized``                   turns that say that they are ``trainable``
+``customized``                   turns marked ``trainable``
 ===============================  ======================================================================================
 
-Price: one byte a token more to read and to hand to the devices.
+Price: one more byte per token to read and to transfer to devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, check_choice, did_you_mean
 
-if TYPE_CHECKING:  # what --help reads opens no store
+if TYPE_CHECKING:  # --help imports this and must not import a store
     from headrace.store.cache import TokenCache
 
 TurnMode: TypeAlias = Literal[
@@ -37,7 +37,7 @@ TurnMode: TypeAlias = Literal[
 ]
 TURN_MODES: tuple[str, ...] = get_args(TurnMode)
 MASKS = ("loss_mask", "assistant_masks")
-"""Leaves that ``auto`` looks for: headrace's own, and that of Levanter's chats."""
+"""Leaves that ``auto`` looks for: headrace's own, and that of Levanter's chat caches."""
 
 
 def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | None] = ()) -> list[bool]:
@@ -46,10 +46,10 @@ def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | No
     Args:
         roles: Role of each turn.
         mode: One of :data:`TURN_MODES`.
-        trainable: With ``customized``, what each turn says.
+        trainable: With ``customized``, the mark of each turn.
 
     Raises:
-        ConfigError: there is no such mode; ``customized``, and a turn does not say whether it is trainable.
+        ConfigError: no such mode; with ``customized``, a turn is not marked trainable or not.
 
     Example:
         >>> trained_turns(["user", "assistant", "tool", "assistant", "user"], "last_assistant_message")
@@ -77,12 +77,12 @@ def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | No
 
 
 def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> str | None:
-    """The leaf that says which tokens are trained on; None: all are.
+    """The leaf that masks trained tokens; None: all tokens are trained on.
 
     Args:
         cache: The cache.
         loss_mask: ``auto``: one of :data:`MASKS`, if the cache has it; ``none``: all tokens; or the name of a leaf.
-        field: What errors call it.
+        field: Its name in errors.
 
     Raises:
         ConfigError: the cache has no such leaf.

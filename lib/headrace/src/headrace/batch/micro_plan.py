@@ -1,20 +1,20 @@
-"""``micro_batches``: the batch of a step in pieces of bounded size, whose gradients are added up.
+"""``micro_batches``: splits the batch of a step into pieces of bounded size, whose gradients are summed.
 
 .. code-block:: yaml
 
     micro_batches: {max_tokens: 8192, balance: tokens}
 
-Rows of a batch are seldom full: packed ones nearly, those of one document each by half. Here the rows of a step go end
-to end, without their padding, into rows of ``max_tokens`` places; so many of these as devices split rows are one
-micro-batch. Which row goes where follows from the lengths of the step's rows alone: no state, the same on all hosts.
+Rows of a batch are seldom full: packed ones nearly, rows of one document each about half. Here the rows of a step are
+concatenated, without their padding, into rows of ``max_tokens`` positions; a micro-batch has as many of these as the
+mesh splits rows. The placement follows from the lengths of the step's rows alone: no state, identical on all hosts.
 
-Invariants: every row is in exactly one micro-batch, whole, its documents counting as 64 tokens at least (fewer where
-rows are short or hold many), which bounds their number; and shapes depend on the sizes of batch and row alone. A step
-has room for as many micro-batches as would hold its rows if all were full, and says how many of these it fills: a loop
-over so many is compiled once.
+Invariants: every row is in exactly one micro-batch, whole; each document counts as at least 64 tokens (fewer if rows
+are short or hold many), which bounds their number; shapes depend only on the sizes of batch and row. A step has room
+for as many micro-batches as would hold its rows if all were full, and tells how many it fills, so the loop over them is
+compiled once.
 
-Price, on one core: 1.4 ms for 256 rows into 38, 10 ms for 2048 into 296; with ``balance`` 8 ms and 0.3 s (Python, on
-the thread that reads ahead).
+Price, on one core: 1.4 ms for 256 rows into 38, 10 ms for 2048 into 296; with ``balance`` 8 ms and 0.3 s (Python, in
+the prefetching thread).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _MODEL = (
 
 
 class MicroShape(NamedTuple):
-    """What all steps of one batch size and row length have in common.
+    """What all steps with one batch size and row length share.
 
     Attributes:
         number: Micro-batches that there is room for (K).
-        rows: Rows of each (R).
-        places: Places of a row (T).
-        document_places: Places that a document counts for at least, so that no row has more than T // this of them.
+        rows: Rows per micro-batch (R).
+        places: Positions per row (T).
+        document_places: Positions that a document counts for at least, so that no row has more than T // this of them.
     """
 
     number: int
@@ -54,13 +54,13 @@ class MicroShape(NamedTuple):
 
 
 class MicroPlan(NamedTuple):
-    """Where the rows of a step's batch go. Row r of micro-batch k is row ``r * K + k`` of all K x R.
+    """Where each row of a step's batch goes. Row r of micro-batch k is row ``r * K + k`` of all K x R.
 
     Attributes:
-        place: Where each row of the batch begins, as place of all K x R rows end to end; K x R x T: nowhere, since it
-            holds nothing.
-        segment: Segments of each of the K x R rows, by number in the batch (row x M + number); -1 behind the last.
-        filled: Micro-batches that hold rows: the first ones.
+        place: Where each row of the batch begins, as a position in all K x R rows concatenated; K x R x T: nowhere, as
+            it is empty.
+        segment: Segments of each of the K x R rows, by number in the batch (row x M + number); -1 after the last.
+        filled: Number of micro-batches that hold rows; they come first.
     """
 
     place: Int32[np.ndarray, " B"]
@@ -70,18 +70,18 @@ class MicroPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatchConfig:
-    """How the batch of a step is cut into micro-batches.
+    """How the batch of a step is split into micro-batches.
 
     Attributes:
-        max_tokens: Places of a row of a micro-batch, what a device computes at a time: at least ``seq_len``.
-        balance: ``none``: rows of a batch fill rows one after the other, in their order. ``tokens``, ``flops``: rows
-            cost about the same, the most costly micro-batch first (Karmarkar-Karp under the cap).
-        rows: Rows of a micro-batch; None: as many as the mesh splits rows. What is in which micro-batch follows from
-            it, so give it where a run is to have the same ones on another mesh.
-        model: What FLOPs are of, with ``balance: flops``.
+        max_tokens: Positions in a row of a micro-batch, which a device computes at once: at least ``seq_len``.
+        balance: ``none``: rows of a batch fill rows one after the other, in order. ``tokens``, ``flops``: rows have
+            about equal cost, the most costly micro-batch first (Karmarkar-Karp under the cap).
+        rows: Rows per micro-batch; None: as many as the mesh splits rows. It determines what each micro-batch holds, so
+            set it if a run must have the same ones on another mesh.
+        model: The model whose FLOPs count, with ``balance: flops``.
 
     Raises:
-        ConfigError: a number that is none; FLOPs of no model, or a model without FLOPs.
+        ConfigError: an invalid number; ``flops`` without a model, or a model without ``flops``.
 
     Example:
         >>> config = MicroBatchConfig(8)
@@ -110,7 +110,7 @@ class MicroBatchConfig:
             checked_count("micro_batches.model", size)
 
     def check(self, seq_len: int) -> None:
-        """Raises ConfigError if a row of the dataset has no place."""
+        """Raises ConfigError if a row of the dataset does not fit."""
         if self.max_tokens < seq_len:
             problem, cure = f"is less than a row of {seq_len} tokens (seq_len)", f"Give {seq_len} or more."
             raise ConfigError(problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure)
@@ -120,13 +120,13 @@ class MicroBatchConfig:
 
         Args:
             batch_size: Rows of the batch.
-            seq_len: Places of a row.
-            row_segments: Most segments of a row (M).
-            ways: Ways that a mesh splits rows.
+            seq_len: Positions in a row.
+            row_segments: Most segments in a row (M).
+            ways: Number of ways the mesh splits rows.
         """
         self.check(seq_len)
         rows = self.rows or ways
-        # So many rows fit however full they are, and first fit passes by no row that holds fewer
+        # This many rows fit however full they are, and first fit never skips a row that holds fewer
         number = -(-batch_size // (self.max_tokens // seq_len * rows))
         if number * rows * self.max_tokens > np.iinfo(np.int32).max:
             cure = f"Give {seq_len} or more, but no more than a device computes at a time, or fewer rows."
@@ -139,8 +139,8 @@ class MicroBatchConfig:
         """Where the rows of a batch go.
 
         Args:
-            segments: Segments of each row, zeros behind the last; rows of zeros hold nothing.
-            shape: Of :meth:`shape`.
+            segments: Segment lengths of each row, zeros after the last; rows of zeros are empty.
+            shape: The result of :meth:`shape`.
         """
         tokens, documents = segments.sum(axis=1), (segments > 0).sum(axis=1)
         nonempty = np.flatnonzero(tokens)
@@ -159,12 +159,12 @@ class MicroBatchConfig:
     def _bins(
         self, sizes: Int32[np.ndarray, " n"], segments: Int32[np.ndarray, "n M"], shape: MicroShape
     ) -> dict[int, list[int]]:
-        """Rows of each row of the micro-batches that holds any, ascending."""
+        """The batch's rows in each non-empty row of the micro-batches, ascending."""
         if self.balance == "none":
             filled = first_fit(sizes, shape.places)
             return {n % shape.rows * shape.number + n // shape.rows: rows for n, rows in enumerate(filled)}
         costs = sizes if self.model is None else self.model.flops(segments).sum(axis=1)
-        spare = max(shape.number * shape.rows - sizes.size, 0)  # nothing at all, for what stays empty
+        spare = max(shape.number * shape.rows - sizes.size, 0)  # nothing, for rows that stay empty
         by_rank = micro_batches(
             np.pad(sizes, (0, spare)), shape.places, ranks=shape.rows, costs=np.pad(costs, (0, spare))
         )

@@ -1,4 +1,4 @@
-"""``MicroBatches``: the batch of a step, in micro-batches whose losses and gradients add up to those of the whole.
+"""``MicroBatches``: the batch of a step as micro-batches whose losses and gradients sum to those of the whole batch.
 
 .. code-block:: python
 
@@ -9,11 +9,11 @@
     def train_step(params, step: MicroBatches):
         value, gradient = step.sum(lambda batch, whole: jax.value_and_grad(loss)(params, batch, whole))
 
-A mean over micro-batches of means is not the mean over the step: they hold different numbers of labels. ``whole`` is
-the step's denominator, whichever it is (:mod:`headrace.batch.loss`), as each micro-batch has to apply it.
+The mean of micro-batch means is not the mean over the step, as micro-batches hold different numbers of labels.
+``whole`` is the step's denominator (:mod:`headrace.batch.loss`) in the form that each micro-batch has to apply.
 
-All K x R rows are one :class:`~headrace.batch.packed_batch.PackedBatch`, sharded as any batch is. Row r of micro-batch
-k is row ``r * K + k``: each device takes its own rows out, and nothing is moved.
+All K x R rows are one :class:`~headrace.batch.packed_batch.PackedBatch`, sharded like any batch. Row r of micro-batch k
+is row ``r * K + k``: each device selects its own rows, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class MicroBatches(eqx.Module):
     """The batch of a step as up to K micro-batches of R rows.
 
     Attributes:
-        rows: All rows, also those that are empty; ``source_id`` is that of the first of the batch's rows in each.
-        count: Micro-batches that hold rows: the first ones.
-        segment_sources: Source of each segment of ``rows``; -1 behind the last.
+        rows: All rows, including empty ones; ``source_id`` is that of the first batch row in each.
+        count: Number of micro-batches that hold rows; they come first.
+        segment_sources: Source of each segment of ``rows``; -1 after the last.
         number: Micro-batches that there is room for (K). Static under jit.
 
     Example:
@@ -67,31 +67,31 @@ class MicroBatches(eqx.Module):
     number: int = eqx.field(static=True)
 
     def at(self, k: int | Int[Array, ""]) -> PackedBatch:
-        """Micro-batch ``k``; those from ``count`` on hold nothing."""
-        return jax.tree.map(partial(self._taken, k), self.rows)
+        """Micro-batch ``k``; those from ``count`` on are empty."""
+        return jax.tree.map(partial(self._take_rows, k), self.rows)
 
-    def _taken(self, k: int | Int[Array, ""], leaf: Any) -> Any:
+    def _take_rows(self, k: int | Int[Array, ""], leaf: Any) -> Any:
         return leaf.reshape(-1, self.number, *leaf.shape[1:])[:, k]
 
     def sum(self, function: Callable[[PackedBatch, Denominator], T], denominator: Denominator = "weights") -> T:
-        """What ``function`` gives for the micro-batches that hold rows, added up: a loss, its gradient, any pytree of
-        arrays. The loop is compiled once, whatever their number.
+        """Sums ``function`` over the micro-batches that hold rows: a loss, its gradient, any pytree of arrays. The loop
+        is compiled once, whatever their number.
 
         Args:
-            function: Of a micro-batch, and the denominator to give its losses.
-            denominator: Of the whole step.
+            function: Takes a micro-batch, and the denominator to pass to its losses.
+            denominator: The denominator of the whole step.
         """
         share = coefficients(self.rows, denominator)
         if share.ndim:
             share = jnp.broadcast_to(share, (self.rows.batch_size, share.shape[-1]))
 
         def of_micro_batch(k: Int[Array, ""]) -> T:
-            own_share = self._taken(k, share) if share.ndim else share
+            own_share = self._take_rows(k, share) if share.ndim else share
 
-            def whole(_: LossBatch) -> Array:
+            def denominator_of_step(_: LossBatch) -> Array:
                 return 1.0 / own_share
 
-            return function(self.at(k), whole)
+            return function(self.at(k), denominator_of_step)
 
         shapes = jax.eval_shape(of_micro_batch, self.count)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
@@ -109,17 +109,17 @@ def lay_out(
     shape: MicroShape,
     sharding: NamedSharding | None = None,
 ) -> MicroBatches:
-    """The micro-batches of a batch, as a :class:`~headrace.batch.micro_plan.MicroPlan` has them.
+    """Lays out a batch as micro-batches, by a :class:`~headrace.batch.micro_plan.MicroPlan`.
 
-    A collective where rows lie on several devices: all processes must call it, in the same order.
+    This is a collective if rows are on several devices: all processes must call it, in the same order.
 
     Args:
-        batch: The batch, wherever its rows lie.
-        place: The plan's.
-        segment: The plan's.
-        count: The plan's.
+        batch: The batch, on host or devices.
+        place: The plan's ``place``.
+        segment: The plan's ``segment``.
+        count: The plan's ``filled``.
         shape: Shape of the micro-batches.
-        sharding: Of ``[N, T]`` arrays; None: as jax has it.
+        sharding: Sharding of ``[N, T]`` arrays; None: jax's default.
     """
     lay = partial(_laid_out, shape)
     if sharding is None:
@@ -142,7 +142,7 @@ def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, c
     number, rows, tokens_each, _ = shape
     size = number * rows * tokens_each
     begins = jnp.full(size, -1, np.int32).at[place].set(jnp.arange(place.size, dtype=np.int32), mode="drop")
-    row = jax.lax.cummax(begins.reshape(-1, tokens_each), axis=1)  # rows ascend
+    row = jax.lax.cummax(begins.reshape(-1, tokens_each), axis=1)  # rows are ascending
     column = jnp.arange(tokens_each, dtype=np.int32) - jnp.where(row >= 0, place[row] % tokens_each, 0)
     lengths = batch.segment_lengths
     if lengths is None:
@@ -155,22 +155,22 @@ def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, c
     inside = jnp.arange(tokens_each) < own_lengths.sum(axis=1)[:, None]
     column = jnp.where(inside, column, 0)
 
-    def beside(values: Any) -> Any:
-        """What stands beside each token, or one value a row of the batch."""
-        taken = values[row, 0 if values.shape[1] == 1 else column]
-        return jnp.where(inside.reshape(*inside.shape, *[1] * (taken.ndim - 2)), taken, np.zeros((), values.dtype))
+    def spread(values: Any) -> Any:
+        """Lays out per-token values, or one value per row of the batch."""
+        entries = values[row, 0 if values.shape[1] == 1 else column]
+        return jnp.where(inside.reshape(*inside.shape, *[1] * (entries.ndim - 2)), entries, np.zeros((), values.dtype))
 
     of_tokens = ("log_probs", "loss_mask", "policy_version", "token_mask", "weights")
     leaves = {name: getattr(batch, name) for name in of_tokens}
     laid = PackedBatch(
-        beside(batch.token_ids),
+        spread(batch.token_ids),
         jnp.where(inside[:, 0], batch.source_id[row[:, 0]], -1),
         segment_lengths=own_lengths,
         rewards=None if batch.rewards is None else of_segments(batch.rewards, 0),
         group_ids=None if batch.group_ids is None else of_segments(batch.group_ids, -1),
         pairs=batch.pairs,
-        extras=batch.extras and {name: beside(leaf) for name, leaf in batch.extras.items()},
-        **{name: None if leaf is None else beside(leaf) for name, leaf in leaves.items()},
+        extras=batch.extras and {name: spread(leaf) for name, leaf in batch.extras.items()},
+        **{name: None if leaf is None else spread(leaf) for name, leaf in leaves.items()},
     )
     sources = of_segments(jnp.broadcast_to(batch.source_id[:, None], lengths.shape), -1)
     return MicroBatches(laid, jnp.asarray(count, np.int32), sources, number)

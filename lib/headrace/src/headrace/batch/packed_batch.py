@@ -1,14 +1,14 @@
 """``PackedBatch``: the one contract between data and training (seed 002).
 
 ``token_weights[b, i]`` multiplies the loss of predicting ``labels[b, i]`` from position i. The last position of each
-segment and all padding weigh 0, and no label crosses a segment: labels, positions and weights are derived from tokens
-and segments, so they cannot disagree with them.
+segment and all padding have weight 0, and no label crosses a segment: labels, positions and weights are derived from
+tokens and segments, so they always agree with them.
 
-A batch holds, and sends to the devices, only what cannot be derived: token ids in the narrowest dtype and a few
-numbers a row. The rest are properties; used inside a jitted training step they cost nothing to move and fuse with what
-uses them, in the batch's own sharding. Outside jit they are computed where the tokens are: numpy on the host, jax on
-devices. ``expand()`` and ``flatten()`` write them out; expanded batches of one shape have one structure, whatever they
-were made for, so that one compiled training step serves them all.
+A batch holds, and transfers to devices, only what cannot be derived: token ids in the narrowest dtype and a few numbers
+per row. Everything else is a property; in a jitted training step it costs no transfer and fuses with its consumer, in
+the batch's own sharding. Outside jit it is computed where the tokens are: by numpy on the host, by jax on devices.
+``expand()`` and ``flatten()`` materialise all of it; expanded batches of one shape have one structure, whatever they
+were made for, so one compiled training step handles them all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class ExpandedBatch(eqx.Module):
-    """B rows of S tokens with everything that a training step reads, as arrays; see :class:`PackedBatch` for each."""
+    """B rows of S tokens with everything a training step reads, as arrays; see :class:`PackedBatch` for each."""
 
     tokens: Int32[Any, "B S"]
     labels: Int32[Any, "B S"]
@@ -45,7 +45,7 @@ class ExpandedBatch(eqx.Module):
 
 
 class FlatBatch(eqx.Module):
-    """T tokens of n segments end to end; nanomoe's form once it is compact.
+    """T tokens of n segments, concatenated; nanomoe's form once compacted.
 
     Segment k is ``tokens[cu_seqlens[k]:cu_seqlens[k + 1]]``; weight i multiplies the loss of label i.
 
@@ -57,7 +57,7 @@ class FlatBatch(eqx.Module):
         cu_seqlens: Where segments begin, and T.
         token_weights: Weight of each label's loss.
         log_probs: Log probability of each label under the policy that sampled it, or None.
-        extras: Further leaves, each ``[T, ...]``, beside the tokens; None: there are none.
+        extras: Further per-token leaves, each ``[T, ...]``; None: there are none.
     """
 
     tokens: Int32[Any, " T"]
@@ -70,7 +70,7 @@ class FlatBatch(eqx.Module):
     extras: dict[str, Any] | None = None
 
     def compact(self) -> FlatBatch:
-        """Without padding and without empty ranges, on the host.
+        """Removes padding and empty ranges, on the host.
 
         Raises:
             ConfigError: the arrays are on a device, where shapes must not depend on values.
@@ -81,7 +81,7 @@ class FlatBatch(eqx.Module):
             )
         is_token = self.segment_ids >= 0
         bounds = np.unique(np.concatenate([[0], np.cumsum(is_token)])[self.cu_seqlens]).astype(np.int32)
-        of_tokens = replace(self, cu_seqlens=self.segment_ids)  # so that all leaves go by token
+        of_tokens = replace(self, cu_seqlens=self.segment_ids)  # so that every leaf is per token
         return replace(jax.tree.map(lambda leaf: leaf[is_token], of_tokens), cu_seqlens=bounds)
 
     @property
@@ -91,29 +91,29 @@ class FlatBatch(eqx.Module):
 
 
 class PackedBatch(eqx.Module):
-    """B rows of S tokens, each row one or more segments (documents) end to end.
+    """B rows of S tokens; each row is one or more segments (documents), concatenated.
 
     Attributes:
         token_ids: Token ids as stored, of any integer dtype. Use :attr:`tokens`.
-        source_id: Number of the source that each row came from; -1 for rows that only fill up the batch.
+        source_id: Number of the source of each row; -1 for rows that only fill up the batch.
         log_probs: Log probability of each label under the policy that sampled it (RL), or None.
-        rewards: One reward a segment (RL), or None.
-        segment_lengths: Tokens of each row's segments, zeros behind the last; what they leave of a row is padding.
-            None: rows are full, and ``eos_id`` says where segments end.
+        rewards: One reward per segment (RL), or None.
+        segment_lengths: Tokens of each row's segments, zeros after the last; the rest of the row is padding. None: rows
+            are full, and ``eos_id`` says where segments end.
         eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
-        loss_mask: Which labels are trained on, beside what segments say (RL, and SFT of examples); None: all.
-            Position i stands for token i + 1; a mask of tokens, as caches have it, is ``token_mask``.
+        loss_mask: Which labels are trained on, as far as segments allow (RL, and SFT of examples); None: all. Position
+            i is about token i + 1; for a mask of tokens, as in caches, see ``token_mask``.
         weights: Weight of each label (RL: its advantage), or ``[B, 1]``, one for each row (its source's); None: 1.
-            Where a label is not trained on, it does not count.
+            Ignored where a label is not trained on.
         group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
         policy_version: Version of the policy that sampled each label (RL), or None.
         token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position counts if the token
-            behind it does. Numbers that are not whole are weights too: so much weighs the loss of the label, and a
-            label of weight 0 is not trained on. None: all.
-        pairs: Whether the segments of each row are chosen and rejected in turn: rejected ones weigh -1, and both of a
-            pair are one group. Static under jit.
-        extras: Further leaves, each ``[B, S, ...]``, one entry beside each token: columns of caches, or where pictures
-            go. Carried as they are; :meth:`of_labels` has them beside the labels.
+            after it does. Float values are weights as well: they weight the label's loss, and a label with weight 0 is
+            not trained on. None: all.
+        pairs: Whether the segments of each row alternate between chosen and rejected: rejected ones weigh -1, and the
+            two of a pair are one group. Static under jit.
+        extras: Further leaves, each ``[B, S, ...]``, one entry per token: columns of caches, or where pictures go.
+            Carried unchanged; :meth:`of_labels` aligns them with labels.
 
     Example:
         >>> batch = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0)
@@ -155,7 +155,7 @@ class PackedBatch(eqx.Module):
 
     @property
     def valid(self) -> Bool[Any, " B"]:
-        """False for rows that only fill up the batch, as the last one of a finite dataset."""
+        """False for rows that only fill up the batch, as in the last batch of a finite dataset."""
         return self.source_id >= 0
 
     @property
@@ -169,10 +169,10 @@ class PackedBatch(eqx.Module):
         return self._ahead(self.tokens, 1)
 
     def of_labels(self, name: str) -> Shaped[Any, "B S ..."]:
-        """A leaf of ``extras`` beside the labels: at position i what stands beside token i + 1; 0 at a segment's end.
+        """A leaf of ``extras`` aligned with labels: position i holds the entry of token i + 1; 0 at a segment's end.
 
         Raises:
-            ConfigError: there is no such leaf.
+            ConfigError: no such leaf.
 
         Example:
             >>> batch = pack_rows(np.array([[5, 6, 7]]), extras={"score": np.array([[0.1, 0.2, 0.3]], np.float32)})
@@ -183,9 +183,9 @@ class PackedBatch(eqx.Module):
         return self._ahead((self.extras or {})[name], 1)
 
     def next_labels(self, count: int) -> Int32[Any, "B S n"]:
-        """The next ``count`` tokens of the segment at each position, for heads that predict several; 0 behind its end.
+        """The next ``count`` tokens of the segment at each position, for multi-token prediction; 0 past its end.
 
-        Derived where the batch lies; what weighs the loss of each is :meth:`next_weights`.
+        Derived where the batch is stored; :meth:`next_weights` gives the loss weights.
 
         Example:
             >>> pack_rows(np.array([[5, 6, 7]])).next_labels(2).tolist()
@@ -194,7 +194,7 @@ class PackedBatch(eqx.Module):
         return self._xp.stack([self._ahead(self.tokens, distance) for distance in range(1, count + 1)], axis=-1)
 
     def next_weights(self, count: int) -> Float32[Any, "B S n"]:
-        """Loss weight of each of :meth:`next_labels`: that of the label wherever it is the next token.
+        """Loss weights of :meth:`next_labels`: each token's own weight as a next token.
 
         Example:
             >>> pack_rows(np.array([[5, 6, 7]])).next_weights(2).tolist()
@@ -205,7 +205,7 @@ class PackedBatch(eqx.Module):
         return self._xp.stack([weights, *further], axis=-1)
 
     def _ahead(self, values: Any, distance: int) -> Any:
-        """What stands so many positions further on, within the segment; 0 elsewhere."""
+        """The value this many positions ahead, within the segment; 0 elsewhere."""
         ends = self._ends
         for back in range(1, distance):
             ends = ends | shifted(self._ends, -back, True)
@@ -214,7 +214,7 @@ class PackedBatch(eqx.Module):
 
     @property
     def label_mask(self) -> Bool[Any, "B S"]:
-        """Which labels are trained on: none at the end of a segment, none in padding, else as the masks say."""
+        """Which labels are trained on: none at the end of a segment or in padding, otherwise as the masks tell."""
         trained = ~self._ends & self.valid[:, None]
         if self.segment_lengths is not None:
             trained = trained & ~self._padding
@@ -224,8 +224,8 @@ class PackedBatch(eqx.Module):
 
     @property
     def token_weights(self) -> Float32[Any, "B S"]:
-        """Loss weight of each label: 1, or what ``weights`` says, times that of ``token_mask``; minus that in the
-        rejected ones of ``pairs``; 0 where a label is not trained on.
+        """Loss weight of each label: ``weights`` (or 1) times ``token_mask``, negated in rejected segments of
+        ``pairs``; 0 where a label is not trained on.
         """
         has_weights = self.token_mask is not None and jnp.issubdtype(self.token_mask.dtype, jnp.floating)
         if self.weights is None and not self.pairs and not has_weights:
@@ -253,8 +253,8 @@ class PackedBatch(eqx.Module):
     def cu_seqlens(self) -> Int32[Any, "B M1"]:
         """Where segments begin: row b's segment k is ``tokens[b, cu_seqlens[b, k]:cu_seqlens[b, k + 1]]``.
 
-        Entries past the last segment are S, so padding is covered by one more range. M is 1 where each row is one
-        segment; one more than the width of ``segment_lengths``; else S, the most that there can be.
+        Entries past the last segment are S, so one more range covers the padding. M is 1 if each row is one segment;
+        one more than the width of ``segment_lengths``, if given; otherwise S, the maximum.
         """
         xp, length = self._xp, self.seq_len
         if self.segment_lengths is not None:
@@ -270,17 +270,17 @@ class PackedBatch(eqx.Module):
 
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
-        """Group of each range of ``cu_seqlens``: ``group_ids``; where there are none, each pair or range is its own."""
+        """Group of each range of ``cu_seqlens``: ``group_ids``; without them, each pair or range is its own group."""
         rows, ranges = self.token_ids.shape[0], self.cu_seqlens.shape[1] - 1
         if self.group_ids is None:
             size = 2 if self.pairs else 1
             first = -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None] + self._zeros
             return first + self._xp.arange(ranges, dtype=np.int32) // size
-        spare = ranges - self.group_ids.shape[1]  # padding, which nothing is trained on: any group will do
+        spare = ranges - self.group_ids.shape[1]  # padding is not trained on: any group will do
         return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
 
     def expand(self) -> ExpandedBatch:
-        """All that is derived, as arrays: on the devices, and in the batch's own sharding, if the tokens are there.
+        """Everything derived, as arrays; if the tokens are on devices, there and in the batch's sharding.
 
         Example:
             >>> pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).expand().labels.tolist()
@@ -292,10 +292,10 @@ class PackedBatch(eqx.Module):
         )  # fmt: skip
 
     def flatten(self) -> FlatBatch:
-        """The batch as one sequence of T = B x S tokens, with one ``cu_seqlens``: for kernels of variable length.
+        """The batch as one sequence of T = B x S tokens with one ``cu_seqlens``, for variable-length kernels.
 
-        Its shape depends on the batch's shape alone, so it works under jit: ranges that a row does not use are empty,
-        and padding is a range of its own. :meth:`FlatBatch.compact` leaves both out, on the host.
+        Its shape depends only on the batch's shape, so it works under jit: unused ranges are empty, and padding is a
+        range of its own. :meth:`FlatBatch.compact` removes both, on the host.
 
         Example:
             >>> flat = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).flatten()
@@ -334,11 +334,11 @@ class PackedBatch(eqx.Module):
         positions = self._xp.arange(self.seq_len, dtype=np.int32)
         if self._xp is np:
             return np.broadcast_to(positions, self.token_ids.shape)
-        return positions + self.tokens * 0  # sharded as these are; compiled, the product is gone
+        return positions + self.tokens * 0  # sharded like these; the compiler removes the product
 
     @property
     def _zeros(self) -> Int32[Any, "B 1"]:
-        """One a row, sharded as rows are."""
+        """A zero per row, sharded like the rows."""
         return self.source_id[:, None] * 0
 
     @property
@@ -370,7 +370,7 @@ def pack_rows(
     pairs: bool = False,
     extras: dict[str, np.ndarray] | None = None,
 ) -> PackedBatch:
-    """A batch of rows that all hold data, on the host. Arguments are its attributes; without ``source_id`` it is 0."""
+    """A batch whose rows all hold data, on the host. Arguments are its attributes; ``source_id`` defaults to 0."""
     rows = token_ids.shape[0]
     return PackedBatch(
         token_ids=token_ids,

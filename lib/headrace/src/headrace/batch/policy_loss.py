@@ -1,7 +1,7 @@
-"""Losses of reinforcement learning, as three steps: a ratio, a clip, a sum that :func:`weighted_mean` divides.
+"""Losses for reinforcement learning, in three steps: a ratio, a clip, and a sum normalised by :func:`weighted_mean`.
 
-With A the batch's token weights (advantages), p the policy that is trained, o the *old* policy (the trainer's when the
-step's batches were made), s the *sampler's* (``batch.log_probs``), and r a ratio of p to o::
+With A the batch's token weights (advantages), p the trained policy, o the *old* policy (the trainer's when the step's
+batches were made), s the *sampler's* (``batch.log_probs``), and r a ratio of p to o::
 
     ratio     r[i] = p[i] / o[i]                        level "token"
               r[i] = exp(mean over the segment of log(p / o))       "sequence": GSPO
@@ -12,9 +12,9 @@ step's batches were made), s the *sampler's* (``batch.log_probs``), and r a rati
               "log_prob":  f = sg(min(max(r, 1 - low), 1 + high));                           term - A f log p
     loss      sum of c * correction * term  +  kl_coef * sum of c * KL  -  entropy_coef * sum of c * H
 
-``sg`` stops the gradient, c is the denominator's coefficient (:mod:`headrace.batch.loss`), and sums are over the labels
-that are trained on. ``- A min(r, ..)`` and so on is PPO's ``- min(r A, clip(r) A)``, written for one sign at a time.
-A log ratio is bounded to +-20, so that nothing becomes infinite.
+``sg`` stops the gradient, c is the denominator's coefficient (:mod:`headrace.batch.loss`), and sums are over trained
+labels. ``- A min(r, ..)`` and so on is PPO's ``- min(r A, clip(r) A)``, written out by sign. Log ratios are bounded to
++-20, so that nothing becomes infinite.
 
 =======================  ===========================================================================================
 preset                   what differs from the one before
@@ -28,14 +28,14 @@ preset                   what differs from the one before
 ``cispo``                "log_prob", clipped above at 5 alone, a mean over tokens: arXiv:2506.13585
 =======================  ===========================================================================================
 
-Dr. GRPO (arXiv:2503.20783) is PPO's with a number for denominator: completions x their longest length.
+Dr. GRPO (arXiv:2503.20783) is PPO's with a number as denominator: completions x their longest length.
 
 Sources of the rest: dual clip, Ye et al., arXiv:1912.09729; estimators of KL, Schulman, "Approximating KL divergence",
 2020; truncated and masked correction of the sampler's mismatch, Yao et al., "Your efficient RL framework secretly
 brings you off-policy RL training", 2025, and Ling Team, arXiv:2510.18855 (IcePop); masks of sequences far from the old
 policy, and KL times the ratio, DeepSeek-AI, arXiv:2512.02556.
 
-Price: elementwise over [B, S], and two scatters for a level of sequences.
+Price: elementwise over [B, S], and two scatters for sequence levels.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Correction:
     """The weight of each label for the mismatch between sampler and trainer: ``w = o / s``, bounded, without gradient.
 
     Attributes:
-        level: Of the ratio; see the module.
-        low: The least ratio.
-        high: The largest ratio.
-        outside: What becomes of others: ``clip`` bounds them (truncated importance sampling), ``mask`` takes their
-            labels out of the sum (masked; IcePop), not out of the denominator.
+        level: Level of the ratio; see the module.
+        low: Lower bound of the ratio.
+        high: Upper bound of the ratio.
+        outside: What happens to ratios out of bounds: ``clip`` bounds them (truncated importance sampling), ``mask``
+            removes their labels from the sum (masked; IcePop), not from the denominator.
 
     Raises:
-        ConfigError: a bound is negative, or the lower one above the upper one; no such level or way.
+        ConfigError: a bound is negative or the lower one exceeds the upper one; no such ``level`` or ``outside``.
     """
 
     level: Level = "token"
@@ -88,25 +88,25 @@ class Correction:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss of reinforcement learning; see the module for what each setting means in it.
+    """A loss for reinforcement learning; the module defines what each setting does.
 
     Attributes:
         objective: ``ratio``: the gradient goes through the ratio; ``log_prob``: the ratio weighs log p.
-        level: Of the ratio.
-        clip_low: How far below 1 the ratio may count; None: any.
-        clip_high: How far above 1; None: any.
-        dual_clip: With negative advantages, the largest ratio that counts, above ``1 + clip_high``; None: any.
+        level: Level of the ratio.
+        clip_low: How far below 1 the ratio counts; None: no limit.
+        clip_high: How far above 1 the ratio counts; None: no limit.
+        dual_clip: With negative advantages, the largest ratio that counts, above ``1 + clip_high``; None: no limit.
         kl_coef: Weight of the KL divergence to the reference.
-        kl: Its estimator, see :func:`kl_estimate`.
-        kl_ratio: Whether it is multiplied with the ratio, which makes its gradient that of KL off the policy too.
+        kl: Estimator of the KL divergence, see :func:`kl_estimate`.
+        kl_ratio: Whether it is multiplied by the ratio, so that its gradient is KL's off-policy as well.
         entropy_coef: Weight of the entropy bonus.
-        correction: For the mismatch between sampler and trainer; None: none.
-        max_sequence_kl: Segments whose mean ``log s - log p`` is above this are not trained on where their advantage
-            is negative (they stay in the denominator); None: all are.
-        denominator: Of all terms; see :mod:`headrace.batch.loss`.
+        correction: Correction for the mismatch between sampler and trainer; None: none.
+        max_sequence_kl: Segments with a mean ``log s - log p`` above this are not trained on where their advantage is
+            negative (they stay in the denominator); None: all are.
+        denominator: Denominator of all terms; see :mod:`headrace.batch.loss`.
 
     Raises:
-        ConfigError: a coefficient or a bound is negative, or no such choice.
+        ConfigError: a coefficient or a bound is negative; no such choice.
 
     Example:
         >>> PolicyLoss(clip_low=0.2, clip_high=0.28, correction=Correction(high=2.0)).objective
@@ -161,28 +161,28 @@ def policy_loss(
     reference_log_probs: Float[Array, "B S"] | None = None,
     entropy: Float[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """The loss of a batch of rollouts, and what to look at beside it.
+    """The loss of a batch of rollouts, and metrics to monitor.
 
     Args:
-        log_probs: Of each label under the policy that is trained, e.g. of
-            :func:`~headrace.batch.vocabulary.hidden_stats`: gradients go to these and to ``entropy``, to nothing else.
-        batch: Its token weights are the advantages.
+        log_probs: Log probability of each label under the trained policy, for example from
+            :func:`~headrace.batch.vocabulary.hidden_stats`: gradients flow only to these and to ``entropy``.
+        batch: The batch; its token weights are the advantages.
         loss: Settings, or a preset of the module's table.
-        old_log_probs: Under the policy that the ratio is to; None: the sampler's.
+        old_log_probs: Under the old policy of the ratio; None: the sampler's.
         sampler_log_probs: As sampled; None: ``batch.log_probs``.
         reference_log_probs: Under the reference model, for KL.
-        entropy: At each label, for a bonus; it is also reported where it is given.
+        entropy: Entropy at each label, for a bonus; reported whenever given.
 
     Returns:
-        The loss, and means over the labels that are trained on (of the whole batch, on all devices): ``policy_loss``
-        is the first term; ``ratio_mean``, ``ratio_min``, ``ratio_max``; ``clip_low_share`` and ``clip_high_share``,
-        where the clip holds the gradient back, and ``dual_clip_share``; ``old_kl``, the mean of log o - log p;
-        ``sampler_kl``, ``sampler_kl_k2`` and ``sampler_entropy``, of s; ``kl`` (to the reference); ``entropy``;
-        ``correction_mean``, ``correction_min``, ``correction_max`` and ``correction_share``, those out of bounds;
-        ``sequence_mask_share``. What was not asked for is not there.
+        The loss, and means over trained labels (of the whole batch, on all devices): ``policy_loss``, the first term;
+        ``ratio_mean``, ``ratio_min``, ``ratio_max``; ``clip_low_share`` and ``clip_high_share``, where the clip blocks
+        the gradient, and ``dual_clip_share``; ``old_kl``, the mean of log o - log p; ``sampler_kl``, ``sampler_kl_k2``
+        and ``sampler_entropy``, of s; ``kl`` (to the reference); ``entropy``; ``correction_mean``, ``correction_min``,
+        ``correction_max`` and ``correction_share``, the share out of bounds; ``sequence_mask_share``. Metrics whose
+        inputs or settings are missing are omitted.
 
     Raises:
-        ConfigError: log probabilities that the settings need are missing; shapes do not fit; no such preset.
+        ConfigError: log probabilities that the settings need are missing; shapes do not match; no such preset.
 
     Example:
         >>> import numpy as np
@@ -198,10 +198,10 @@ def policy_loss(
     sampler = getattr(batch, "log_probs", None) if sampler_log_probs is None else sampler_log_probs
     old = sampler if old_log_probs is None else old_log_probs
     arrays = {"sampler_log_probs": sampler, "reference_log_probs": reference_log_probs, "entropy": entropy}
-    needed_old = old if loss.correction is None else old_log_probs  # against itself the sampler needs no correction
+    needed_old = old if loss.correction is None else old_log_probs  # the sampler needs no correction relative to itself
     _check_arrays(loss, batch, {"log_probs": log_probs, "old_log_probs": needed_old, **arrays})
     metrics: dict[str, Any] = {}
-    if old is None:  # the ratio is clipped to 1, whatever it is
+    if old is None:  # the ratio is always clipped to 1
         old = log_probs
     ratio = importance_ratio(log_probs, old, batch, loss.level)
     clipped, clip_shares = _clip(ratio, advantages, loss)
@@ -244,12 +244,12 @@ def resolve(loss: PolicyLoss | str) -> PolicyLoss:
 def importance_ratio(
     log_probs: Float[Array, "B S"], old_log_probs: Float[Array, "B S"], batch: LossBatch, level: Level = "token"
 ) -> Float[Array, "B S"]:
-    """The ratio of two policies at each label; 1 where a label is not trained on. No gradient goes to the old one.
+    """The ratio of two policies at each label; 1 where a label is not trained on. No gradient flows to the old policy.
 
     Args:
-        log_probs: Of each label under the policy that is trained.
-        old_log_probs: Under the old one.
-        batch: Says which labels are trained on, and to which segment each belongs.
+        log_probs: Log probability of each label under the trained policy.
+        old_log_probs: The same under the old policy.
+        batch: Determines which labels are trained on, and the segment of each.
         level: See the module.
 
     Example:
@@ -266,7 +266,7 @@ def importance_ratio(
         log_ratio = spread_segments(segment_sums(log_ratio, batch), batch)
     elif level != "token":
         mean = segment_means(log_ratio, batch)
-        drift = log_ratio - jax.lax.stop_gradient(log_ratio)  # 0; its gradient is the token's
+        drift = log_ratio - jax.lax.stop_gradient(log_ratio)  # its value is 0, its gradient the token's
         log_ratio = jax.lax.stop_gradient(mean) + drift if level == "sequence_token" else mean
     return jnp.exp(jnp.where(mask, jnp.clip(log_ratio, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO), 0))
 
@@ -277,11 +277,11 @@ def kl_estimate(
     """An estimate of KL(policy || reference) from samples of the policy, label by label.
 
     With ``x = log reference - log policy``: k1 is ``-x``, unbiased and of either sign; k2 is ``x^2 / 2``, whose
-    gradient is that of KL; k3 is ``exp(x) - x - 1``, unbiased and never negative (Schulman, 2020). No gradient goes to
+    gradient is that of KL; k3 is ``exp(x) - x - 1``, unbiased and never negative (Schulman, 2020). No gradient flows to
     the reference.
 
     Raises:
-        ConfigError: no such estimator.
+        ConfigError: unknown estimator.
 
     Example:
         >>> [round(float(kl_estimate(jnp.array(-1.0), jnp.array(-2.0), name)), 4) for name in ("k1", "k2", "k3")]
@@ -297,7 +297,7 @@ def kl_estimate(
 def _clip(
     ratio: Float[Array, "B S"], advantages: Float[Array, "B S"], loss: PolicyLoss
 ) -> tuple[Float[Array, "B S"], dict[str, Bool[Array, "B S"]]]:
-    """The ratio that counts, and where it is another than the ratio."""
+    """The clipped ratio, and where it differs from the ratio."""
     low = 0.0 if loss.clip_low is None else 1 - loss.clip_low
     high = jnp.inf if loss.clip_high is None else 1 + loss.clip_high
     below, above = ratio < low, ratio > high
@@ -316,7 +316,7 @@ def _clip(
 def _correct(
     old: Any, sampler: Any, batch: LossBatch, correction: Correction
 ) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
-    """The weight of each label for the sampler's mismatch, and where the ratio was out of bounds."""
+    """The correction weight of each label for the sampler's mismatch, and where the ratio was out of bounds."""
     ratio = importance_ratio(jax.lax.stop_gradient(old), sampler, batch, correction.level)
     outside = (ratio < correction.low) | (ratio > correction.high)
     if correction.outside == "mask":
@@ -325,7 +325,7 @@ def _correct(
 
 
 def _extremes(name: str, values: Float[Array, "B S"], mask: Bool[Array, "B S"]) -> dict[str, Any]:
-    """Mean, least and largest value of labels that are trained on; 1 where there are none."""
+    """Mean, minimum and maximum over trained labels; 1 if there are none."""
     has_labels = mask.any()
     least, most = jnp.where(mask, values, jnp.inf).min(), jnp.where(mask, values, -jnp.inf).max()
     return {
@@ -336,7 +336,7 @@ def _extremes(name: str, values: Float[Array, "B S"], mask: Bool[Array, "B S"]) 
 
 
 def _mean_of(values: Any, batch: LossBatch) -> Float[Array, ""]:
-    """A number as it is; of what is said about labels, the mean over those that are trained on."""
+    """A scalar as it is; of per-label values, the mean over trained labels."""
     return jnp.asarray(values, jnp.float32) if jnp.ndim(values) == 0 else token_mean(values, batch, "tokens")
 
 

@@ -1,16 +1,16 @@
 """Preference pairs as weighted pairs: the same batch and the same loss as everything else.
 
-A pair is two examples that stay together: the even one is chosen, the odd one is rejected. Its loss is the unified
-loss with a positive weight on the tokens of the one and a negative weight on those of the other.
+A pair is two examples that stay together: the even one is chosen, the odd one rejected. Its loss is the unified loss
+with positive weights on the chosen tokens and negative weights on the rejected ones.
 
 DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r)), where p is the policy and q the
 reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log p_r)`` for ``w = beta * sigmoid(-m)``
-held fixed. :func:`pair_log_probs` sums the log probabilities of both sides, :func:`dpo_weights` gives w, and
-:func:`pair_weights` lays it over the tokens; divide by the number of pairs (``denominator=pairs``).
+held fixed. :func:`pair_log_probs` sums the log probabilities of both sides, :func:`dpo_weights` returns w, and
+:func:`pair_weights` spreads it over the tokens; divide by the number of pairs (``denominator=pairs``).
 
 Pairs of a cache (``headrace build --kind preference``) are packed as units by a static plan, ``unit=2`` of
-:class:`~headrace.data.packed.PackedTokenDataset`; :func:`pack_pairs` packs pairs that are in memory. Either way
-batches say ``pairs``: their weights get their sign from it.
+:class:`~headrace.data.packed.PackedTokenDataset`; :func:`pack_pairs` packs pairs in memory. Either way batches have
+``pairs`` set, which gives the weights their sign.
 
 Price: DPO needs the log probabilities of both sides before the step: one forward pass of policy and reference each.
 
@@ -34,16 +34,16 @@ from headrace.errors import ConfigError
 
 
 def pair_log_probs(batch: PackedBatch, log_probs: Float[Any, "B S"]) -> tuple[Float[Any, "B P"], Float[Any, "B P"]]:
-    """Log probability of the chosen and of the rejected answer of each pair: sums over the labels that are trained on.
+    """Log probabilities of the chosen and the rejected answer of each pair: sums over trained labels.
 
-    For batches on the host and, under jit or not, on devices. P is half the width of ``segment_lengths``; rows that
-    hold fewer pairs have zeros behind them.
+    Works on host and device batches, under jit or not. P is half the width of ``segment_lengths``; rows with fewer
+    pairs are padded with zeros.
 
     Args:
         batch: Rows of pairs.
-        log_probs: Of each label.
+        log_probs: Log probability of each label.
     """
-    assert batch.segment_lengths is not None  # rows of pairs know their segments
+    assert batch.segment_lengths is not None  # rows of pairs always have segment lengths
     xp = np if isinstance(batch.token_ids, np.ndarray) else jnp
     of_labels = xp.where(batch.label_mask, log_probs, 0)
     width = -(-batch.segment_lengths.shape[1] // 2) * 2
@@ -53,11 +53,11 @@ def pair_log_probs(batch: PackedBatch, log_probs: Float[Any, "B S"]) -> tuple[Fl
 
 
 def pair_weights(batch: PackedBatch, weights: Float[Any, "B P"]) -> Float[Any, "B S"]:
-    """The weight of each pair at all of its tokens: what a batch of pairs takes as ``weights``.
+    """Spreads the weight of each pair over its tokens: the ``weights`` of a batch of pairs.
 
     Args:
         batch: Rows of pairs.
-        weights: Of each pair, as :func:`pair_log_probs` orders them.
+        weights: Weight of each pair, in the order of :func:`pair_log_probs`.
     """
     xp: Any = np if isinstance(batch.token_ids, np.ndarray) else jnp
     return xp.take_along_axis(weights, xp.clip(batch.segment_ids // 2, 0, weights.shape[1] - 1), axis=1)
@@ -71,14 +71,14 @@ def dpo_weights(
     *,
     beta: float = 0.1,
 ) -> Float32[Any, ...]:
-    """The weight of each pair: what DPO's gradient multiplies both sides with.
+    """The weight of each pair, by which DPO's gradient multiplies both sides.
 
     Args:
-        chosen: The policy's log probability of each chosen answer: of any shape, numpy's or jax's.
-        rejected: Of each rejected answer.
-        reference_chosen: The reference model's.
-        reference_rejected: The reference model's.
-        beta: Strength of the pull to the reference.
+        chosen: The policy's log probability of each chosen answer, of any shape, numpy or jax.
+        rejected: The same for each rejected answer.
+        reference_chosen: The reference model's for chosen answers.
+        reference_rejected: The reference model's for rejected answers.
+        beta: Strength of the pull towards the reference.
 
     Example:
         >>> dpo_weights(np.array([-1.0]), np.array([-1.0]), np.array([-2.0]), np.array([-2.0])).tolist()
@@ -92,7 +92,7 @@ def dpo_weights(
 def pair_examples(
     pairs: Sequence[tuple[Example, Example]], weights: float | Sequence[float] | Float32[np.ndarray, " p"] = 1.0
 ) -> list[Example]:
-    """Chosen and rejected examples in turn, with weights of opposite signs, each pair one group."""
+    """Alternating chosen and rejected examples, with weights of opposite signs, each pair one group."""
     of_pairs: Any = np.full(len(pairs), weights) if np.ndim(weights) == 0 else weights
     numbers = checked_costs(of_pairs, field="weights")
     if len(numbers) != len(pairs):
@@ -112,17 +112,17 @@ def pack_pairs(
     rows: int | None = None,
     multiple: int = 1,
 ) -> PackedBatch:
-    """A batch of pairs, both sides of each in one row, the chosen one first. Of no pairs, an empty one.
+    """A batch of pairs, both sides of a pair in one row, chosen first. Without pairs, an empty batch.
 
     Args:
         pairs: (chosen, rejected), each with its mask.
         seq_len: Tokens in a row.
         weights: Weight of each pair, or one for all; finite and not negative.
-        rows: Rows of the batch, the rest of them empty; None: as many as are needed.
-        multiple: Then rows are a multiple of this.
+        rows: Rows of the batch, padded with empty ones; None: as many as needed.
+        multiple: In that case, the number of rows is a multiple of this.
 
     Raises:
-        ConfigError: a pair is longer than a row; there is not one weight a pair, or one is negative or not finite.
+        ConfigError: a pair is longer than a row; not one weight per pair, or a weight is negative or not finite.
 
     Example:
         >>> pair = Example(np.array([1, 2])), Example(np.array([1, 3]))
@@ -132,5 +132,5 @@ def pack_pairs(
     batch = pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
     if batch.weights is None:  # no pairs
         return dataclasses.replace(batch, pairs=True)
-    strength = np.abs(np.asarray(batch.weights))  # the sign is that of the side
+    strength = np.abs(np.asarray(batch.weights))  # the side determines the sign
     return dataclasses.replace(batch, weights=strength, pairs=True)

@@ -1,8 +1,8 @@
-"""Losses of preferences, as three steps: a score of each answer, the margin of a pair, a link from margin to loss.
+"""Preference losses, in three steps: a score for each answer, the margin of a pair, a link from margin to loss.
 
-With log P(y) the sum over the answer's labels that are trained on, log Q(y) the reference's, and n their number::
+With log P(y) the sum over the answer's trained labels, log Q(y) the reference's, and n their number::
 
-    score   s = log P - log Q            (log P where there is no reference)
+    score   s = log P - log Q            (log P without a reference)
             s = s / n                    with ``length_normalized``
             s = s - log(1 - exp(s))      with ``odds``: the log of the odds
     margin  m = beta * (s of the chosen one - s of the rejected one) - target_margin
@@ -24,10 +24,10 @@ preset      settings                                                            
 ``orpo``    sigmoid of the log odds ratio without reference, beta 1, scale 0.1, nll_coef 1  arXiv:2403.07691
 ==========  ==============================================================================  ===========================
 
-KTO (arXiv:2402.01306) needs no pairs: :func:`kto_loss`. Where gradients alone are needed, DPO is the unified loss of
-weighted pairs as well: :mod:`headrace.batch.preference`.
+KTO (arXiv:2402.01306) needs no pairs: :func:`kto_loss`. If only gradients are needed, DPO is also the unified loss of
+weighted pairs: :mod:`headrace.batch.preference`.
 
-Price: sums over segments; and the reference's log probabilities, one forward pass of it.
+Price: sums over segments; and one forward pass of the reference for its log probabilities.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ Link: TypeAlias = Literal["sigmoid", "robust", "hinge", "square"]
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """A loss of pairs; see the module for what each setting means in it.
+    """A loss of pairs; the module defines what each setting does.
 
     Attributes:
         link: From margin to loss.
         beta: Scale of the margin.
-        label_smoothing: The share of pairs whose labels are thought to be wrong, below one half.
-        reference: Whether scores are compared to a reference's.
+        label_smoothing: Assumed share of pairs with wrong labels, below one half.
+        reference: Whether scores are relative to a reference.
         length_normalized: Whether scores are means over labels.
         odds: Whether scores are log odds.
-        target_margin: What the margin should exceed.
-        scale: Weight of the link's term.
-        nll_coef: Weight of the chosen answers' likelihood.
+        target_margin: Margin to exceed.
+        scale: Weight of the link term.
+        nll_coef: Weight of the chosen answers' NLL.
 
     Raises:
-        ConfigError: no such link; a number that cannot be.
+        ConfigError: no such link; a number out of range.
 
     Example:
         >>> PreferenceLoss(beta=0.3, label_smoothing=0.1).link
@@ -117,21 +117,22 @@ def preference_loss(
     reference_log_probs: Float[Array, "B S"] | None = None,
     pairs: float | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """The loss of a batch of pairs, and what to look at beside it.
+    """The loss of a batch of pairs, and metrics to monitor.
 
     Args:
-        log_probs: Of each label under the model; gradients go to these alone.
-        batch: Rows of pairs, chosen and rejected in turn (``batch.pairs``).
+        log_probs: Log probability of each label under the model; gradients flow only to these.
+        batch: Rows of pairs, alternating chosen and rejected (``batch.pairs``).
         loss: Settings, or a preset of the module's table.
-        reference_log_probs: Of each label under the reference model.
-        pairs: What the sum over pairs is divided by; None: the batch's pairs, on all devices.
+        reference_log_probs: The same under the reference model.
+        pairs: Divisor of the sum over pairs; None: the batch's pairs, on all devices.
 
     Returns:
-        The loss, and means over pairs: ``accuracy`` (the chosen one scores higher), ``margin``, ``chosen_reward`` and
-        ``rejected_reward`` (beta times the score), ``chosen_log_prob`` and ``rejected_log_prob`` (sums over labels).
+        The loss, and means over pairs: ``accuracy`` (the chosen answer scores higher), ``margin``, ``chosen_reward``
+        and ``rejected_reward`` (beta times the score), ``chosen_log_prob`` and ``rejected_log_prob`` (sums over
+        labels).
 
     Raises:
-        ConfigError: the batch is not one of pairs; the reference is missing, or is one too many; shapes do not fit.
+        ConfigError: the batch has no pairs; the reference is missing or not needed; shapes do not match.
 
     Example:
         >>> import numpy as np
@@ -187,19 +188,19 @@ def kto_loss(
     """KTO: the mean over answers of ``w (1 - sigmoid(beta (s - kl)))``, and of the opposite for undesirable ones.
 
     Args:
-        log_probs: Of each label under the model; gradients go to these alone.
-        reference_log_probs: Of each label under the reference model.
-        batch: Answers, one a segment.
-        desirable: Which answers are, e.g. ``batch.rewards > 0``.
+        log_probs: Log probability of each label under the model; gradients flow only to these.
+        reference_log_probs: The same under the reference model.
+        batch: Answers, one per segment.
+        desirable: Which answers are desirable, for example ``batch.rewards > 0``.
         beta: Scale of the score ``s = log P - log Q``.
         kl: The reference point: how far the model is from the reference, see :func:`kto_reference_point`.
-        weights: Of desirable answers and of undesirable ones: for classes of unequal size.
+        weights: Weights of desirable and of undesirable answers, for classes of unequal size.
 
     Returns:
         The loss, and ``desirable_reward`` and ``undesirable_reward``, means of beta times the score.
 
     Raises:
-        ConfigError: shapes do not fit; beta is not positive.
+        ConfigError: shapes do not match; beta is not positive.
 
     Reference: Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", arXiv:2402.01306, eq. 7.
 
@@ -236,9 +237,10 @@ def kto_reference_point(
     """KTO's ``kl``: the mean over answers of ``log P - log Q``, at least 0, without gradient.
 
     Args:
-        log_probs: Of each label under the model.
-        reference_log_probs: Of each label under the reference model.
-        batch: Prompts with answers **to other prompts**, e.g. those of the batch, each with the next one's answer.
+        log_probs: Log probability of each label under the model.
+        reference_log_probs: The same under the reference model.
+        batch: Prompts with answers **to other prompts**, for example those of the batch, each with the next one's
+            answer.
 
     Example:
         >>> import numpy as np
@@ -271,14 +273,14 @@ def _linked(margin: Float[Array, "B P"], loss: PreferenceLoss) -> Float[Array, "
 
 
 def _log_of_complement(log_p: Float[Array, "B M"]) -> Float[Array, "B M"]:
-    """``log(1 - exp(x))`` of negative x; a probability of 1 counts as the largest float32 below it."""
+    """``log(1 - exp(x))`` for negative x; a probability of 1 counts as the largest float32 below it."""
     x = jnp.minimum(log_p, -6e-8)
-    near = x > -0.6931472  # either form is exact where the other is not
+    near = x > -0.6931472  # each form is exact where the other is not
     return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))), jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))
 
 
 def _sides(values: Float[Array, "B M"]) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Those of chosen segments and of rejected ones; a range that has no partner is padding."""
+    """The values of chosen and of rejected segments; a range without a partner is padding."""
     pairs = values[:, : values.shape[1] // 2 * 2]
     return pairs[:, 0::2], pairs[:, 1::2]
 
@@ -286,7 +288,7 @@ def _sides(values: Float[Array, "B M"]) -> tuple[Float[Array, "B P"], Float[Arra
 def _log_ratios(
     log_probs: Float[Array, "B S"], reference_log_probs: Float[Array, "B S"], batch: PackedBatch
 ) -> tuple[Float[Array, "B M"], Bool[Array, "B M"]]:
-    """``log P - log Q`` of each segment, and which segments have a label that is trained on."""
+    """``log P - log Q`` of each segment, and which segments have trained labels."""
     for field, values in (("log_probs", log_probs), ("reference_log_probs", reference_log_probs)):
         _check_labels(field, values, batch)
     counts = segment_sums(jnp.ones(log_probs.shape, jnp.float32), batch)

@@ -1,11 +1,12 @@
-"""``level_ranks``: samples go from rank to rank until ranks cost the same, as nearly as exchanges of one sample can.
+"""``level_ranks``: moves or swaps samples between ranks, one at a time, until the ranks' costs are as equal as
+possible.
 
-Karmarkar and Karp's method makes micro-batches of one cost, if the cap on tokens lets it; dealt to ranks, what is left
-of their differences adds up, by a third of a rank's cost at worst. So the rank of the highest cost gives a sample to
-another one, or exchanges it for a cheaper one, whichever brings the two nearest, as long as both still fit into as many
-micro-batches as before. Of few samples all assignments are tried.
+Karmarkar and Karp's method makes micro-batches of equal cost if the cap on tokens allows it; when they are dealt to
+ranks, their remaining differences add up, to a third of a rank's cost at worst. So the most costly rank gives a sample
+to another rank, or swaps it for a cheaper one, whichever brings the two closest, as long as both still fit into as many
+micro-batches as before. With few samples all assignments are tried.
 
-Price: a few milliseconds for a step of a thousand samples; nothing where ranks are equal to a thousandth.
+Price: a few milliseconds for a step of a thousand samples; nothing if ranks are equal to a thousandth.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.batch.sample_numbers import checked_costs, checked_tokens
 _ENOUGH = 1.001  # times the mean
 _MOST_EXCHANGES, _MOST_TRIES = 64, 16
 _FEW_SAMPLES, _MOST_NODES = 12, 20_000
-_UNITS = 2**40  # of the largest cost: sums are then exact, and the same on every machine
+_UNITS = 2**40  # of the largest cost: sums are then exact, and identical on every machine
 
 _Fit = Callable[[list[int]], Bins | None]
 
@@ -30,16 +31,16 @@ _Fit = Callable[[list[int]], Bins | None]
 def level_ranks(
     ranks: Sequence[Bins], costs: Sequence[Any] | np.ndarray, tokens: Sequence[int] | np.ndarray, max_tokens: int
 ) -> list[Bins]:
-    """Micro-batches of ranks, with samples exchanged between ranks so that the highest cost of a rank is lower.
+    """Exchanges samples between ranks so that the most costly rank costs less.
 
     Args:
-        ranks: Samples by rank and micro-batch, as of :func:`~headrace.batch.balance.micro_batches`.
+        ranks: Samples by rank and micro-batch, as from :func:`~headrace.batch.balance.micro_batches`.
         costs: Cost of each sample.
-        tokens: Tokens of each.
-        max_tokens: Tokens of a micro-batch, at most.
+        tokens: Tokens of each sample.
+        max_tokens: Most tokens in a micro-batch.
 
     Returns:
-        As many micro-batches of each rank, the most costly first; ``ranks`` if nothing is to be gained.
+        Equally many micro-batches of each rank, the most costly first; ``ranks`` itself if nothing can be gained.
 
     Example:
         >>> ranks = [[[0], [3]], [[1], [2]]]  # they cost 12 and 6
@@ -65,11 +66,11 @@ def level_ranks(
 
 
 def _exchanged(bins: list[Bins], load: list[int], units: Int64[np.ndarray, " n"], fit: _Fit) -> list[Bins] | None:
-    """The bins after the best exchange of the costliest rank with another; None: none is better, of those that fit."""
+    """The bins after the best exchange of the costliest rank with another; None if no exchange that fits is better."""
     samples = [sorted(i for b in of_rank for i in b) for of_rank in bins]
     heavy = load.index(max(load))
     others = [r for r in range(len(bins)) if r != heavy]
-    candidates = [(r, i) for r in others for i in (-1, *samples[r])]  # -1: nothing comes back
+    candidates = [(r, i) for r in others for i in (-1, *samples[r])]  # -1: nothing is given in return
     back = np.array([0 if i < 0 else int(units[i]) for _, i in candidates])
     less = units[samples[heavy]][:, None] - back
     new_load = np.maximum(load[heavy] - less, np.array([load[r] for r, _ in candidates]) + less).ravel()
@@ -86,13 +87,13 @@ def _exchanged(bins: list[Bins], load: list[int], units: Int64[np.ndarray, " n"]
 
 
 def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> list[Bins]:
-    """The best assignment of all, or of those that a bounded search reaches; the costliest samples are placed first."""
+    """The best assignment, or the best found by a bounded search; the costliest samples are placed first."""
     order = sorted((i for of_rank in bins for b in of_rank for i in b), key=lambda i: (-int(units[i]), i))
     best, most = bins, max(sum(int(units[b].sum()) for b in of_rank) for of_rank in bins)
     chosen: list[list[int]] = [[] for _ in bins]
     load, nodes = [0] * len(bins), 0
 
-    def place(depth: int) -> None:
+    def assign_from(depth: int) -> None:
         nonlocal best, most, nodes
         nodes += 1
         if depth == len(order):
@@ -102,25 +103,25 @@ def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> li
             return
         sample = order[depth]
         first_empty = next((r for r, samples in enumerate(chosen) if not samples), len(chosen))
-        for rank in range(min(first_empty + 1, len(chosen))):  # ranks that are empty are all the same
+        for rank in range(min(first_empty + 1, len(chosen))):  # empty ranks are all equivalent
             if load[rank] + int(units[sample]) < most and nodes < _MOST_NODES:
                 chosen[rank].append(sample)
                 load[rank] += int(units[sample])
-                place(depth + 1)
+                assign_from(depth + 1)
                 load[rank] -= int(units[sample])
                 chosen[rank].pop()
 
-    place(0)
+    assign_from(0)
     return best
 
 
 def _fit(samples: list[int], units: Int64[np.ndarray, " n"], sizes: list[int], cap: int, height: int) -> Bins | None:
-    """Samples in so many micro-batches of nearly one cost, none empty or above the cap; None if that was not found."""
+    """Samples in this many micro-batches of nearly equal cost, none empty or above the cap; None if none was found."""
     if len(samples) < height:
         return None
     tokens = [sizes[i] for i in samples]
     bins = cheapest_with_room(units[samples].tolist(), tokens, cap, height)
-    if bins is None:  # then as full as they get
+    if bins is None:  # then as full as possible
         order = sorted(range(len(samples)), key=lambda k: (-tokens[k], k))
         bins = [[order[k] for k in b] for b in first_fit([tokens[k] for k in order], cap)]
         while len(bins) < height:

@@ -1,8 +1,7 @@
-"""What partitions are asked with: one number for each sample, and counts. Checked once, where they come in.
+"""Validates the inputs of partitions, one number for each sample and counts, once on entry.
 
-A number too few or too many is a sample that is in no partition; one that is not finite has no place in an order.
-
-Price: some numpy passes over the numbers of a step.
+A missing or surplus number would leave a sample in no partition; a non-finite one cannot be sorted. Price: some numpy
+passes over the numbers of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _INT64 = float(2**63)
 
 
 def checked_count(field: str, value: Any, least: int = 1) -> int:
-    """A whole number from ``least`` up, as an int; ConfigError if it is none.
+    """An integer of at least ``least``, as an int; ConfigError otherwise.
 
     Example:
         >>> checked_count("ranks", np.int64(8)), checked_count("max_tokens", 4096.0)
@@ -28,7 +27,7 @@ def checked_count(field: str, value: Any, least: int = 1) -> int:
     try:
         count = int(value)
         good = bool(count == value) and count >= least
-    except (TypeError, ValueError, OverflowError):  # None, a text, NaN, infinity
+    except (TypeError, ValueError, OverflowError):  # None, a string, NaN, infinity
         count, good = 0, False
     if not good:
         raise ConfigError(f"must be a whole number, at least {least}", field=field, value=value, cure="E.g. 8.")
@@ -36,7 +35,7 @@ def checked_count(field: str, value: Any, least: int = 1) -> int:
 
 
 def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") -> Int64[np.ndarray, " n"]:
-    """Tokens of each sample: whole numbers, not negative; ConfigError if they are none.
+    """Tokens of each sample: non-negative integers; ConfigError otherwise.
 
     Example:
         >>> checked_tokens([3, 5.0]).tolist()
@@ -50,9 +49,9 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") ->
 
 
 def checked_costs(costs: Sequence[Any] | np.ndarray, samples: int | None = None, field: str = "costs") -> list[Any]:
-    """Cost of each of so many samples (None: however many), finite and not negative; ConfigError if they are none.
+    """Cost of each sample (``None``: any number of them), finite and non-negative; ConfigError otherwise.
 
-    They are Python numbers, which add up exactly where they are whole.
+    They are Python numbers, whose sums are exact for integers.
 
     Example:
         >>> checked_costs(np.array([1.5, 2.0]), 2)
@@ -65,7 +64,7 @@ def checked_costs(costs: Sequence[Any] | np.ndarray, samples: int | None = None,
 
 
 def check_one_each(field: str, count: int, samples: int) -> None:
-    """Raises ConfigError unless there are as many of these as samples."""
+    """Raises ConfigError unless there is one of these per sample."""
     if count != samples:
         fewer = "fewer" if count < samples else "more"
         raise ConfigError(
@@ -74,10 +73,10 @@ def check_one_each(field: str, count: int, samples: int) -> None:
 
 
 def _checked_numbers(values: Sequence[Any] | np.ndarray, field: str) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers as they are, and as floats."""
+    """The numbers unchanged, and as floats."""
     try:
         array = np.asarray(values)
-        if array.dtype.kind not in "biufO":  # O: integers beyond 64 bits, fractions
+        if array.dtype.kind not in "biufO":  # O: integers over 64 bits, fractions
             raise TypeError
         exact = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):

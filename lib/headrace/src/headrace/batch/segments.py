@@ -1,9 +1,9 @@
 """Sums over the segments of a packed batch, on devices: of whole segments, and from each label to its segment's end.
 
-A segment is known by ``segment_ids``, so that a row may hold any number of them; padding belongs to none. Values of
-labels that are not trained on do not count, and may be NaN.
+Segments are identified by ``segment_ids``, so a row may hold any number of them; padding belongs to none. Values of
+labels that are not trained on are ignored, and may be NaN.
 
-Price: one scatter and one gather of [B, S] values; what runs to a segment's end is a scan of log2(S) steps.
+Price: one scatter and one gather of [B, S] values; sums to a segment's end are a scan of log2(S) steps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 
 
 def segment_sums(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch) -> Float[Array, "B M"]:
-    """The sum of each segment's values over the labels that are trained on; 0 where there is no segment.
+    """The sum of each segment's values over its trained labels; 0 where there is no segment.
 
-    M is the number of ranges of ``cu_seqlens``; gradients go through it.
+    M is the number of ranges of ``cu_seqlens``; gradients flow through it.
 
     Example:
         >>> import numpy as np
@@ -36,7 +36,7 @@ def segment_sums(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch
 
 
 def segment_means(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch) -> Float[Array, "B S"]:
-    """At each label, the mean of its segment's values over the labels that are trained on; 0 in padding.
+    """At each label, the mean of its segment's values over trained labels; 0 in padding.
 
     Example:
         >>> import numpy as np
@@ -71,9 +71,9 @@ def spread_segments(values: Float[Array, "B M"], batch: PackedBatch | ExpandedBa
 def discounted_sums(
     values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch, decay: float = 1.0
 ) -> Float[Array, "B S"]:
-    """``y[i] = value[i] + decay * y[next]``, next being the segment's next label that is trained on; 0 elsewhere.
+    """``y[i] = value[i] + decay * y[next]``, where next is the segment's next trained label; 0 elsewhere.
 
-    With rewards for values, these are returns.
+    If values are rewards, these are returns.
 
     Example:
         >>> import numpy as np
@@ -88,7 +88,7 @@ def discounted_sums(
 
 
 def next_in_segment(values: Any, batch: PackedBatch | ExpandedBatch, distance: int = 1) -> Any:
-    """What the label ``distance`` positions further on has, where it is of the same segment; 0 elsewhere.
+    """The value of the label ``distance`` positions ahead, if it is in the same segment; 0 otherwise.
 
     Example:
         >>> import numpy as np
@@ -118,7 +118,7 @@ def run_backwards(
 
 
 def _composed(later: tuple[Any, Any], earlier: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Two steps as one: ``y -> b + a y`` of the later label, then of the earlier one."""
+    """Composes two steps: ``y -> b + a y`` of the later label, then of the earlier one."""
     return earlier[0] * later[0], earlier[1] + earlier[0] * later[1]
 
 

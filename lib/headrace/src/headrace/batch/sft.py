@@ -1,13 +1,13 @@
-"""Supervised fine-tuning: what of a conversation is trained on, with media in it.
+"""Supervised fine-tuning: which parts of a conversation, possibly with media, are trained on.
 
-A conversation is a list of :class:`Message`: the ids of its header (role markers, which are trained on only with
-``all_tokens``) and its content, text ids and :class:`Media` that stand for the model's own embeddings. ``train_on`` is
-a mode of :mod:`headrace.batch.masks`, which says whose content is trained on, or ``all_tokens``: every token, headers
-included; media never.
+A conversation is a list of :class:`Message`: the ids of its header (role markers, trained on only with ``all_tokens``)
+and its content, text ids and :class:`Media`, placeholders for the model's own embeddings. ``train_on`` is a mode of
+:mod:`headrace.batch.masks`, which selects whose content is trained on, or ``all_tokens``: every token including
+headers, but never media.
 
-Masks are of tokens, 1 where the token itself is trained on, as ``loss_mask`` in a cache of chats is (headrace.ingest);
-packing moves them to the labels. Media count in every length and are never cut: a conversation that is truncated within
-one ends before it.
+Masks are per token, 1 where the token itself is trained on, like ``loss_mask`` in a cache of chats (headrace.ingest);
+packing shifts them to labels. Media count in every length and are never cut: truncation within one ends the
+conversation before it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from headrace.errors import ConfigError, check_at_least, check_choice
 
 TrainOnWhat: TypeAlias = TurnMode | Literal["all_tokens"]
 """Which turns of a conversation are trained on: a mode of :func:`~headrace.batch.masks.trained_turns`, or
-``"all_tokens"``: every token, headers too."""
+``"all_tokens"``: every token including headers."""
 MODES = (*TURN_MODES, "all_tokens")
 MEDIA = "media"
-"""Leaf of batches: which of the conversation's media a token stands for, from 1; 0: none."""
+"""Leaf of batches: number of the conversation's medium that a token represents, from 1; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Media:
     """A picture, a sound: something that the model embeds itself.
 
     Attributes:
-        length: Positions that it takes.
+        length: Positions it takes.
         token: Id that fills them.
     """
 
@@ -53,8 +53,8 @@ class Message:
 
     Attributes:
         role: ``system``, ``user``, ``assistant``, ``tool``, ...
-        content: What it says, in pieces: ids, and media.
-        header: Ids before the content that mark whose message it is.
+        content: Its content in pieces: ids, and media.
+        header: Ids before the content that mark the role.
         trainable: Whether it is trained on with ``customized``.
     """
 
@@ -71,19 +71,19 @@ def conversation(
     bos: Sequence[int] = (),
     max_length: int | None = None,
 ) -> Example:
-    """A conversation as one sequence.
+    """Converts a conversation to one sequence.
 
     Args:
         messages: In order.
         train_on: See the module.
         bos: Ids before all messages.
-        max_length: Tokens behind this one are cut off; one of a medium takes all of the medium with it.
+        max_length: Tokens after this many are cut off; cutting into a medium removes all of it.
 
     Returns:
         An example with its mask, which may be 0 everywhere, and, if there are media, the leaf ``media``.
 
     Raises:
-        ConfigError: a mode or a length that cannot be; nothing is left.
+        ConfigError: no such mode; an invalid length; nothing is left.
 
     Example:
         >>> chat = [Message("user", [[5], Media(2, 9)], [1]), Message("assistant", [[6, 7]], [2])]
@@ -111,15 +111,15 @@ def conversation(
             mask.append(np.full(ids.size, is_counted, np.uint8))
             media.append(np.full(ids.size, number, np.int32))
     ids, marks, numbers = np.concatenate(tokens), np.concatenate(mask), np.concatenate(media)
-    keep = _kept(numbers, max_length)
+    keep = _count_kept(numbers, max_length)
     if keep == 0:
         raise ConfigError("leaves nothing of the conversation", field="max_length", value=max_length)
     extras = {MEDIA: numbers[:keep]} if media_count else {}
     return Example(ids[:keep], loss_mask=marks[:keep], extras=extras)
 
 
-def _kept(media: np.ndarray, max_length: int | None) -> int:
-    """Tokens that a length leaves: the cut never goes through a medium."""
+def _count_kept(media: np.ndarray, max_length: int | None) -> int:
+    """Tokens that remain under a length limit; the cut never splits a medium."""
     if max_length is None or max_length >= media.size:
         return int(media.size)
     keep = max(max_length, 0)

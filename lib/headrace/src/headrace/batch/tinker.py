@@ -1,8 +1,8 @@
 """Tinker-style datums: to and from :class:`~headrace.batch.examples.Example`, with tinker-cookbook's rules.
 
 A datum is a mapping with ``model_input`` (all tokens but the last), ``target_tokens`` (all but the first) and, aligned
-to the targets, ``weights`` (SFT) or ``logprobs``, ``advantages`` and ``mask`` (RL). An example says the same about its
-tokens, so nothing is lost on the way back: a datum's first token is its model input's first.
+to the targets, ``weights`` (SFT) or ``logprobs``, ``advantages`` and ``mask`` (RL). An example holds the same per
+token, so converting back loses nothing: a datum's first token is the first of its model input.
 
 Reference: tinker-cookbook ``supervised/common.py`` and ``rl/data_processing.py`` at 9dfcc3a.
 """
@@ -34,11 +34,11 @@ def sft_datum(
     Args:
         tokens: All tokens.
         weights: How much each token counts.
-        max_length: Tokens behind this one are cut off, before the shift: the datum has ``max_length - 1`` positions.
+        max_length: Tokens after this many are cut off before the shift: the datum has ``max_length - 1`` positions.
         reduction: ``mean``: weights are divided by their sum, unless that is 0.
 
     Raises:
-        ConfigError: fewer than two tokens are left; weights and tokens are not equally many.
+        ConfigError: fewer than two tokens are left; weights and tokens differ in number.
 
     Example:
         >>> datum = sft_datum([1, 2, 3], [0, 1, 1], reduction="mean")
@@ -82,7 +82,7 @@ def rl_datum(example: Example) -> Datum:
 
 
 def example_of_datum(datum: Mapping[str, Any]) -> Example:
-    """The example that a datum was made of, of SFT or RL.
+    """Converts a datum (SFT or RL) back to its example.
 
     Raises:
         ConfigError: a key is missing; input and targets are not one sequence.
@@ -114,13 +114,13 @@ def example_of_datum(datum: Mapping[str, Any]) -> Example:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """What the model was shown, and what it answered.
+    """What the model was shown, and its answer.
 
     Attributes:
-        observation: All tokens that it was shown, from the beginning of the conversation.
-        action: The tokens that it sampled.
+        observation: All tokens it was shown, from the start of the conversation.
+        action: The tokens it sampled.
         log_probs: Their log probabilities.
-        masked: Whether the answer is left out of training (it could not be parsed).
+        masked: Whether the answer is excluded from training (it could not be parsed).
         policy_version: Version of the policy that sampled it.
     """
 
@@ -134,22 +134,23 @@ class Turn:
 def join_turns(
     turns: Sequence[Turn], *, weight: float | None = None, group: int | None = None, strict: bool = False
 ) -> list[Example]:
-    """Turns of a conversation in as few sequences as can be: one that shows all tokens of the one before continues it.
+    """Joins turns of a conversation into as few sequences as possible: a turn whose observation starts with all tokens
+    of the previous turn continues it.
 
-    Whether it does is decided by **token ids**, not by text: the same text may be tokenised otherwise the second time,
-    and the model would then be trained on tokens that it never saw.
+    Continuation is decided by **token ids**, not text: the same text may be tokenised differently the second time, and
+    the model would then be trained on tokens it never saw.
 
     Args:
         turns: In order.
-        weight: Weight of what is trained on: the advantage.
+        weight: Weight of trained tokens: the advantage.
         group: The group's number.
-        strict: Whether a turn that does not continue the one before is an error, not a sequence of its own.
+        strict: Whether a turn that does not continue the previous one is an error instead of starting a new sequence.
 
     Returns:
         Examples whose mask is 1 on actions; none if there are no turns.
 
     Raises:
-        ConfigError: log probabilities and actions are not equally many; with ``strict``, a turn does not continue.
+        ConfigError: log probabilities and actions differ in number; with ``strict``, a turn does not continue.
 
     Example:
         >>> [example] = join_turns([Turn([1, 2], [3]), Turn([1, 2, 3, 4], [5])])

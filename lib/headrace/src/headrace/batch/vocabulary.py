@@ -1,17 +1,17 @@
-"""What a loss asks of the softmax over the vocabulary: log probabilities of labels, log normaliser, entropy.
+"""What losses need from the softmax over the vocabulary: log probabilities of labels, log normaliser, entropy.
 
 With logits z of one position: ``norm = log sum_j exp z_j``, log p_j = z_j - norm, and H = - sum_j p_j log p_j. One pass
-over ``chunk`` entries of the vocabulary at a time gives all of them, for one label a position or for several (a
-teacher's most likely tokens), so what is held in float32 is [N, chunk], never [N, V]. Gradients by hand::
+over ``chunk`` entries of the vocabulary at a time computes all of them, for one label per position or several (a
+teacher's most likely tokens), so float32 memory is [N, chunk], never [N, V]. The gradients are written by hand::
 
     d norm / dz_j = p_j      d log p_k / dz_j = 1[j = k] - p_j      d H / dz_j = - p_j (log p_j + H)
 
-From hidden states the logits are made chunk by chunk, forward and backward, and are never whole in any type.
+From hidden states, logits are computed chunk by chunk, forward and backward, and never materialised in any dtype.
 
-Price: the backward pass from hidden states computes the logits again, a third more work than with logits summary; at
-8 x 4096 tokens and 128,256 entries that saves 16.8 GB of float32 and holds 0.5 GB with the default chunk. An
-unembedding matrix that is sharded over the vocabulary is gathered chunk by chunk. Entropy costs one more sum, K labels
-a position K comparisons an entry.
+Price: the backward pass from hidden states computes the logits again, a third more work than with logits summary; at 8
+x 4096 tokens and 128,256 entries that saves 16.8 GB of float32 and holds 0.5 GB with the default chunk. An unembedding
+matrix that is sharded over the vocabulary is gathered chunk by chunk. Entropy costs one more sum, K labels a position K
+comparisons an entry.
 
 Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867 (the running maximum).
 """
@@ -31,18 +31,18 @@ from headrace.batch.along_rows import with_auto_axes
 from headrace.errors import ConfigError, check_at_least
 
 DEFAULT_CHUNK = 4096
-"""Entries of the vocabulary whose logits are held in float32 at a time."""
+"""Vocabulary entries whose logits are in float32 at a time."""
 
 
 class TokenStats(NamedTuple):
-    """What the softmax says at each position, in float32 and in nats; gradients go through all of it."""
+    """Softmax results at each position, in float32 and nats; gradients flow through all of them."""
 
     log_probs: Float[Array, "*labels"]
-    """Log probability of each label: of the labels' shape."""
+    """Log probability of each label, in the shape of the labels."""
     log_normalizer: Float[Array, "*batch"]
-    """Log of the sum of exponentials of the logits: what a z-loss squares."""
+    """Log of the sum of exponentials of the logits, which a z-loss squares."""
     entropy: Float[Array, "*batch"] | None
-    """None where it was not asked for."""
+    """None if not requested."""
 
 
 def token_stats(
@@ -51,13 +51,13 @@ def token_stats(
     """Log probabilities of labels, log normaliser and entropy, from logits.
 
     Args:
-        logits: Of any float type; sums are in float32, and the gradient has the type of the logits.
-        labels: One a position, ``[*batch]``; or K, ``[*batch, K]``.
+        logits: Of any float dtype; sums are in float32, and the gradient has the dtype of the logits.
+        labels: One per position, ``[*batch]``, or K, ``[*batch, K]``.
         entropy: Whether the entropy is computed.
         chunk: Entries of the vocabulary at a time.
 
     Raises:
-        ConfigError: labels are of other positions; a chunk below 1.
+        ConfigError: labels and logits differ in positions; a chunk below 1.
 
     Example:
         >>> stats = token_stats(jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), jnp.int32))
@@ -82,17 +82,17 @@ def hidden_stats(
     entropy: bool = True,
     chunk: int = DEFAULT_CHUNK,
 ) -> TokenStats:
-    """The same of ``logits = hidden @ unembedding.T``, which are never whole in memory.
+    """The same from ``logits = hidden @ unembedding.T``, which are never materialised in full.
 
     Args:
-        hidden: What the last layer gives; divided by the temperature where one was sampled with.
+        hidden: Output of the last layer, divided by the temperature if sampled with one.
         unembedding: One row for each entry of the vocabulary.
-        labels: One a position, ``[*batch]``; or K, ``[*batch, K]``.
+        labels: One per position, ``[*batch]``, or K, ``[*batch, K]``.
         entropy: Whether the entropy is computed.
         chunk: Entries of the vocabulary at a time.
 
     Raises:
-        ConfigError: the matrix has another width; labels are of other positions; a chunk below 1.
+        ConfigError: the matrix has a different width; labels and hidden states differ in positions; a chunk below 1.
 
     Example:
         >>> stats = hidden_stats(jnp.zeros((1, 3, 2)), jnp.ones((4, 2)), jnp.zeros((1, 3, 2), jnp.int32), chunk=3)
@@ -176,7 +176,7 @@ def _chunk_of(chunk: int, size: int) -> int:
 
 
 def _columns(first: Any, size: int, chunk: int) -> tuple[Any, Any, Any]:
-    """Where a chunk starts, its columns, and which of them no chunk before had: the last one reaches back."""
+    """A chunk's start, its columns, and which of them are new: the last chunk overlaps the one before."""
     start = jnp.minimum(first, size - chunk)
     column = start + jnp.arange(chunk)[None, :]
     return start, column, column >= first
@@ -185,7 +185,7 @@ def _columns(first: Any, size: int, chunk: int) -> tuple[Any, Any, Any]:
 def _scan_vocabulary(
     logits_from: Callable[[Any], Float[Array, "N C"]], ids: Int[Array, "N K"], chunking: tuple[int, int], entropy: bool
 ) -> tuple[Any, Any, Any]:
-    """Normaliser, logits of the ids, and entropy; ``logits_from(start)`` gives a chunk, ``chunking`` V and its size."""
+    """Normaliser, logits of ids, entropy; ``logits_from(start)`` returns a chunk, ``chunking`` is V and its size."""
     size, chunk = chunking
 
     def step(carry: tuple[Any, ...], first: Any) -> tuple[tuple[Any, ...], None]:
@@ -211,7 +211,7 @@ def _scan_vocabulary(
 
 
 def _logits_gradient(z: Any, column: Any, summary: tuple[Any, Any, Any], upstream: tuple[Any, Any, Any]) -> Any:
-    """The gradient of a chunk's logits, from the gradients of normaliser, picked logits and entropy."""
+    """Gradient of a chunk's logits from the gradients of normaliser, picked logits and entropy."""
     ids, norm, entropy = summary
     of_norm, of_picked, of_entropy = upstream
     log_p = z - norm[:, None]
@@ -258,7 +258,7 @@ def _hidden_stats(hidden: Any, unembedding: Any, ids: Any, chunk: int, entropy: 
 
 
 def _part_of(hidden: Any, unembedding: Any, start: Any, chunk: int) -> tuple[Any, Any]:
-    """Rows of the matrix, and the logits that they give."""
+    """A chunk's rows of the matrix, and their logits."""
     dtype = jnp.promote_types(jnp.result_type(hidden, unembedding), jnp.float32)
     rows = jax.lax.dynamic_slice_in_dim(unembedding, start, chunk, 0)
     return rows, jnp.einsum("nd,cd->nc", hidden, rows, preferred_element_type=dtype)

@@ -15,7 +15,7 @@ from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
 from headrace.cli.shown import in_bytes
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
@@ -190,7 +190,7 @@ def repair_parts(output: str) -> None:
     damaged = damaged_parts(output, deep=True)
     with lease(output):
         invalidate(output, damaged)
-    typer.echo(f"{output}: {counted(len(damaged), 'damaged part')}", err=True)
+    typer.echo(f"{output}: {format_count(len(damaged), 'damaged part')}", err=True)
 
 
 def memory_bytes(text: str | None) -> int | None:
@@ -214,43 +214,46 @@ def cost_in_words(cost: ReshuffleCost) -> str:
     """What it takes, in a line."""
     read, written, between = map(in_bytes, (cost.bytes_read, cost.bytes_written, cost.temporary_bytes))
     return (
-        f"Shuffles {counted(cost.documents, 'document')}, {cost.tokens:,} tokens, into {counted(cost.parts, 'part')}:"
-        f" reads {read} and writes {written} in two passes, {between} of it for as long as it takes;"
+        f"Shuffles {format_count(cost.documents, 'document')}, {cost.tokens:,} tokens,"
+        f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two passes,"
+        f" {between} of it for as long as it takes;"
         f" {in_bytes(cost.memory)} of memory a worker."
     )
 
 
 def summary(report: BuildReport) -> str:
     """What was done, for a reader: a few lines, the next command last."""
-    parts, documents = report.parts_built + report.parts_reused, counted(report.documents, "document")
+    parts, documents = report.parts_built + report.parts_reused, format_count(report.documents, "document")
     if report.parts_built == 0:
-        lines = [f"{report.path} is finished already: {documents}, {counted(report.tokens, 'token')}."]
+        lines = [f"{report.path} is finished already: {documents}, {format_count(report.tokens, 'token')}."]
     else:
         tokens, megabytes = (n / report.seconds / 1e6 for n in (report.tokens_built, report.bytes_built))
         rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
         there = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
         lines = [
-            f"Built {report.path}: {documents}, {counted(report.tokens, 'token')}, {counted(parts, 'part')}.",
-            f"This run: {counted(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
+            f"Built {report.path}: {documents}, {format_count(report.tokens, 'token')}, {format_count(parts, 'part')}.",
+            f"This run: {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
         ]
     lines += _encoding_in_words(report)
     if report.empty_documents:
-        lines.append(f"{counted(report.empty_documents, 'document')} without text (kept: special tokens alone).")
+        lines.append(f"{format_count(report.empty_documents, 'document')} without text (kept: special tokens alone).")
     if report.ignored_records:
         kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
         lines.append(f"Records that hold no plain text, left out: {kinds}.")
     if report.trained_tokens is not None:
         share = report.trained_tokens / max(report.tokens, 1)
-        none = f"; {counted(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
+        none = (
+            f"; {format_count(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
+        )
         lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
     if report.left_out_files:
         endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
         lines.append(f"Files of other kinds left out: {endings} (--extension or a glob takes them).")
     if report.skipped_lines:
-        lines.append(f"{counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
+        lines.append(f"{format_count(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
     if report.requests:
         failed = f", {report.failed_requests:,} of them failed and repeated" if report.failed_requests else ""
-        lines.append(f"{counted(report.requests, 'request')} over HTTP{failed}.")
+        lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
 
 
@@ -260,9 +263,9 @@ def _encoding_in_words(report: BuildReport) -> list[str]:
     if report.tokenizer_engine != "gigatoken":
         return [f"Encoded by tokenizers: {report.engine_reason}."] if report.engine_reason else []
     slow = f", {encoded.slow:,} of them by tokenizers (other Unicode tables)" if encoded.slow else ""
-    documents = counted(encoded.fast + encoded.slow, "document")
+    documents = format_count(encoded.fast + encoded.slow, "document")
     lines = [f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} compared."]
     if encoded.differences:
-        parts = counted(len(encoded.differences), "part")
+        parts = format_count(len(encoded.differences), "part")
         lines.append(f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers alone.")
     return lines

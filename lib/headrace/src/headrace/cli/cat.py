@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.options import ID_LEAF, AsJson, Config, Decoder, IdLeaf, SameRun, Settings, check_run, load_as_begun
 from headrace.cli.shown import coloured, legend, marked, one_line, printable, working
-from headrace.errors import ConfigError, counted, did_you_mean, redact
+from headrace.errors import ConfigError, did_you_mean, format_count, redact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,7 +191,7 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
     rows = facts["rows"]
     counts = Counter(row["component"] for row in rows)
     mixed = ", ".join(f"{count:,} of {name}" for name, count in counts.most_common())
-    of = f"{counted(facts['batch_size'], 'row')} of {facts['seq_len']:,} tokens"
+    of = f"{format_count(facts['batch_size'], 'row')} of {facts['seq_len']:,} tokens"
     prefix = "" if len(rows) == facts["batch_size"] else "shown: "
     console.print(Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {prefix}{mixed}"), soft_wrap=True)
     if whole and any("runs" in one for row in rows for one in row["spans"]):
@@ -203,7 +203,7 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
         console.print(Text(_origin(row), "dim"), soft_wrap=True)
         _show_whole(console, row) if whole else _show_spans(console, row)
         if row["padding"]:
-            console.print(Text(f"{counted(row['padding'], 'token')} of padding", "dim"))
+            console.print(Text(f"{format_count(row['padding'], 'token')} of padding", "dim"))
 
 
 def _show_spans(console: Console, row: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from headrace.cli.options import (
 )
 from headrace.cli.panels import PlainCommand
 from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -254,8 +254,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     console.print()
     console.print(
         Text(
-            f"The first batch touches {counted(plan.first_batch_chunks, 'chunk')}, {in_bytes(plan.first_batch_bytes)},"
-            f" for {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
+            f"The first batch touches {format_count(plan.first_batch_chunks, 'chunk')},"
+            f" {in_bytes(plan.first_batch_bytes)}, for {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
         ),
         soft_wrap=True,
     )
@@ -273,14 +273,16 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     if not found:
         console.print(Text("nothing found that will hurt", "green"))
     else:
-        console.print(Text(f"{counted(problems, 'problem')}, {counted(len(found) - problems, 'warning')}", "dim"))
+        console.print(
+            Text(f"{format_count(problems, 'problem')}, {format_count(len(found) - problems, 'warning')}", "dim")
+        )
 
 
 def _run_line(plan: RunPlan) -> str:
     smallest = f"{plan.batch_size:,} to " if plan.largest_batch != plan.batch_size else ""
-    rows = f"batches of {smallest}{counted(plan.largest_batch, 'row')}"
+    rows = f"batches of {smallest}{format_count(plan.largest_batch, 'row')}"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
-    end = "without an end" if plan.steps is None else f"{counted(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
+    end = "without an end" if plan.steps is None else f"{format_count(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
     packed = ""
     if (effective := plan.effective_batch) is not None:
         documents, tokens = effective
@@ -288,7 +290,7 @@ def _run_line(plan: RunPlan) -> str:
             f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."
         )
     packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
-    return f"{counted(len(plan.components), 'component')}, {rows} of {lengths} tokens, {end}{packed}"
+    return f"{format_count(len(plan.components), 'component')}, {rows} of {lengths} tokens, {end}{packed}"
 
 
 def _short(weights: Any) -> str:

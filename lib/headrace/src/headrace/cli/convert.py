@@ -11,7 +11,7 @@ import typer
 
 from headrace.cli.options import AsJson, ChunkLayout
 from headrace.cli.shown import counting
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
@@ -70,7 +70,7 @@ def command(
     typer.echo(
         json.dumps(facts)
         if as_json
-        else f"Wrote {output} in the form of {layout}: {counted(source.num_documents, 'document')},"
+        else f"Wrote {output} in the form of {layout}: {format_count(source.num_documents, 'document')},"
         f" {source.num_tokens:,} tokens."
     )
 
@@ -125,8 +125,8 @@ def consolidate(
     typer.echo(
         json.dumps({"path": output, **counts, "fingerprint": copy.fingerprint})
         if as_json
-        else f"Copied {counted(len(source.parts), 'part')} of {cache} into one: {output},"
-        f" {counted(copy.num_documents, 'document')}, {copy.num_tokens:,} tokens."
+        else f"Copied {format_count(len(source.parts), 'part')} of {cache} into one: {output},"
+        f" {format_count(copy.num_documents, 'document')}, {copy.num_tokens:,} tokens."
     )
 
 

@@ -13,7 +13,7 @@ import typer
 
 from headrace.cli.options import AsJson, Settings
 from headrace.cli.shown import figures_table, working
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -249,7 +249,9 @@ def _version(source: dict[str, Any]) -> str:
 
 def _part(part: Any) -> str:
     leaves = "".join(f", {name} {leaf.digest[:19]}" for name, leaf in sorted(part.leaves.items()))
-    return f"{counted(part.documents, 'document')}, {counted(part.tokens, 'token')}, {part.digest[:19]}{leaves}"
+    return (
+        f"{format_count(part.documents, 'document')}, {format_count(part.tokens, 'token')}, {part.digest[:19]}{leaves}"
+    )
 
 
 def _show_differences(console: Console, a: str, b: str, found: list[Difference], same_content: bool) -> None:
@@ -264,14 +266,14 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
         section = d.what.split(" ", 1)[0]
         counts[section] = counts.get(section, 0) + 1
         if counts[section] <= _SHOWN_DIFFERENCES:
-            table.add_row(Text(d.what), Text(_shown(d.a)), Text(_shown(d.b)))
+            table.add_row(Text(d.what), Text(_format_value(d.a)), Text(_format_value(d.b)))
     console.print(table)
     for section, count in counts.items():
         if count > _SHOWN_DIFFERENCES:
             console.print(Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim"))
     content = "The tokens are the same." if same_content else "The tokens differ, or the borders of parts."
-    console.print(Text(f"{counted(len(found), 'difference')}. {content}"))
+    console.print(Text(f"{format_count(len(found), 'difference')}. {content}"))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return _NOTHING if value is None else f"{value:,}" if isinstance(value, int) else str(value)

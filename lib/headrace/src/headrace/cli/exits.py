@@ -28,7 +28,7 @@ import typer
 
 from headrace.errors import ConfigError, HeadraceError, did_you_mean, redact
 
-OK, FOUND, REFUSED, UNFORESEEN, INTERRUPTED = 0, 1, 2, 3, 130
+OK, PROBLEM_FOUND, REFUSED, UNEXPECTED, INTERRUPTED = 0, 1, 2, 3, 130
 EPILOG = (
     "Ends with 0: done; 1: something was found (damage, differences, a problem); 2: refused, the line says why;"
     " 3: an unexpected error; 130: interrupted."
@@ -63,7 +63,7 @@ def tell(app: typer.Typer) -> None:
     except Exception as error:  # noqa: BLE001  (the last place that can say it in a line)
         text = " ".join(str(error).split())
         hint = f" (a fault of headrace: please report it, with what {DEBUG}=1 shows)"
-        status = _say("error", redact(f"{type(error).__name__}: {text}{hint}"), UNFORESEEN)
+        status = _say("error", redact(f"{type(error).__name__}: {text}{hint}"), UNEXPECTED)
     sys.exit(status if isinstance(status, int) else OK)
 
 
@@ -136,13 +136,13 @@ def _typed_value(options: list[str]) -> str | None:
 
 def _wrong_value(flag: str, value: str, message: str) -> ConfigError:
     """What is wrong with a value, which typer says in pydantic's words."""
-    said = message.partition("': ")[2]
-    if choices := re.findall(r"'([^']+)'", said.partition("is not one of")[2]):
+    problem = message.partition("': ")[2]
+    if choices := re.findall(r"'([^']+)'", problem.partition("is not one of")[2]):
         return ConfigError("is not a choice here", field=flag, value=value, cure=did_you_mean(value, choices))
-    if bound := re.search(r"(greater|less) than or equal to (\S+)", said):
+    if bound := re.search(r"(greater|less) than or equal to (\S+)", problem):
         least = "least" if bound[1] == "greater" else "most"
         return ConfigError(
             f"must be at {least} {bound[2]}", field=flag, value=value, cure=f"Give {bound[2]}, for example."
         )
-    kind = "whole number" if "integer" in said else "number"
+    kind = "whole number" if "integer" in problem else "number"
     return ConfigError(f"is not a {kind}", field=flag, value=value, cure=f"Give a {kind}.")

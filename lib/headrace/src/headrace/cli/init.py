@@ -13,7 +13,7 @@ import typer
 from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.shown import in_bytes
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.ingest.survey import FoundSource
@@ -76,12 +76,12 @@ def command(
             report = build_cache(config, TokenizerConfig(tokenizer), str(cache), restart=restart)
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if report.skipped_lines:
-            skipped = counted(report.skipped_lines, "bad line")
+            skipped = format_count(report.skipped_lines, "bad line")
             typer.echo(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
         if rows:
             chosen.append((source, report.tokens, rows))
         else:
-            few = counted(report.tokens, "token")
+            few = format_count(report.tokens, "token")
             typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, and a row takes {_SEQ_LEN}", err=True)
     if not chosen:
         cure = f"Give more text: a row takes {_SEQ_LEN} tokens, and no source has as many."
@@ -104,19 +104,19 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         " check run.yaml",
         f"seq_len: {_SEQ_LEN}  # tokens in a row",
         f"batch_size: {batch}  # rows in a batch, over all devices",
-        f"num_steps: {steps}  # one pass over all text is {counted(one_pass, 'step')}",
+        f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",
         "seed: 0  # another seed, another order",
         "components:",
     ]
     for source, tokens, _ in taken:
         name = yaml.safe_dump(source.name).removesuffix("...\n").strip()  # quoted where YAML would read a number
-        size = f"{tokens:,} tokens of {counted(source.files, 'file')}"
+        size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
         lines.append(f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}")
     return "\n".join(lines) + "\n"
 
 
 def _in_words(source: FoundSource, output: Path) -> str:
-    what = f"{counted(source.files, 'file')} ({', '.join(source.endings)}), {in_bytes(source.bytes)}"
+    what = f"{format_count(source.files, 'file')} ({', '.join(source.endings)}), {in_bytes(source.bytes)}"
     left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
     if not source.files:
         return f"{source.name}: no text ({left_out})"

@@ -22,7 +22,7 @@ from headrace.cli.options import (
     refuse_typed,
 )
 from headrace.cli.shown import counting, figures_table, working
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -293,9 +293,9 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     """Prints what :func:`unfinished` found."""
     from rich.text import Text
 
-    parts = f": {state['parts_finished']:,} of {counted(state['parts'], 'part')} done"
+    parts = f": {state['parts_finished']:,} of {format_count(state['parts'], 'part')} done"
     title = ((state["path"], "bold"), (" is unfinished", "yellow"))
-    parts += f", {counted(state['documents'], 'document')}, {state['tokens']:,} tokens."
+    parts += f", {format_count(state['documents'], 'document')}, {state['tokens']:,} tokens."
     console.print(Text.assemble(*title, parts))
     console.print(Text(f"To finish it: {state['command']}"), soft_wrap=True)
 
@@ -355,14 +355,15 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
     for name, one in facts["components"].items():
         if one["unused_rows"]:
             share = one["train_rows"] / (one["train_rows"] + one["unused_rows"])
-            rest = f"{counted(one['unused_rows'], 'row')} with {counted(one['unused_tokens'], 'token')} are left out"
-            lines.append(f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%}); {rest}")
+            rest = f"{format_count(one['unused_rows'], 'row')} with {format_count(one['unused_tokens'], 'token')}"
+            lines.append(
+                f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%}); {rest} are left out"
+            )
         if one["listed_documents"]:
             lines.append(f"{name}: {removal_line(one)}")
         if one["incomplete_tokens"]:
-            what = (
-                f"{counted(one['incomplete_documents'], 'document')} with {counted(one['incomplete_tokens'], 'token')}"
-            )
+            what = format_count(one["incomplete_documents"], "document")
+            what += f" with {format_count(one['incomplete_tokens'], 'token')}"
             lines.append(f"{name}: {what} are in no row, as others of their units are removed or empty")
         if one["repeated_tokens"]:
             again = "they overlap, or are of several passes"
@@ -387,8 +388,9 @@ def removal_line(counts: dict[str, int]) -> str:
         ...     removed_documents=3, removed_tokens=120))
         'the filter lists 5 documents (1 again, 1 not found) and removes 3 with 120 tokens'
     """
+    listed = format_count(counts["listed_documents"], "document")
     return (
-        f"the filter lists {counted(counts['listed_documents'], 'document')} ({counts['repeated_documents']:,} again,"
+        f"the filter lists {listed} ({counts['repeated_documents']:,} again,"
         f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
         f" with {counts['removed_tokens']:,} tokens"
     )

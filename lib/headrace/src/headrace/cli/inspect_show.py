@@ -19,7 +19,7 @@ from rich.text import Text
 
 from headrace.cli.decoded import Sample
 from headrace.cli.shown import BOUNDARY, bar, coloured, facts_table, in_bytes, legend, marked, one_line, printable
-from headrace.errors import counted
+from headrace.errors import format_count
 from headrace.ingest.tokenize import decode
 
 if TYPE_CHECKING:
@@ -66,21 +66,23 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["leaves"] = ", ".join(f"{one['name']} ({one['dtype']}, {size})" for one, size in leaves)
     if facts["trained_tokens"]:
         none = (
-            f"; {counted(facts['untrained_documents'], 'document')} with none" if facts["untrained_documents"] else ""
+            f"; {format_count(facts['untrained_documents'], 'document')} with none"
+            if facts["untrained_documents"]
+            else ""
         )
         rows["trained on"] = f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
     if facts["skipped_lines"]:
-        rows["skipped"] = counted(facts["skipped_lines"], "bad line")
+        rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
     if facts["shuffled"]:
         rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, of {facts['shuffled']['fingerprint']}"
     if appended := facts.get("generations"):
-        sizes = (f"{n}: {counted(one['documents'], 'document')}" for n, one in enumerate(appended, start=1))
+        sizes = (f"{n}: {format_count(one['documents'], 'document')}" for n, one in enumerate(appended, start=1))
         rows["generations"] = ", ".join(sizes)
     if (tombstones := facts["tombstones"])["removed_documents"]:
         counts = tombstones["generations"] if appended else [tombstones["generations"]]
         by_cache = (", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none" for of in counts)
-        what = counted(tombstones["removed_documents"], "document")
-        what += f" with {counted(tombstones['removed_tokens'], 'token')}"
+        what = format_count(tombstones["removed_documents"], "document")
+        what += f" with {format_count(tombstones['removed_tokens'], 'token')}"
         rows["removed"] = f"{what} (by generation of tombstones: {'; '.join(by_cache)})"
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
@@ -90,7 +92,9 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
     """Quantiles, and a histogram by powers of two."""
     if not lengths.documents:
         return
-    of_sample = "" if lengths.documents == lengths.of else f", of a sample of {counted(lengths.documents, 'document')}"
+    of_sample = (
+        "" if lengths.documents == lengths.of else f", of a sample of {format_count(lengths.documents, 'document')}"
+    )
     console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{of_sample})"))
     console.print(Text("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items())))
     table, wide = _table(console, ("tokens", "documents", "", "of all tokens"))
@@ -109,7 +113,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
     of_sample = "" if found.tokens == found.of else f", of a sample of {found.tokens:,} tokens"
     console.print(_rule(f"tokens by frequency{of_sample}"))
     if found.vocab_size is None or found.never_seen is None:
-        console.print(Text(counted(found.distinct, "different token")))
+        console.print(Text(format_count(found.distinct, "different token")))
     else:
         distinct = found.vocab_size - found.never_seen
         share = distinct / max(found.vocab_size, 1)
@@ -119,7 +123,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
             )
         )
     if found.outside:
-        console.print(Text(f"outside the vocabulary: the ids of {counted(found.outside, 'token')}", "bold red"))
+        console.print(Text(f"outside the vocabulary: the ids of {format_count(found.outside, 'token')}", "bold red"))
     table, wide = _table(console, ("id", "times", "", "of all tokens"))
     decoded = any(text != str(number) for number, text, _ in found.most_frequent)
     if decoded:
@@ -140,7 +144,7 @@ def show_samples(console: Console, samples: Sequence[Sample]) -> None:
 
 def _show_sample(console: Console, one: Sample) -> None:
     trained = "" if one.trained_tokens is None else f", {one.trained_tokens:,} trained on"
-    console.print(_rule(f"document {one.document:,}: {counted(one.tokens, 'token')}{trained}"))
+    console.print(_rule(f"document {one.document:,}: {format_count(one.tokens, 'token')}{trained}"))
     if one.leaves:
         console.print(Text("  ".join(f"{name}: {_value(value)}" for name, value in one.leaves.items()), "dim"))
     left_out = f" ... {one.left_out:,} tokens ... " if one.left_out else ""
@@ -175,7 +179,7 @@ def _bar(share: float, wide: bool) -> tuple[Text, ...]:
 def _parts(facts: dict[str, Any]) -> str:
     sizes = [part["tokens"] for part in facts["part_sizes"]]
     of = (
-        f", of {counted(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
+        f", of {format_count(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
         if facts["source_files"]
         else ""
     )

@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings, refuse_typed
 from headrace.cli.shown import bar, facts_table, figures_table, working
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +128,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     plan = dataset.plan
     histogram = np.zeros(len(_EDGES), np.int64)
     for packed in plan.chunks():
-        tokens = np.add.reduceat(packed.items.size, np.cumsum(packed.held) - packed.held, dtype=np.int64)
+        tokens = np.add.reduceat(packed.items.size, np.cumsum(packed.item_counts) - packed.item_counts, dtype=np.int64)
         histogram += np.bincount(np.digitize(tokens / plan.spec.capacity, _EDGES[1:]), minlength=len(_EDGES))
     facts: dict[str, Any] = {
         "path": dataset.cache.path,
@@ -219,7 +219,7 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
         a = facts["aligned"]
         uneven = f"{a['dropped']:,} dropped" if a["drop_last"] else f"{a['pad_needed']:,} repeated"
         console.print(
-            Text(f"for {counted(a['world_size'], 'rank')}: {counted(a['N_aligned_packs'], 'pack')}, {uneven}")
+            Text(f"for {format_count(a['world_size'], 'rank')}: {format_count(a['N_aligned_packs'], 'pack')}, {uneven}")
         )
 
 
@@ -227,14 +227,12 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
     """Counters of what is not packed whole, those that are not 0."""
     counts, removed, incomplete = facts["counts"], facts["removed_documents"], facts["incomplete_documents"]
     empty = counts["empty_documents"] - removed - incomplete  # to the plan, none of these has tokens
+    lacking = f"{format_count(incomplete, 'document')}, {format_count(facts['incomplete_tokens'], 'token')}"
     lines = {
-        "removed": counted(removed, "document") if removed else "",
-        "incomplete": f"{counted(incomplete, 'document')}, {counted(facts['incomplete_tokens'], 'token')}: others of"
-        " their units are removed or empty"
-        if incomplete
-        else "",
-        "without tokens": counted(empty, "document") if empty else "",
-        "split": counted(counts["split_documents"], "document") if counts["split_documents"] else "",
+        "removed": format_count(removed, "document") if removed else "",
+        "incomplete": f"{lacking}: others of their units are removed or empty" if incomplete else "",
+        "without tokens": format_count(empty, "document") if empty else "",
+        "split": format_count(counts["split_documents"], "document") if counts["split_documents"] else "",
     }
     for name, what in (("dropped", "documents"), ("truncated", "documents"), ("underfilled", "packs")):
         lost = counts[f"{name}_tokens"]

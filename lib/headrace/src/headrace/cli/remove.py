@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.options import AsJson
 from headrace.cli.shown import working
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.data.documents import DocumentFilter
@@ -55,9 +55,9 @@ def command(
         return
     again, newest = removal.listed - fresh, facts["generation"]
     already = f" ({again:,} were removed before, or named twice)" if again else ""
-    typer.echo(f"{cache}: {counted(fresh, 'document')} removed{already}; generation {newest} of its")
+    typer.echo(f"{cache}: {format_count(fresh, 'document')} removed{already}; generation {newest} of its")
     count, tokens = (int(facts[name]) for name in ("removed_documents", "removed_tokens"))
-    typer.echo(f"tombstones has {counted(count, 'document')} with {counted(tokens, 'token')}.")
+    typer.echo(f"tombstones has {format_count(count, 'document')} with {format_count(tokens, 'token')}.")
     if newest not in (0, [0] * len(opened.members)):
         typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
         typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")

@@ -61,7 +61,7 @@ def command(
     from headrace.report.facts import Options, gather
     from headrace.report.page import LiveReport, write_report
 
-    options = Options(parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, begun=not live)
+    options = Options(parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, must_exist=not live)
     with working("looking at the run"):
         facts = gather(target, settings or [], run=run, config=config, options=options)
     if as_json:
@@ -99,7 +99,7 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
         "title": facts.title,
         "folder": facts.folder,
         "plan": None if plan is None else plan.plan.to_json(),
-        "findings": [] if plan is None else [finding.to_json() for finding in plan.found],
+        "findings": [] if plan is None else [finding.to_json() for finding in plan.findings],
         "fingerprint": {
             "config": None if plan is None else plan.fingerprint,
             "run": None if facts.manifest is None else facts.manifest.fingerprint,

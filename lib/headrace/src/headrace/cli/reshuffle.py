@@ -12,7 +12,7 @@ from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import MemoryOption, RepairOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
-from headrace.errors import counted
+from headrace.errors import format_count
 from headrace.ingest.choices import Engine
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def command(
 
 
 def _summary(report: ReshuffleReport, cache: str) -> str:
-    what = f"{counted(report.documents, 'document')}, {report.tokens:,} tokens"
+    what = f"{format_count(report.documents, 'document')}, {report.tokens:,} tokens"
     if not report.parts_built:
         return f"{report.path} is finished already: {what}, shuffled with seed {report.seed}."
     reused = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
     return (
         f"Shuffled {cache} with seed {report.seed}: {report.path}, {what},"
-        f" {counted(report.parts_built, 'part')} in {report.seconds:.1f} s{reused}.\n"
+        f" {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s{reused}.\n"
         f"Next: headrace inspect {shlex.quote(report.path)}"
     )

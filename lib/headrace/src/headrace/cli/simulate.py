@@ -22,7 +22,7 @@ from headrace.cli.options import (
     parse_sizes,
 )
 from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
-from headrace.errors import counted
+from headrace.errors import format_count
 from headrace.progress import report
 
 if TYPE_CHECKING:
@@ -138,12 +138,12 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
     scope = "all of the run" if forecast.exact else "a sample: the figures hold for these steps"
     looked = " and ".join(f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks)
     console.print(
-        f"{counted(components, 'component')}, batches of {counted(forecast.batch_size, 'row')} of {seq_len:,} tokens,"
-        f" blocks of {in_bytes(forecast.block_bytes)}"
+        f"{format_count(components, 'component')}, batches of {format_count(forecast.batch_size, 'row')}"
+        f" of {seq_len:,} tokens, blocks of {in_bytes(forecast.block_bytes)}"
     )
     console.print(f"Steps {looked}, {scope}.")
     ratios = ", ".join(f"{value:.3f} over {window}" for window, value in forecast.variance_ratio.items())
-    blocks = counted(round(forecast.distinct_blocks), "block")
+    blocks = format_count(round(forecast.distinct_blocks), "block")
     console.print(f"{blocks} in a batch. Variance ratio (1: full shuffle): {ratios}\n")
     heads = ("reads per block per epoch", "reads per host per step", "MiB per host per step", "MiB held per host")
     table = figures_table("hosts", *heads, "MiB at cold start", "burst", "cost of 1,000 steps", left=0)
@@ -154,12 +154,12 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         table.add_row(f"{h.hosts:,}", *reads, *sizes_mib, f"{h.burst:.2f} x", f"{h.cost_per_1000_steps:,.4f}")
     console.print(table)
     for h in forecast.by_hosts:
-        hosts = counted(h.hosts, "host")
+        hosts = format_count(h.hosts, "host")
         if text := h.describe_exchange(exchange, forecast.batch_size):
             console.print(text)
         described = f", {h.index_requests:,} for zarr.json and indices (headrace upgrade)" if h.index_requests else ""
         console.print(
-            f"{hosts} on an object store: {counted(h.requests, 'request')} in these steps, {h.opening_requests:,}"
+            f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps, {h.opening_requests:,}"
             f" to open the caches{described}."
         )
         if h.hosts_replayed < h.hosts:
@@ -218,8 +218,10 @@ def _show_probe(found: ShuffleProbe) -> None:
 
     console, share = Console(highlight=False), found.share
     console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
-    console.print(f"Of the variance, {share.icc:z.1%} lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n")
-    table = figures_table("order", f"noise of a batch of {counted(found.batch_size, 'row')}, full shuffle = 1")
+    console.print(
+        f"Of the variance, {share.icc:z.1%} lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n"
+    )
+    table = figures_table("order", f"noise of a batch of {format_count(found.batch_size, 'row')}, full shuffle = 1")
     for order, noise in found.noise.items():
         table.add_row(order, f"{noise:.2f}")
     console.print(table)

@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counting
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,8 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
         console.print(_line(damage))
     unfinished = "" if report.finished else " (unfinished: its complete parts)"
     how = "every chunk read" if report.deep else "names, sizes and ends of files; --deep reads every chunk"
-    what = f"{report.path}{unfinished}: {counted(report.parts, 'part')}, {counted(report.elements, 'value')} ({how})"
+    sizes = f"{format_count(report.parts, 'part')}, {format_count(report.elements, 'value')}"
+    what = f"{report.path}{unfinished}: {sizes} ({how})"
     if report.shuffled:
         what += f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
     for text in report.unchecked:
@@ -134,7 +135,7 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
         console.print(Text.assemble(("sound ", "green"), what))
         return
     parts = report.damaged_parts
-    console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {counted(len(parts), 'part')} with damage."))
+    console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {format_count(len(parts), 'part')} with damage."))
     if repair:
         console.print(Text(f"To build just these anew: {repair}"))
 

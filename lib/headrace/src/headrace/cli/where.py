@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_as_begun
 from headrace.cli.shown import figures_table, working
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ def _show(console: Console, here: Whereabouts) -> None:
     of = "" if here.num_steps is None else f" of {here.num_steps:,}"
     name = f" {here.stage_name!r}" if here.stage_name else ""
     console.print(Text(f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step {here.stage_step:,}"))
-    console.print(Text(f"{counted(here.tokens, 'token')} in {counted(here.rows, 'row')} so far"))
+    console.print(Text(f"{format_count(here.tokens, 'token')} in {format_count(here.rows, 'row')} so far"))
     if here.step == here.num_steps:
         console.print(Text("the run is over"))
     else:

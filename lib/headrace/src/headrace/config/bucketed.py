@@ -1,9 +1,9 @@
-"""Sources in buckets, written out: a source with ``buckets`` is a group of components over one cache.
+"""Expands sources with ``buckets``: each becomes a group of components over one cache.
 
-The component ``web`` with three buckets is the group ``web`` of the blend, and in it the components ``web/0``,
-``web/1`` and ``web/2``, each of which keeps one bucket (:mod:`headrace.data.buckets`). Wherever weights name ``web``,
-in ``weights``, stages and amendments, they mean that group. Nothing behind the config knows of buckets but the filter
-of documents; what a config says of a source holds for each of its components, ``max_epochs`` of layers at their pace.
+The component ``web`` with three buckets becomes the group ``web`` of the blend with the components ``web/0``, ``web/1``
+and ``web/2``, each of which keeps one bucket (:mod:`headrace.data.buckets`). ``web`` in ``weights``, stages and
+amendments means that group. Past the config, only the document filter knows about buckets; settings of a source apply
+to each of its components, ``max_epochs`` of layers at their pace.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def written_out(config: LmDataConfig) -> Mapping[str, Any]:
-    """The fields of a config that differ once its sources with buckets are written out; none if it has no such source.
+    """The fields of a config that change when its sources with buckets are expanded; empty if it has none.
 
     Raises:
-        ConfigError: a field that does not go with buckets; a name that another component has.
+        ConfigError: a field is incompatible with buckets; a name is already another component's.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -67,7 +67,7 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
 
 
 def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
-    """Raises ConfigError if weights are said twice, or follow from the sizes of sources that are groups."""
+    """Raises ConfigError if weights are given twice, or follow from the sizes of sources that are groups."""
     blends = {"weights": config.weights, **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)}}
     for path, blend in blends.items():
         if blend is not None and is_size_rule(blend, config.components):
@@ -86,7 +86,7 @@ def _is_group(component: ComponentConfig) -> bool:
 
 
 def _grouped(weights: Mapping[str, Any], blends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A (nested) blend in which sources with buckets are groups."""
+    """A (nested) blend in which sources with buckets have become groups."""
     grouped: dict[str, Any] = {}
     for name, value in weights.items():
         if inner := blend_of(value):
@@ -97,7 +97,7 @@ def _grouped(weights: Mapping[str, Any], blends: Mapping[str, Mapping[str, Any]]
 
 
 def _split(name: str, source: ComponentConfig, config: LmDataConfig) -> dict[str, tuple[ComponentConfig, Any]]:
-    """The components of a source with buckets, by name, and what each weighs within it."""
+    """The components of a source with buckets by name, and the weight of each within the source."""
     buckets = source.buckets
     assert buckets is not None
     for field in ("max_tokens", "max_share"):

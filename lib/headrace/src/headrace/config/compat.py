@@ -1,4 +1,4 @@
-"""``compat``: a run whose rows and order are another system's, so that it goes on as it began there.
+"""``compat``: a run with the rows and order of another system, so that it can continue a run begun there.
 
 .. code-block:: yaml
 
@@ -7,12 +7,11 @@
     num_steps: 1000
     components: {web: {cache: caches/web, weight: 0.7}, code: {cache: caches/code, weight: 0.3}}
 
-``megatron``: samples of Megatron-LM's GPT dataset, blended as it blends (:mod:`headrace.order.gpt_index`); the order
-follows from the number of samples, so ``num_steps`` must be given. ``nmoe``: windows that do not overlap, over all
-shards, and at the end of a source over its beginning again; drawn by smooth weighted round robin, with nmoe's stages.
-
-Either sets ``policy``, ``shuffle`` and ``row_order``; what the other system has not is refused. Orders of rollouts are
-:class:`~headrace.rl.dataset.RLSettings`'.
+``megatron``: samples of Megatron-LM's GPT dataset with its blending (:mod:`headrace.order.gpt_index`); the order
+depends on the number of samples, so ``num_steps`` is required. ``nmoe``: non-overlapping windows over all shards that
+wrap around at the end of a source, drawn by smooth weighted round robin, with nmoe's stages. Both set ``policy``,
+``shuffle`` and ``row_order``; features that the other system lacks are refused. For orders of rollouts see
+:class:`~headrace.rl.dataset.RLSettings`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.data.listed import Listing
 
 POLICY_OF = {"megatron": "greedy", "nmoe": "swrr"}
-"""Systems, and the policy that each draws by."""
+"""Systems, and the mixing policy of each."""
 _ELSEWHERE = {
     "slime": 'Its order of prompts is RLSettings(prompt_order="slime"), its schedule headrace.batch.dp_schedule.',
     "tinker": "Its datums are headrace.batch.sft_datum and rl_datum.",
@@ -53,17 +52,18 @@ _OF_COMPONENT = ("packing", "buckets", "subset", "shuffle", "max_epochs", "max_t
 
 @dataclass(frozen=True)
 class CompatConfig:
-    """Whose order a run has. In a config, the system may stand for the whole: ``compat: nmoe``.
+    """The system whose order a run follows. In a config, its name is enough: ``compat: nmoe``.
 
     Attributes:
         system: ``megatron`` or ``nmoe``.
-        split: Megatron's ``--split``: shares of the documents that train, validate and test, in this order; None: all
+        split: Megatron's ``--split``: shares of documents for training, validation and test, in this order; None: all
             documents train.
-        extra_token: Whether rows of Megatron's share a token with the next one, as with its
-            ``add_extra_token_to_sequence`` (its default); rows then hold one token more than its ``--seq-length``.
+        extra_token: Whether Megatron's rows share a token with the next one, as with its
+            ``add_extra_token_to_sequence`` (the default there); rows then hold one token more than its
+            ``--seq-length``.
 
     Raises:
-        ConfigError: no such system, or what is not its own.
+        ConfigError: no such system, or a setting that it does not have.
 
     Example:
         >>> CompatConfig("megatron", split="969,30,1").settings
@@ -92,14 +92,14 @@ class CompatConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields of the run that follow."""
+        """Fields of the run that this sets."""
         return {"policy": POLICY_OF[self.system], "shuffle": False, "row_order": "stream"}
 
     def apply(self, config: LmDataConfig) -> None:
-        """Sets the fields that follow, in a config that is being made.
+        """Sets these fields in a config under construction.
 
         Raises:
-            ConfigError: the config says otherwise, or asks for what the system has not.
+            ConfigError: the config contradicts the system, or asks for a feature that it lacks.
         """
         for field in fields(config):
             if field.name in self.settings:
@@ -128,15 +128,15 @@ class CompatConfig:
 def compat_datasets(
     config: LmDataConfig, caches: Mapping[str, TokenCache], side: Literal["train", "validation"]
 ) -> dict[str, Any]:
-    """The components of a run with ``compat``, each a :class:`~headrace.data.listed.ListedDataset`.
+    """The datasets of a run with ``compat``, each a :class:`~headrace.data.listed.ListedDataset`.
 
     Args:
         config: The run.
         caches: Its caches by component.
-        side: Which part of the split; of validation, one epoch.
+        side: Which part of the split; validation is one epoch.
 
     Raises:
-        ConfigError: as :class:`~headrace.order.gpt_index.GptIndex`'s; a split without such a part.
+        ConfigError: as for :class:`~headrace.order.gpt_index.GptIndex`; the split lacks this part.
     """
     from headrace.data.listed import ListedDataset
 
@@ -167,7 +167,7 @@ def compat_datasets(
 
 
 def _samples(config: LmDataConfig) -> dict[str, int | None]:
-    """Samples that Megatron-LM asks each component for; with several, a few more than the blend draws."""
+    """Samples that Megatron-LM requests from each component; with several, a few more than the blend draws."""
     names, steps = [*config.components], config.num_steps or 0
     batch = BatchSchedule(config.batch_size)
     target = batch.rows_at(steps)[0]
@@ -204,7 +204,7 @@ def _gpt(
 
 
 def _lapping(cache: TokenCache, seq_len: int) -> Listing:
-    """Windows of nmoe: as many laps over the shards as it takes until one begins at the first token again."""
+    """Windows of nmoe: as many laps over the shards as it takes until a window begins at the first token again."""
     from headrace.data.listed import Listing
 
     size = cache.part_tokens

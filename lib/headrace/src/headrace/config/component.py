@@ -1,4 +1,4 @@
-"""``ComponentConfig``: one source of a mixture, as a config names it."""
+"""``ComponentConfig``: one source of a mixture in a config."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headrace.store.joined import open_components
 from headrace.store.ledger import ledger_state
 from headrace.store.levanter.layout import is_levanter
 
-if TYPE_CHECKING:  # jax comes in with it
+if TYPE_CHECKING:  # imports jax
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.dataset import PlannedDataset
 
@@ -42,43 +42,42 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ComponentConfig:
-    """One source of a mixture. In a config, its cache may stand for the whole: ``{web: caches/web}``.
+    """One source of a mixture. In a config, the path of its cache is enough: ``{web: caches/web}``.
 
     Attributes:
-        cache: Path or URL of its token cache; or a list of several, which are one source, one after the other.
+        cache: Path or URL of its token cache, or a list of several that form one source, one after the other.
         weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step. None: 1, or
-            what ``weights``, ``stages`` or an amendment says.
+            as set by ``weights``, ``stages`` or an amendment.
         source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
-        shuffle: How this component is shuffled; None: as the config says.
+        shuffle: How this component is shuffled; None: the config's setting.
         packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
-            its tokens, wherever documents end.
-        subset: The part of its rows that is trained on, in every epoch the same; None: as the config says.
-        max_epochs: Most passes over it, may be a fraction; None: as the config says.
-        max_tokens: Most tokens of it in the whole run; those of packed rows count with their padding, unless the
-            config's ``unit`` says otherwise.
-        max_share: Largest share of a batch that it may have at any step: of its rows, or of what ``unit`` counts.
-        expected_tokens: Tokens that its cache will hold: what planning goes by while there is no cache. Training takes
-            no notice of it.
+            its tokens, regardless of documents.
+        subset: The part of its rows to train on, the same in every epoch; None: the config's setting.
+        max_epochs: Most passes over it, possibly a fraction; None: the config's setting.
+        max_tokens: Most tokens of it in the whole run; those of packed rows include padding, unless the config's
+            ``unit`` counts otherwise.
+        max_share: Its largest share of a batch at any step: of rows, or of what ``unit`` counts.
+        expected_tokens: Tokens that its cache will hold, used for planning while there is no cache. Training ignores
+            it.
         remove: File of documents to leave out; see :class:`~headrace.data.documents.DocumentFilter`.
-        tombstones: Generation of its cache's tombstones (``headrace remove``) that a run begins with, 0 for none; a
-            list for several caches, one number each. None: the newest when the run begins, which its manifest keeps.
-            What is removed later, a running run takes in by an amendment.
-        generations: How many generations of its cache (``headrace build --append``) a run begins with; a list for
-            several caches, one number each. None: all that there are when the run begins, which its manifest keeps; or
-            all before that which the first amendment to ``extend`` it brings.
-        remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
-            and go on.
-        loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
-            ``none``: all tokens are.
-        replicas: Other places where the same cache lies, which are read in turn where the first fails. Not part of the
-            run's fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
-        loss_weight: What the loss of its tokens weighs, written as ``weight`` is: a number, or a function of the step.
-            None: 1.
-        columns: Leaves of its cache that go by other names than those of the config's ``columns``; ``none``: it has
-            none, and its tokens have the column's default.
-        buckets: Tells its documents apart, by a score, by length or by how often each is to be seen: the component is
-            then a group of components over one cache, which the config's ``components`` and ``weights`` hold written
-            out; see :mod:`headrace.data.buckets`.
+        tombstones: Generation of its cache's tombstones (``headrace remove``) that a run starts with, 0 for none; a
+            list for several caches, one number each. None: the newest at the start of the run, as recorded in its
+            manifest. Later removals reach a running run by an amendment.
+        generations: How many generations of its cache (``headrace build --append``) a run starts with; a list for
+            several caches, one number each. None: all that exist at the start of the run, as recorded in its manifest;
+            if an amendment extends it, all before those that the first one adds.
+        remove_not_found: What to do with numbers in that file that match no document: ``refuse`` them, or ``count``
+            them and continue.
+        loss_mask: Leaf of the cache that marks the tokens to train on; ``auto``: the one of chats, if there is one;
+        ``none``: train on all tokens.
+        replicas: Other locations of the same cache, tried in turn if the first fails. Not part of the run's
+        fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
+        loss_weight: Loss weight of its tokens, written like ``weight``: a number, or a function of the step. None: 1.
+        columns: Leaves of its cache with other names than in the config's ``columns``; ``none``: it lacks the column,
+            and its tokens get the column's default.
+        buckets: Splits its documents by a score, by length or by how often each is to be seen. The component then
+            becomes a group of components over one cache, to which the config's ``components`` and ``weights`` are
+            expanded; see :mod:`headrace.data.buckets`.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -112,12 +111,12 @@ class ComponentConfig:
 
     @property
     def caches(self) -> list[str]:
-        """Paths of its caches."""
+        """The paths of its caches."""
         return [self.cache] if isinstance(self.cache, str) else self.cache
 
     def generation_counts(self, path: str) -> list[int | None]:
-        """How many generations of each of its caches a run begins with, None for all; ConfigError if it is no list of
-        as many. ``path`` is the component's, for the error.
+        """How many generations of each of its caches a run starts with, None for all; ConfigError if the list has the
+        wrong length. ``path`` is the component's, for the error.
         """
         if self.generations is None:
             return [None for _ in self.caches]
@@ -129,8 +128,8 @@ class ComponentConfig:
         return [*counts]
 
     def begins_with(self, name: str, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
-        """How many generations of each of its caches a run begins with, as far as the config tells: of one that is
-        extended, all before the first that an amendment brings; None: all that there are.
+        """How many generations of each of its caches a run starts with, as far as the config tells: if it is extended,
+        all before those that the first amendment adds; None: all that exist.
         """
         if self.generations is not None:
             return number_of_each(self.generations)
@@ -139,20 +138,20 @@ class ComponentConfig:
 
     @property
     def shown_cache(self) -> str:
-        """Its cache as tables name it."""
+        """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
 
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
-        """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
+        """Builds missing caches and finishes unfinished ones; see ``LmDataConfig.build_caches``."""
         for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
-            if cache_of_generation(path):  # what appends builds
+            if cache_of_generation(path):  # appending builds it
                 continue
             ledger = ledger_state(path)
             if ledger is not None and ledger.finished:
                 continue
             if self.source is not None:
                 build_cache(self.source, tokenizer, path, progress=progress)
-            elif ledger is None and not is_levanter(path):  # opening one begun by hand says how to finish it
+            elif ledger is None and not is_levanter(path):  # opening one begun by hand tells how to finish it
                 raise ConfigError(
                     "does not exist, and there is no source to build it from",
                     field=f"components.{name}.cache",
@@ -161,24 +160,24 @@ class ComponentConfig:
                 )
 
     def document_filter(self, name: str) -> DocumentFilter | None:
-        """The documents to leave out; ConfigError if its file has none."""
+        """The filter of documents to leave out; ConfigError if its file lists none."""
         if self.remove is None:
             return None
         count = self.remove_not_found == "count"
         return DocumentFilter.load(self.remove, name=f"components.{name}.remove", count_not_found=count)
 
     def of_braid_version(self, version: int) -> ComponentConfig:
-        """This component with a version of its own braid, if it has one that names none."""
+        """This component with this version set in its own braid, if that has none."""
         return self if self.shuffle is None else replace(self, shuffle=braid_of_version(self.shuffle, version))
 
     def subset_in(self, name: str, default: SubsetConfig | None) -> tuple[SubsetConfig, str] | None:
-        """Its subset, its own or the config's, and the place of that in the config; None if all is trained on."""
+        """Its subset, its own or the config's, and the path of that field; None if all is trained on."""
         if self.subset is not None:
             return self.subset, f"components.{name}.subset"
         return None if default is None else (default, "subset")
 
     def check(self, path: str, row_tokens: int) -> None:
-        """Raises ConfigError for a value that nothing can meet; ``path`` is the component's, for the error."""
+        """Raises ConfigError for a value that can never be met; ``path`` is the component's, for the error."""
         if not self.caches:
             raise ConfigError("is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches.")
         if self.replicas and self.caches[1:]:
@@ -204,7 +203,7 @@ class ComponentConfig:
 
 
 def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> CountedTokens | None:
-    """Which tokens a run counts one by one; None: all rows count alike, as the unit says or since none is packed."""
+    """Which tokens a run counts one by one; None: all rows count alike, by the unit or because none is packed."""
     if unit == "trained_tokens":
         return "trained"
     packed = any(component.packing is not None for component in components.values())
@@ -234,7 +233,7 @@ def log_counts_of_padding(config: LmDataConfig) -> None:
 
 
 def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | None) -> dict[str, int]:
-    """Tokens of an epoch of each component: places in its rows, or those that are counted one by one."""
+    """Tokens in an epoch of each component: positions of its rows, or those counted one by one."""
     from headrace.data.row_tokens import RowTokens
 
     if counted is None:
@@ -243,7 +242,7 @@ def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | Non
 
 
 def braid_of_version(shuffle: shuffle_config.ShuffleConfig, version: int) -> shuffle_config.ShuffleConfig:
-    """A shuffle with a version of the braid, if it is a braid that names none."""
+    """A shuffle with this braid version set, if it is a braid without one."""
     return shuffle.of_version(version) if isinstance(shuffle, shuffle_config.BraidShuffleConfig) else shuffle
 
 
@@ -251,7 +250,7 @@ NOT_WITH_PHASES = "does not go with a seq_len that changes"
 
 
 def check_strategy(phases: Sequence[tuple[int, int]], strategy: str) -> None:
-    """Raises ConfigError if sources end a run whose rows change their length."""
+    """Raises ConfigError if sources can end a run whose row length changes."""
     if phases[1:] and strategy != "restart":
         cure = "Use restart, with max_epochs or max_tokens."
         raise ConfigError(NOT_WITH_PHASES, field="stop_strategy", value=strategy, cure=cure)
@@ -260,14 +259,14 @@ def check_strategy(phases: Sequence[tuple[int, int]], strategy: str) -> None:
 def subsets_of(
     components: Mapping[str, ComponentConfig], default: SubsetConfig | None
 ) -> dict[str, tuple[SubsetConfig, str]]:
-    """Subset of each component that has one; see :meth:`ComponentConfig.subset_in`."""
+    """The subset of each component that has one; see :meth:`ComponentConfig.subset_in`."""
     return {n: subset for n, component in components.items() if (subset := component.subset_in(n, default)) is not None}
 
 
 def left_out(
     components: Mapping[str, ComponentConfig], caches: Mapping[str, TokenCache]
 ) -> dict[str, RemovedDocuments | None]:
-    """The documents that each component leaves out of its cache; see :func:`~headrace.data.buckets.without_others`."""
+    """The documents of its cache that each component leaves out; see :func:`~headrace.data.buckets.without_others`."""
     removed: dict[str, RemovedDocuments | None] = {}
     for name, component in components.items():
         listed = component.document_filter(name)
@@ -277,14 +276,14 @@ def left_out(
 
 
 def check_any(components: Mapping[str, ComponentConfig]) -> None:
-    """Raises ConfigError if there is no component."""
+    """Raises ConfigError if there are no components."""
     if not components:
         raise ConfigError("is missing or empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
 
 
 def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
-    """The caches of a config's components by name, which one tokenizer must have made; of those that are extended as
-    they begin. ``instead`` has open caches, by name, to take in place of those at the components' paths.
+    """Opens the caches of a config's components, by name; one tokenizer must have made all of them. Extended components
+    are opened as they start. ``instead`` has open caches, by name, to use in place of those at the components' paths.
 
     Raises what ``LmDataConfig.open_caches`` does.
     """
@@ -326,7 +325,7 @@ def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> 
 
 
 def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
-    """The content of all generations that there are of each cache that components name, by its path."""
+    """The content of all existing generations of each cache that components name, by path."""
     lists, read = dict[str, Sequence[str]](), generation_reader()
     for cache in caches.values():
         firsts = np.cumsum([0, *cache.generations[:-1]]).tolist()
@@ -335,11 +334,11 @@ def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
 
 
 def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> None:
-    """Raises ConfigError for a generation that no cache has."""
+    """Raises ConfigError for a generation that does not exist."""
     for at, amendment in enumerate(config.amendments):
-        for name, given in amendment.extend.items():
-            for number, path in zip(number_of_each(given), config.components[name].caches, strict=True):
+        for name, generations in amendment.extend.items():
+            for number, path in zip(number_of_each(generations), config.components[name].caches, strict=True):
                 if path in known and number > len(known[path]):
                     cure = f"headrace build SOURCE --output {path} --append makes another."
                     problem = f"is not a generation of {path}, which has {len(known[path])}"
-                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=given, cure=cure)
+                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=generations, cure=cure)

@@ -1,9 +1,9 @@
-"""Components that amendments extend by what was appended to their caches, written out.
+"""Expands amendments that extend components by data appended to their caches.
 
-An amendment ``extend: {web: 2}`` brings in the component ``web@2``, which has the settings of ``web`` and those
-generations of its cache that ``web`` has not by then. In the blend ``web`` becomes a group of both
-(:func:`headrace.mix.amendments.extend`). So the epoch of the old documents goes on where it was, and nothing behind the
-config knows of generations but what opens caches.
+An amendment ``extend: {web: 2}`` adds the component ``web@2``, with the settings of ``web`` and those generations of
+its cache that ``web`` does not have yet. In the blend, ``web`` becomes a group of both
+(:func:`headrace.mix.amendments.extend`). So the epoch over the old documents continues where it was and, past the
+config, only the code that opens caches knows about generations.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def extended(config: LmDataConfig) -> Mapping[str, Any]:
-    """The fields of a config that differ once what extends its components is written out; none if nothing does.
+    """The fields of a config that change when amendments that extend components are expanded; empty if there are none.
 
     Raises:
-        ConfigError: what is extended is no component, or one that cannot be; a generation that it has already; a name
-            that another component has.
+        ConfigError: the extended name is not a component, or one that cannot be extended; it already has the
+            generation; a name is already another component's.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -45,15 +45,15 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
     reached = {name: one.begins_with(name, config.amendments) for name, one in components.items()}
     for number, amendment in enumerate(config.amendments):
         later = added_later(config.amendments[number + 1 :])
-        for name, given in amendment.extend.items():
+        for name, generations in amendment.extend.items():
             field = f"amendments[{number}].extend.{name}"
             if name not in reached and name in components:
                 base = next(base for one in config.amendments for base, new in one.newcomers.items() if new == name)
-                cure = f"Extend that: {{{base}: {given}}}."
-                raise ConfigError(f"is itself what extends {base}", field=field, value=given, cure=cure)
-            _check_extends(name, given, field, components)
-            numbers = number_of_each(given)
-            paths = _new_paths(components[name], reached[name], numbers, (field, given))
+                cure = f"Extend that: {{{base}: {generations}}}."
+                raise ConfigError(f"is itself what extends {base}", field=field, value=generations, cure=cure)
+            _check_extends(name, generations, field, components)
+            numbers = number_of_each(generations)
+            paths = _new_paths(components[name], reached[name], numbers, (field, generations))
             newcomer, reached[name] = amendment.newcomers[name], numbers
             if newcomer in (weights := config.weights or {}):
                 cure = f"Leave it out: {field} brings it in, with a share of {name}'s weight."
@@ -66,30 +66,32 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
                 one = replace(one, replicas=None if paths[1:] else copies)
             one = replace(one, generations=[1] * len(paths), tombstones=written_out.tombstones if written_out else None)
             first = [n for n in components if n not in later]
-            last = [n for n in components if n in later]  # what later amendments bring in stands behind
+            last = [n for n in components if n in later]  # components of later amendments come after it
             order = {n: components[n] for n in first} | {newcomer: one} | {n: components[n] for n in last}
             components = order
     return {"components": components}
 
 
-def _check_extends(name: str, given: object, field: str, components: Mapping[str, ComponentConfig]) -> None:
-    """Raises ConfigError for what is no component, or one that cannot be extended."""
+def _check_extends(name: str, generations: object, field: str, components: Mapping[str, ComponentConfig]) -> None:
+    """Raises ConfigError for a name that is not a component, or a component that cannot be extended."""
     if name not in components:
         buckets = [n for n in components if n.startswith(f"{name}/")]
         cure = f"Extend its buckets one by one: {', '.join(buckets)}." if buckets else did_you_mean(name, components)
-        raise ConfigError("is not a component", field=field, value=given, cure=cure)
+        raise ConfigError("is not a component", field=field, value=generations, cure=cure)
     component = components[name]
     apart = f"{generation_path(component.caches[0], 2)}"
     for setting in ("max_tokens", "max_share", "buckets"):
         if getattr(component, setting) is not None:
             cure = f"Make the new documents a component of their own, with {setting} or without: cache: {apart}."
-            raise ConfigError(f"does not go with components.{name}.{setting}", field=field, value=given, cure=cure)
+            raise ConfigError(
+                f"does not go with components.{name}.{setting}", field=field, value=generations, cure=cure
+            )
 
 
 def _new_paths(
     component: ComponentConfig, before: Sequence[int] | None, after: Sequence[int], said: tuple[str, object]
 ) -> list[str]:
-    """Where the generations lie that a component has after an amendment and not before it."""
+    """Paths of the generations that an amendment adds to a component."""
     caches = component.caches
     if before is None or len(after) != len(caches) or len(before) != len(caches):
         cure = f"Give one number for each: {[2] * len(caches)}."
@@ -103,7 +105,7 @@ def _new_paths(
 
 
 def _check_free(name: str, held: ComponentConfig | None, base: ComponentConfig, field: str) -> None:
-    """Raises ConfigError if a name is that of a component of the user's own."""
+    """Raises ConfigError if the user has a component of this name."""
     folders = tuple(generation_path(path, 2)[:-1] for path in base.caches)
     if held is not None and not all(path.startswith(folders) for path in held.caches):
         problem, cure = "is the name of what extends a component", f"Rename components.{name}."

@@ -1,4 +1,4 @@
-"""``LmDataConfig``: the data of a training run as one document: YAML, command-line flags and Python give the same
+"""``LmDataConfig``: the data of a training run in one document; YAML, command-line flags and Python give the same
 object.
 
 .. code-block:: yaml
@@ -59,7 +59,7 @@ from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import check_packing
 from headrace.store.cache import TokenCache
 
-if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked without it
+if TYPE_CHECKING:  # these import jax; a config can be read and checked without it
     from jax.sharding import Mesh, NamedSharding
 
     from headrace.batch.packed_batch import PackedBatch
@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked w
 
 @dataclass(frozen=True)
 class LmDataConfig:
-    """The data of a run. All that determines its batches, and how they are loaded.
+    """The data of a run: everything that determines its batches, and how they are loaded.
 
     Attributes:
         components: Sources by name.
@@ -83,34 +83,34 @@ class LmDataConfig:
         shuffle: How components are shuffled; see ``ShuffleConfig``.
         weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1, wiki: 2}}, code:
             1}``; or from the sizes of the sources: ``{temperature: 2}``, ``{unimax: 4}`` (mix/blend.py).
-        unit: What weights, budgets and sizes count: ``examples`` or ``tokens``, rows or their places (the same batches,
-            as rows of a step have one length); ``content_tokens`` or ``trained_tokens``, what packed rows hold, or what
-            of it is trained on. See :mod:`headrace.mix.measure`.
-        stages: Instead of weights: mixtures that follow each other. Those of ``policy: swrr`` follow each other as
-            nmoe's do, at the example.
+        unit: What weights, budgets and sizes count: ``examples`` or ``tokens``, i.e. rows or their positions (the same
+            batches, as rows of a step have one length); ``content_tokens`` or ``trained_tokens``, i.e. tokens in packed
+            rows, or those trained on. See :mod:`headrace.mix.measure`.
+        stages: Instead of weights: a sequence of mixtures. With ``policy: swrr`` they change at an example, as in nmoe.
         amendments: Changes to the mixture that a resumed run declares.
-        num_steps: Steps of the run, after which the loader ends; None: as many as are asked for, or until the tokens
-            of the last stage are used up. Not part of the run's fingerprint: a run may be prolonged.
-        max_epochs: Most passes over each component that does not say otherwise.
+        num_steps: Steps of the run, after which the loader ends; None: unlimited, or until the tokens of the last stage
+            are used up. Not part of the run's fingerprint: a run may be extended.
+        max_epochs: Most passes over each component that sets no limit of its own.
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
         policy: ``quota``, or the sequence of another system; see :mod:`headrace.mix.policies.registry`.
-        validation: What is held out of every component; None: nothing.
-        subset: The part of every component that is trained on, in each epoch the same, as if sources were no larger
-            (simulated epoching); None: all. What is held out is held out before.
-        tokenizer: Tokenizer of the caches; None: the one that they were built with. Levanter's caches do not keep
-            theirs: of them it is believed, as far as ids and ends of documents allow.
+        validation: What to hold out of every component; None: nothing.
+        subset: The part of every component to train on, the same in each epoch, as if sources were no larger (simulated
+            epoching); None: all. Taken after the hold-out.
+        tokenizer: Tokenizer of the caches; None: the one they were built with. Levanter's caches do not record theirs,
+            so it is trusted there as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
-        columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
-            a default for components without it; None: nothing. See :mod:`headrace.data.columns`.
+        columns: Per-token values in batches besides the tokens, by name: a leaf of the caches, or a leaf and a default
+            for components without it; None: nothing. See :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
-        prefetch_bytes: Memory for reading ahead, on each host.
-        cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
-        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other; not in the fingerprint.
-        micro_batches: Micro-batches that batches come in (:mod:`headrace.batch.micro_plan`); not in the fingerprint.
-        compat: Another system whose rows and order the run has; see :mod:`headrace.config.compat`.
+        prefetch_bytes: Memory for prefetching, on each host.
+        cache_catalog: Levanter's catalog of caches: one file with the ledgers of the caches it names.
+        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts exchange rows; not in the fingerprint.
+        micro_batches: How batches are split into micro-batches (:mod:`headrace.batch.micro_plan`); not in the
+            fingerprint.
+        compat: Another system whose rows and order the run follows; see :mod:`headrace.config.compat`.
 
     Raises:
-        ConfigError: a value is not usable; the field is named.
+        ConfigError: a value is invalid; the error names the field.
     """
 
     components: dict[str, ComponentConfig] = field(default_factory=dict[str, ComponentConfig])
@@ -175,22 +175,22 @@ class LmDataConfig:
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
-        """First step and row length of each phase; one, unless ``seq_len`` changes."""
+        """First step and row length of each phase; a single one unless ``seq_len`` changes."""
         return phase_lengths(self.seq_len)
 
     @property
     def counted(self) -> CountedTokens | None:
-        """Which tokens are counted one by one; None: all rows count alike."""
+        """Which tokens are counted one by one; None: every row counts the same."""
         return counted_tokens(self.unit, self.components)
 
     @property
     def run_steps(self) -> int | None:
-        """Steps of the run, of ``num_steps`` or the last stage's tokens; None: neither, or tokens must be counted."""
+        """Steps of the run, from ``num_steps`` or the last stage's tokens; None: neither, or tokens must be counted."""
         return policy_kind(self.policy).run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
-        """The mixtures of the run, in order, amendments included; ``instead`` as in :meth:`open_caches`, which are
-        opened only where weights follow from sizes. ConfigError: weights given in two places, an unknown source, an
+        """The mixtures of the run, in order, including amendments; ``instead`` as in :meth:`open_caches`. Caches are
+        opened only if weights follow from sizes. ConfigError: weights given in two places, an unknown source, an
         amendment out of order.
         """
         return list(self._mixture_plan(instead).stages)
@@ -213,7 +213,7 @@ class LmDataConfig:
         )
 
     def build_caches(self, *, progress: bool = True) -> None:
-        """Builds the caches that have a source and do not exist, and finishes those that were begun.
+        """Builds missing caches that have a source, and finishes unfinished ones.
 
         Raises:
             ConfigError: a cache is missing and its component has no source.
@@ -222,24 +222,25 @@ class LmDataConfig:
             component.build_caches(name, self.tokenizer or TokenizerConfig(), progress=progress)
 
     def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
-        """The caches of all components; ``instead``: open caches to take in place of those at their paths, by name.
+        """Opens the caches of all components; ``instead``: open caches, by name, to use in place of those at their
+        paths.
 
         Raises:
             CacheError: one is missing, unfinished or unreadable.
-            ConfigError: they were built with different tokenizers, or with another one than the config names.
+            ConfigError: they were built with different tokenizers, or with another than the config's.
         """
         return open_caches(self, instead or {})
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the caches' tokenizers have, the most of any. Raises what :meth:`open_caches` does."""
+        """The largest vocabulary size of the caches' tokenizers. Raises what :meth:`open_caches` does."""
         return max(cache.vocab_size for cache in self.open_caches().values())
 
     def datasets(
         self, instead: Mapping[str, TokenCache] | None = None
     ) -> dict[str, TokenSeqDataset | PackedTokenDataset]:
-        """The components as they are stored, without the documents to leave out, in rows of the first phase; before
-        they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
+        """The components in stored order, without removed documents, in rows of the first phase; before they are split,
+        shuffled and mixed. ``instead`` as in :meth:`open_caches`.
         """
         from headrace.data.component import stored_rows
 
@@ -258,7 +259,7 @@ class LmDataConfig:
         return stored
 
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
-        """What is trained on of :meth:`datasets`: what is not held out, or the subset of it."""
+        """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
         return {n: self._trained(n, self._sides(n, dataset, None)[0]) for n, dataset in self.datasets(instead).items()}
 
     def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
@@ -275,14 +276,14 @@ class LmDataConfig:
     def validation_datasets(
         self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
     ) -> dict[str, PlannedDataset]:
-        """What is held out of :meth:`datasets`, in stored order; the same tokens whatever the shuffle.
+        """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the shuffle.
 
         Args:
             instead: As in :meth:`open_caches`.
             seq_len: Tokens in a row, at most those of a block; None: as in the first phase.
 
         Raises:
-            ConfigError: the config holds nothing out, or rows are longer than a block.
+            ConfigError: the config has no hold-out, or rows are longer than a block.
         """
         if self.compat:
             return compat_datasets(self, self.open_caches(instead), "validation")
@@ -293,7 +294,7 @@ class LmDataConfig:
     def _sides(
         self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
     ) -> tuple[PlannedDataset, PlannedDataset]:
-        """Train and validation side of a component."""
+        """Training and validation side of a component."""
         from headrace.data.component import component_sides
 
         block = None
@@ -350,12 +351,12 @@ class LmDataConfig:
         return run
 
     def as_begun(self, braid_version: int | None, *has: Mapping[str, Sequence[int]]) -> LmDataConfig:
-        """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
+        """This config, with settings it leaves open taken from the start of a run (:mod:`headrace.run.beginning`)."""
         config = self if braid_version is None else self.of_braid_version(braid_version)
         return replace(config, components=components_as_begun(config.components, *has))
 
     def of_braid_version(self, version: int) -> LmDataConfig:
-        """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""
+        """This config with this braid version wherever it sets none; itself if nothing changes."""
         components = {name: c.of_braid_version(version) for name, c in self.components.items()}
         shuffle = braid_of_version(self.shuffle, version)
         same = shuffle == self.shuffle and components == self.components
@@ -370,10 +371,10 @@ class LmDataConfig:
         fn: Callable[[PackedBatch], Any] | None = None,
         **options: Unpack[LoaderOptions],
     ) -> DataLoader:
-        """A :class:`~headrace.feed.loader.DataLoader` for :meth:`dataset`, as the config has it.
+        """A :class:`~headrace.feed.loader.DataLoader` for :meth:`dataset`, with the config's settings.
 
-        ``fn`` is what batches go through on the host; see :meth:`~headrace.data.async_dataset.AsyncDataset.map`.
-        ``options`` are :class:`~headrace.feed.loader.LoaderOptions`, such as ``host_barrier``.
+        ``fn`` is applied to batches on the host; see :meth:`~headrace.data.async_dataset.AsyncDataset.map`. ``options``
+        are :class:`~headrace.feed.loader.LoaderOptions`, such as ``host_barrier``.
         """
         from headrace.data.budgets import OpenBytes
         from headrace.feed.loader import DataLoader
@@ -394,7 +395,7 @@ class LmDataConfig:
 
     @property
     def exchange_setting(self) -> ExchangeSetting:
-        """``row_exchange``, whichever way it is written."""
+        """``row_exchange``, however it is written."""
         ways: dict[Any, Any] = {None: "auto", True: "on", False: "off"}
         return ways.get(self.row_exchange, self.row_exchange)
 
@@ -411,7 +412,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         overrides: ``dotted.name=value`` settings, or ``--dotted.name value`` pairs of a command line; values are YAML.
 
     Raises:
-        ConfigError: the file is missing or not YAML; an unknown key or a wrong value, whose dotted path is named.
+        ConfigError: the file is missing or not YAML; an unknown key or a wrong value (the error has its dotted path).
 
     Example:
         >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache

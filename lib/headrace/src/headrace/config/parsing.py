@@ -1,11 +1,12 @@
 """From YAML or flags to config dataclasses: reading, dotted overrides (also into dicts), decoding.
 
-The names and what they do are draccus's, so that configs mean here what they mean to Levanter, and draccus writes them
+Names and semantics are draccus's, so configs mean the same here as in Levanter, and draccus writes them
 (:mod:`headrace.config.writing`).
-Reading is one walk over the types of a config and its plain values: :func:`slot_of` says once what a type hint admits,
-:func:`read` goes down slots and values together, so that a wrong value is refused where it stands, and what a dataclass
-refuses in ``__post_init__`` is given its path as it passes. draccus's ``decode`` takes ``true`` for 1 and a list for a
-text, tries the members of a union one by one, and loses the place of what a dataclass raises.
+
+Reading walks the types of a config and its plain values together: :func:`slot_of` determines once what a type hint
+accepts, :func:`read` descends slots and values, so that a wrong value is refused where it occurs, and errors from a
+dataclass's ``__post_init__`` get their path. draccus's ``decode`` accepts ``true`` for 1 and a list for a string, tries
+the members of a union one by one, and loses the path of what a dataclass raises.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ T = TypeVar("T")
 
 
 def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML file; if a ``foreign`` program wrote it, values of its own Python classes are read as their
-    text or parts, and ``!include other.yaml`` as the mapping in that file, beside this one.
+    """The mapping in a YAML file. If a ``foreign`` program wrote it, values of its own Python classes are read as their
+    text or parts, and ``!include other.yaml`` as the mapping in that file, relative to this one.
 
     Raises:
-        ConfigError: there is no such file, or it is not a YAML mapping; the line is named.
+        ConfigError: no such file, or it is not a YAML mapping; the error names the line.
     """
     return _read_mapping(path, () if foreign else None)
 
@@ -66,7 +67,7 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
     """``config`` with dotted settings applied, left to right: ``a.b=1``, ``--a.b=1``, or two items ``--a.b`` and ``1``.
 
     Raises:
-        ConfigError: a setting has no value, or goes into something that is not a mapping.
+        ConfigError: a setting has no value, or leads into something that is not a mapping.
 
     Example:
         >>> with_overrides({"a": {"b": 1}}, ["--a.b", "2", "c=[1, 2]"])
@@ -97,32 +98,32 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
                     value=item,
                     cure=f"Set {parent} as a whole, or leave one of the settings out.",
                 )
-            target[key] = target = dict(cast("dict[Any, Any]", child))  # copied: the config itself stays as it is
+            target[key] = target = dict(cast("dict[Any, Any]", child))  # copied: the config itself is not changed
         target[_key_in(target, last)] = _yaml(text, name)
     return result
 
 
 def _key_in(mapping: Mapping[Any, Any], name: str) -> Any:
-    """The key that a name in a setting means: ``0`` may stand as a number in the file."""
+    """The key that a name in a setting refers to: ``0`` may be a number in the file."""
     return name if name in mapping else next((key for key in mapping if str(key) == name), name)
 
 
 def _slot_under(slot: Slot | None, name: str) -> Slot | None:
-    """What may stand under a name; None if that is not known."""
+    """The slot under a name; None if unknown."""
     if slot is not None and dataclasses.is_dataclass(slot.form):
         return fields_of(slot.form)[name].slot if name in fields_of(slot.form) else None
     return slot.parts[1] if slot is not None and slot.form is dict else None
 
 
 def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
-    """``raw`` as a config dataclass."""
+    """Decodes ``raw`` into a config dataclass."""
     return read(slot_of(cls), raw)
 
 
 def _yaml(text: str, where: str, loader: type[yaml.SafeLoader] | None = None) -> Any:
     try:
         return yaml.load(text, Loader=loader) if loader is not None else _load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, and the like
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date and the like
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -136,7 +137,7 @@ def _load(text: str) -> Any:
         return yaml.load(text, Loader=_FastLoader)
     except yaml.constructor.ConstructorError:
         raise
-    except yaml.YAMLError:  # libyaml names neither what it met nor always the line: the slower parser does
+    except yaml.YAMLError:  # libyaml does not tell what it met, nor always the line: the slower parser does
         return yaml.load(text, Loader=_Loader)
 
 
@@ -144,7 +145,7 @@ class _OnceEach(yaml.constructor.SafeConstructor):
     """Refuses a key written twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<: *other": others win
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<: *other": other keys win
         merged = len(keys) < len(node.value)
         mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
         seen_keys: set[Any] = set()
@@ -162,14 +163,14 @@ class _Loader(_OnceEach, yaml.SafeLoader):
 
 
 class _FastLoader(_OnceEach, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # pyright: ignore
-    """The same with libyaml, where there is one: ten times as fast."""
+    """The same with libyaml, if available: ten times as fast."""
 
 
 class _ForeignLoader(_Loader):
-    """Reads what it has no class for as plain values; nothing is imported or called.
+    """Reads values of unknown classes as plain values; nothing is imported or called.
 
     Attributes:
-        files: The file that is read, behind those that include it.
+        files: The file being read, after those that include it.
     """
 
     files: tuple[str, ...] = ()
@@ -184,7 +185,7 @@ def _plain_value(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
 
 
 def _included(loader: _ForeignLoader, node: yaml.Node) -> dict[str, Any]:
-    """The mapping in another file, whose path is relative to the file that is read."""
+    """The mapping in another file, whose path is relative to the file being read."""
     name = str(loader.construct_scalar(cast("yaml.ScalarNode", node)))
     folder, slash, _ = loader.files[-1].rpartition("/")
     path = name if name.startswith("/") else f"{folder}{slash}{name}"
@@ -199,14 +200,14 @@ _ForeignLoader.add_multi_constructor("tag:yaml.org,2002:python/", _plain_value)
 
 
 class Slot(NamedTuple):
-    """What may stand at one place of a config.
+    """What one position in a config accepts.
 
     Attributes:
         form: ``bool``, ``int``, ``float``, ``str``, ``Any``, ``Literal``, ``list``, ``dict``, ``Union`` or a dataclass.
-        expected: It in words, for errors.
+        expected: Description for errors.
         parts: The item of a list, key and value of a dict, the members of a union.
         choices: The values of a ``Literal``.
-        optional: Whether nothing may stand there.
+        optional: Whether it may be null.
     """
 
     form: Any
@@ -234,12 +235,12 @@ _SCALARS: dict[Any, tuple[str, tuple[type, ...], Callable[[Any], Any]]] = {
     float: ("a number", (int, float, str), float),
     str: ("a text", (str, int, float, datetime.date), str),
 }
-"""In words, what is taken for it, and what makes it of that. A bool is taken for itself alone."""
+"""Description, accepted types, and converter of each plain type. A bool is only accepted as a bool."""
 
 
 @functools.cache
 def slot_of(hint: Any) -> Slot:
-    """What a type hint admits: plain types, ``Literal``, lists, dicts, unions and dataclasses; else TypeError."""
+    """What a type hint accepts: plain types, ``Literal``, lists, dicts, unions and dataclasses; otherwise TypeError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
         return Slot(hint, _SCALARS[hint][0])
@@ -271,15 +272,15 @@ def fields_of(cls: type[Any]) -> dict[str, Field]:
 
 
 def shorthand_of(slot: Slot | None) -> str | None:
-    """The field that stands for the whole where a dataclass is written as a text or a list; None: none does."""
+    """The field that is meant if a dataclass is written as a string or a list; None: there is none."""
     return getattr(slot and slot.form, "SHORTHAND", None)
 
 
 def read(slot: Slot, value: Any, path: str = "") -> Any:
-    """The object that a plain value at a dotted path stands for; ``1e9`` is a whole number too.
+    """Converts the plain value at a dotted path to an object; ``1e9`` counts as an integer.
 
     Raises:
-        ConfigError: an unknown key, a wrong type, or a value that a dataclass refuses; its path is named.
+        ConfigError: an unknown key, a wrong type, or a value that a dataclass refuses; the error names its path.
 
     Example:
         >>> read(slot_of(int | dict[int, float]), {"1e3": "0.5"})
@@ -363,7 +364,7 @@ def _read_union(slot: Slot, value: Any, path: str) -> Any:
             return read(member, value, path)
     if len(slot.parts) == 1 and isinstance(value, str) and shorthand_of(slot.parts[0]) is not None:
         return read(slot.parts[0], value, path)
-    quoted = isinstance(value, str) and number_in(value) is not None  # YAML reads 1e-3 as text, 3 only in quotes
+    quoted = isinstance(value, str) and number_in(value) is not None  # YAML reads 1e-3 as a string, 3 only in quotes
     for member in slot.parts:
         if not (quoted and member.form is float and len(slot.parts) > 1):
             with contextlib.suppress(ConfigError):
@@ -372,7 +373,7 @@ def _read_union(slot: Slot, value: Any, path: str) -> Any:
 
 
 def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
-    """The dataclass that a mapping means: by its ``kind``, or because only it has these keys."""
+    """The dataclass of a mapping: by its ``kind``, or because only it has these keys."""
     kinds = {str(slot.form.kind): slot for slot in slots}
     if "kind" in values:
         kind = str(values["kind"])

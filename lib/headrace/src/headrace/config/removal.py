@@ -1,4 +1,4 @@
-"""Which removed documents a run leaves out, from which step on: what a config says of the tombstones of its caches."""
+"""Which removed documents a run leaves out, and from which step: applies tombstones of caches as a config sets them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def erase_removed(
 ) -> RunDataset:
     """The dataset of a run without the documents that were removed from its caches; itself if there are none.
 
-    Reads the tombstones of the caches, and where the removed documents begin and end.
+    Reads the tombstones of the caches and the boundaries of the removed documents.
 
     Raises:
-        ConfigError: a generation that a cache has not, or that is older than one before; an unknown component.
+        ConfigError: a generation that a cache lacks, or that is older than the one before; an unknown component.
         CacheCorruptError: a cache's tombstones are damaged.
     """
     from headrace.data.erased import ErasedDataset
@@ -75,8 +75,8 @@ def erase_removed(
 def components_as_begun(
     components: Mapping[str, ComponentConfig], tombstones: _Numbers, generations: _Numbers | None = None
 ) -> dict[str, ComponentConfig]:
-    """Components that begin with these generations of tombstones (empty: none), and so many generations of each of
-    their caches (empty: one), where they leave it open.
+    """Components that start with these generations of tombstones (empty: none) and this many generations of each of
+    their caches (empty: one), unless they set these themselves.
 
     Example:
         >>> web = components_as_begun({"web": ComponentConfig("caches/web")}, {"web": [2]}, {"web": []})["web"]
@@ -96,8 +96,8 @@ def components_as_begun(
 def dataset_as_begun(
     run: RunDataset, instead: Mapping[str, TokenCache] | None, beginning: tuple[int | None, _Numbers, _Numbers]
 ) -> RunDataset | None:
-    """The dataset of a config as a run began with it; None if ``run`` is the same. The caches are those of the config,
-    or ``instead``; see :class:`headrace.run.beginning.Beginning`.
+    """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are the config's, or
+    ``instead``; see :class:`headrace.run.beginning.Beginning`.
     """
     (version, *began), config, described = beginning, run.config, run.describe()
     removed, first = described.get("tombstones", {}), described.get("phases", [{"dataset": described}])[0]["dataset"]
@@ -112,13 +112,13 @@ def dataset_as_begun(
 
 
 def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:
-    """The components that a name means: of a source with buckets or one that is extended, all of them."""
+    """The components that a name refers to: all of them, for a source that is extended or has buckets."""
     return [name for name in components if name.startswith(f"{group}/")] + family(group, components)
 
 
 def _share(name: str, group: str, given: int | list[int], caches: Mapping[str, TokenCache]) -> int | list[int]:
-    """What numbers for the caches of a component, and of what extends it, say of one of these; nothing of caches behind
-    the last number.
+    """The part of numbers for the caches of a component and its extensions that concerns one of these; caches after the
+    last number get none.
     """
     first = 0
     numbers = number_of_each(given)
@@ -139,7 +139,7 @@ def _check_names(components: Mapping[str, ComponentConfig], amendments: Sequence
 
 
 def _check_count(field: str, given: int | list[int], family: Sequence[_Removals]) -> None:
-    """Raises ConfigError for more numbers than a component that is extended has caches, with all that extends it."""
+    """Raises ConfigError for more numbers than an extended component has caches, including its extensions."""
     if family[1:] and isinstance(given, list):
         newest = [number for removal in family for number in removal.newest]
         if len(given) > len(newest):
@@ -167,27 +167,27 @@ class _Removals:
         return [len(stones) for stones in self._of_member]
 
     def generations(self, given: int | list[int] | None, field: str) -> list[int]:
-        """The generation of each cache, as a config gives them."""
-        if given == 0:  # then nobody asks whether there are any
+        """The generation of each cache, as given in a config."""
+        if given == 0:  # then nothing looks for any
             return [0] * len(self._cache.members)
         newest = self.newest
         if given is None:
             return newest
         numbers = number_of_each(given)
-        if len(self._cache.generations) == 1:  # of generations that are not said, nothing is removed
+        if len(self._cache.generations) == 1:  # generations that are not named remove nothing
             numbers += [0] * (len(newest) - len(numbers))
         if len(numbers) != len(newest):
             raise _miscounted(field, given, len(numbers), newest)
         for number, last, cache in zip(numbers, newest, self._cache.members, strict=True):
             if not 0 <= number <= last:
                 has = f"{cache.path} has {last} of them" if last else f"nothing was removed from {cache.path}"
-                known = f"0 to {last}" if last else "0"
-                cure = f"Give {known}, or leave it out; headrace remove {cache.path} ID makes another."
+                choices = f"0 to {last}" if last else "0"
+                cure = f"Give {choices}, or leave it out; headrace remove {cache.path} ID makes another."
                 raise ConfigError(f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure)
         return list(numbers)
 
     def erasure(self, generations: Sequence[int], field: str) -> Erasure:
-        """The documents of these generations, each with all of its unit, where they lie."""
+        """The documents of these generations, each with its whole unit, and where they are stored."""
         from headrace.data.erased import Erasure
 
         first = starts([cache.num_documents for cache in self._cache.members]).tolist()

@@ -1,9 +1,9 @@
-"""The JSON schema of a config dataclass, for editors: names, types, choices, defaults and what each field means.
+"""The JSON schema of a config dataclass, for editors: names, types, choices, defaults and the meaning of each field.
 
-Everything is read off the walk's slots (:mod:`headrace.config.parsing`) and docstrings; what types alone do not say
-(weights, blends, numbers by step, names that are checked as text) stands here, in one table each. The invariant, held
-by tests: a config that loads is valid (but for texts written as numbers), and a key that does not exist is not. What
-only the dataclasses check (bounds, sums, two places for one thing) is left to them.
+Everything comes from the slots of :mod:`headrace.config.parsing` and from docstrings; what types alone do not express
+(weights, blends, numbers by step, names checked as strings) is defined here, in one table each. Invariant, checked by
+tests: a config that loads is valid (except strings written as numbers), and an unknown key is not. What only the
+dataclasses check (bounds, sums, one thing set in two places) is left to them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _one_of(*schemas: Schema, **more: Any) -> Schema:
 
 
 _NUMBER = _one_of({"type": "number"}, {"type": "string", "pattern": r"^[+-]?[0-9._]+([eE][+-]?[0-9]+)?$"})
-"""YAML 1.1 reads 1e10 as text; both are read as a number."""
+"""YAML 1.1 reads 1e10 as a string; either is accepted as a number."""
 _PAIR: Schema = {"type": "array", "minItems": 2, "maxItems": 2}
 _POINTS = _one_of(_by_step(_NUMBER, minProperties=1), {"type": "array", "items": _PAIR, "minItems": 1})
 _WEIGHT = _one_of(
@@ -76,11 +76,11 @@ _FIELDS: dict[tuple[str, str], Schema] = {
     ("PackingConfig", "long"): {"enum": [policy for policy in get_args(LongPolicy) if policy != "keep"]},
     ("BlockShuffleConfig", "perm_type"): {"enum": [*PERMUTATIONS]},
 }
-"""Fields whose annotation says less than what they take."""
+"""Fields whose annotation says less than they accept."""
 
 
 def json_schema(cls: type[Any]) -> Schema:
-    """The schema of a config dataclass and all that it holds.
+    """The schema of a config dataclass and everything in it.
 
     Args:
         cls: The dataclass, for example :class:`~headrace.config.lm_data.LmDataConfig`.
@@ -104,10 +104,10 @@ def json_schema(cls: type[Any]) -> Schema:
 
 
 def _define(cls: type[Any], definitions: dict[str, Schema]) -> Schema:
-    """A reference to a dataclass; its definition is added if it is not there."""
+    """A reference to a dataclass; its definition is added if missing."""
     name, fields = cls.__name__, fields_of(cls)
     if name not in definitions:
-        definitions[name] = {}  # a dataclass may hold itself
+        definitions[name] = {}  # a dataclass may contain itself
         texts = attribute_texts(cls)
         properties = {
             key: {
@@ -149,7 +149,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def attribute_texts(cls: type[Any]) -> dict[str, str]:
-    """What a dataclass's docstring says of each of its fields, as plain text.
+    """What a dataclass's docstring says about each field, as plain text.
 
     Example:
         >>> from headrace.order import ValidationConfig
@@ -165,5 +165,5 @@ def attribute_texts(cls: type[Any]) -> dict[str, str]:
 
 
 def _unmarked(text: str) -> str:
-    """Text without the marks of reStructuredText."""
+    """Text without reStructuredText markup."""
     return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "`")

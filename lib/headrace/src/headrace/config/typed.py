@@ -1,4 +1,4 @@
-"""Whether a config that a program made holds what its fields are declared to hold: YAML is checked as it is read."""
+"""Checks the field types of configs made in Python; YAML is checked as it is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCALARS: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: 
 
 
 def check_fields(config: Any, path: str = "") -> None:
-    """Raises ConfigError for a field of a dataclass, or of one within, whose value is of another type than declared.
+    """Raises ConfigError for a field of a dataclass, or of one nested in it, whose value is not of the declared type.
 
     Example:
         >>> from headrace import ComponentConfig
@@ -43,7 +43,7 @@ def _check(slot: Slot, value: Any, path: str) -> None:
 
 
 def _fits(slot: Slot, value: Any) -> bool:
-    """Whether a value is of a type, what is in it aside."""
+    """Whether a value is of a type, ignoring its contents."""
     if slot.form in (Any, typing.Literal) or (value is None and slot.optional):
         return True
     if slot.form in _SCALARS:

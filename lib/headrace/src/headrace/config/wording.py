@@ -1,4 +1,4 @@
-"""What errors of configs say: what may stand at a place, and the number that a text with a unit means."""
+"""Wording of config errors: what a position accepts, and the number meant by a string with a unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>%|[A-Za-z]*)")
 
 
 def number_in(text: str) -> float | None:
-    """The number that a text begins with, times the unit behind it if it is a known one; None: there is no number.
+    """The number at the start of a string, times the unit after it if known; None: there is no number.
 
     Example:
         >>> [number_in(text) for text in ("1GB", "1.5 GiB", "40 steps", "30%", "many")]
@@ -39,18 +39,18 @@ def describe_entry(key: Any, value: Any) -> str:
 
 
 def describe_record(cls: Any) -> str:
-    """What stands for a dataclass: a mapping with its first field, or what its shorthand takes."""
+    """How a dataclass is written: a mapping with its first field, or what its shorthand accepts."""
     words = f"a mapping such as {{{dataclasses.fields(cls)[0].name}: ...}}"
     return f"a {cls.SHORTHAND} or {words}" if hasattr(cls, "SHORTHAND") else words
 
 
 def join_choices(choices: Sequence[tuple[Any, Any, str]]) -> str:
-    """Several things that may stand at a place: the type of each, of a mapping's values, and what it is in words."""
+    """Joins what a position accepts: the type of each choice, of a mapping's values, and its description."""
     if len(choices) == 1:
         return choices[0][2]
     words: list[str] = []
     for form, value, expected in choices:
-        if kind := getattr(form, "kind", None):  # of several dataclasses, the kind tells them apart
+        if kind := getattr(form, "kind", None):  # among several dataclasses, the kind decides
             words.append(f"{{kind: {kind}}}")
         else:
             words.append("a mapping such as {linear: {0: 1, 1000: 2}}" if value is Any else expected)

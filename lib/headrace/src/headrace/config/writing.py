@@ -18,7 +18,7 @@ def dump(config: Any) -> str:
 
 
 def given_fields(config: Any) -> dict[str, Any]:
-    """The fields of a config that are not the defaults, as plain values that :func:`decode` reads back.
+    """The fields of a config that differ from the defaults, as plain values that :func:`decode` reads back.
 
     Example:
         >>> from headrace.config.component import ComponentConfig
@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 def whole_if_it_is(value: Any) -> Any:
-    """3 for 3.0, as a user writes it; other values as they are.
+    """3 for 3.0, as a user writes it; other values unchanged.
 
     Example:
         >>> whole_if_it_is(3.0), whole_if_it_is(0.5), whole_if_it_is("a")

@@ -1,6 +1,6 @@
-"""``AsyncDataset``: random access by arrays of indices, and the operations that give new datasets.
+"""``AsyncDataset``: random access by arrays of indices, and the operations that make new datasets.
 
-Order is data: ``shuffle``, ``slice``, ``repeat`` wrap a dataset with an index map and nothing is drawn, stored or read.
+``shuffle``, ``slice`` and ``repeat`` only wrap a dataset with an order: nothing is drawn, stored or read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ U = TypeVar("U")
 
 
 class AsyncDataset(abc.ABC, Generic[T_co]):
-    """Examples by number. Subclasses give :attr:`length` and :meth:`get_batch`.
+    """Examples by number. Subclasses implement :attr:`length` and :meth:`get_batch`.
 
     A batch is a pytree of arrays whose first axis runs over the requested indices.
     """
@@ -46,7 +46,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     @abc.abstractmethod
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> T_co:
-        """The examples at ``indices``, in that order; repeats are fine.
+        """The examples at ``indices``, in that order; repeats are allowed.
 
         Raises:
             IndexOutOfRangeError: an index is out of range.
@@ -54,15 +54,15 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     @abc.abstractmethod
     def reordered(self, order: Order) -> AsyncDataset[T_co]:
-        """This dataset seen through an index map over its examples."""
+        """This dataset in another order of its examples."""
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """How this dataset is made, as JSON values: datasets that differ describe themselves differently."""
+        """How this dataset is made, as JSON values: different datasets have different descriptions."""
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:
-        """The dataset whose reads a loader plans: this one below its functions; None if it does not know its rows."""
+        """The dataset whose reads a loader plans: this one without its functions; None if it does not know its rows."""
         return None
 
     @property
@@ -71,21 +71,21 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return ()
 
     as_begun: Callable[[Any], AsyncDataset[T_co] | None] | None = None
-    """Makes this dataset as a run began with it, of which :class:`headrace.run.manifest.Beginning` tells; gives None if
-    it is that one. None: it depends on nothing that changes.
+    """Makes this dataset as it was when a run started (:class:`headrace.run.manifest.Beginning`); returns None if
+    nothing differs. None: it depends on nothing that changes.
     """
 
     config: Any = None
-    """The config that it was made from, for what is said to its user; no part of what it is. None: no config."""
+    """The config that it was made from, for messages to its user; not part of its description. None: no config."""
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
-        """What batches of :attr:`planned` pass through, first to last; see :meth:`map`."""
+        """Functions that batches of :attr:`planned` pass through, first to last; see :meth:`map`."""
         return ()
 
     @property
     def own_schedule(self) -> BatchSchedule | None:
-        """Batch sizes that the dataset brings with it; None: whoever loads it says them."""
+        """Batch sizes of the dataset itself; None: the loader has to be given one."""
         return None
 
     def is_finite(self) -> bool:
@@ -98,11 +98,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self._finite_length("len()")
 
     def read(self, indices: object) -> T_co:
-        """:meth:`get_batch` for callers that do not await. ``indices`` is anything that numpy makes an array of."""
+        """:meth:`get_batch` for synchronous callers. ``indices`` is anything that numpy can convert to an array."""
         return run_blocking(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
 
     def __getitem__(self, index: SupportsIndex | slice) -> T_co:
-        """Examples as a batch: ``ds[3]`` is a batch of one, ``ds[-8:]`` one of the last eight; read now.
+        """Reads examples as a batch: ``ds[3]`` is a batch of one, ``ds[-8:]`` a batch of the last eight.
 
         Raises:
             IndexOutOfRangeError: no such example.
@@ -124,12 +124,12 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.read(np.arange(*(bounds if n is None else index.indices(n))))
 
     def __iter__(self) -> Iterator[T_co]:
-        """Batches of one example, in order, without end where the dataset has none. A loader is faster."""
+        """Batches of one example, in order, endless if the dataset is. A loader is faster."""
         for number in itertools.count() if self.length is None else range(self.length):
             yield self[number]
 
     def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
-        """A full shuffle: best mixing, one random read an example."""
+        """A full shuffle: best mixing, one random read per example."""
         check_seed(seed)
         return self.reordered(Feistel(self._finite_length("shuffle"), seed, perm_type))
 
@@ -140,7 +140,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         :class:`~headrace.order.block_shuffle.BlockShuffle`.
 
         Args:
-            io_block_size: Examples in a block; None: one stored chunk (datasets that lie in stores only).
+            io_block_size: Examples in a block; None: one stored chunk (only for stored datasets).
             window_blocks: Blocks that are mixed together.
             seed: Integer seed.
             perm_type: ``"feistel"`` or ``"linear"``.
@@ -167,20 +167,20 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     ) -> AsyncDataset[T_co]:
         """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
 
-        Without ``batch_size`` and ``strands``, these follow from what the dataset is mixed with: the datasets of a
-        mixture share one budget of strands by their weights, as the components of a config do, and the order is that
-        of a config with this seed. A dataset that is loaded by itself gets those of the loader's batches.
+        Without ``batch_size`` and ``strands``, they are chosen when the dataset is mixed: the datasets of a mixture
+        share one budget of strands by their weights, like the components of a config, and the order is that of a config
+        with this seed. For a dataset that is loaded by itself, they follow from the loader's batch size.
 
         Args:
-            seed: Integer seed. Where strands follow from a mixture, the key of the order is made from it and the
+            seed: Integer seed. In a mixture that chooses strands, the key of the order is made from the seed and the
                 component's name.
-            batch_size: Examples that this dataset gives to one batch; 8 x as many strands are opened.
+            batch_size: Examples of this dataset in one batch; 8 x as many strands are opened.
             strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
             lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
             first_strand: Strands of all components before this one; see
             :class:`~headrace.order.braid.shuffle.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
-            version: Of the order: 2, or 1 to go on with a run that began with it.
+            version: Version of the order: 2, or 1 to continue a run that started with it.
         """
         check_seed(seed)
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
@@ -204,11 +204,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     @property
     def pending_order(self) -> PendingBraid | None:
-        """The order of this dataset that waits for what it is mixed with."""
+        """The order of this dataset that is chosen when it is mixed."""
         return None
 
     def settled(self, settle: Callable[[Order], Order]) -> AsyncDataset[T_co]:
-        """This dataset with the order that :attr:`pending_order` turns out to be."""
+        """This dataset with :attr:`pending_order` resolved."""
         return self
 
     def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
@@ -223,11 +223,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     ) -> tuple[AsyncDataset[T_co], AsyncDataset[T_co]]:
         """Splits off a validation side: one block in ``one_in``, by a keyed hash; see :mod:`headrace.order.holdout`.
 
-        The split does not know how either side is shuffled afterwards. Rows at the border of a block may share a
+        The split does not depend on how either side is shuffled afterwards. Rows at the border of a block may share a
         document with the other side; ``TokenSeqDataset.holdout_documents`` keeps documents whole.
 
         Args:
-            one_in: Of so many blocks, one is held out.
+            one_in: One block in this many is held out.
             seed: Integer seed.
             io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer chunks than
                 ``one_in``.
@@ -236,8 +236,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             The train side and the validation side, both in stored order.
 
         Raises:
-            ConfigError: the dataset is shuffled or repeated already (its epochs would leak into each other), has no
-                end, or fewer blocks than ``one_in``.
+            ConfigError: the dataset is already shuffled or repeated (its epochs would leak into each other), is
+                endless, or has fewer blocks than ``one_in``.
         """
         check_whole("one_in", one_in)
         check_whole("io_block_size", io_block_size)
@@ -270,15 +270,15 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.slice(None, n)
 
     def repeat(self, epochs: int | None = None) -> AsyncDataset[T_co]:
-        """This dataset ``epochs`` times (for ever if None), each pass in an order of its own."""
+        """This dataset ``epochs`` times (endlessly if None), each pass in a different order."""
         return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
 
     def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
         """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number.
 
-        A loader reads the rows as if there were no ``fn``: ahead, each stored block once. ``fn`` then gets the rows of
-        its process, as numpy arrays that belong to it, in the loader's background thread. Which rows come together
-        depends on the number of processes: what becomes of a row must follow from the row.
+        A loader reads the rows as if there were no ``fn``: ahead, and each stored block once. ``fn`` then receives the
+        rows of its process, as numpy arrays that it may modify, in the loader's background thread. Which rows are in
+        one call depends on the number of processes, so the result for a row must depend on that row alone.
         """
         return MappedDataset(self, fn)
 
@@ -286,7 +286,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """Examples in one stored chunk.
 
         Raises:
-            ConfigError: the examples do not lie in a store with chunks.
+            ConfigError: the examples are not in a store with chunks.
         """
         raise ConfigError(
             "cannot be derived for this dataset", field="io_block_size", value=None, cure="Give a number of examples."
@@ -297,11 +297,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self
 
     def full_blocks(self, io_block_size: int) -> int:
-        """Blocks that do not straddle stored arrays; they come first in :meth:`block_aligned`."""
+        """Number of blocks that do not straddle stored arrays; they come first in :meth:`block_aligned`."""
         return self._finite_length("full_blocks") // io_block_size
 
     def check_stored_order(self) -> None:
-        """Raises ConfigError if examples change places from epoch to epoch, or come twice in one."""
+        """Raises ConfigError if examples change positions between epochs, or occur twice in one."""
 
     def _finite_length(self, operation: str) -> int:
         if self.length is None:
@@ -321,7 +321,7 @@ def _mapped_as_begun(
 class MappedDataset(AsyncDataset[U]):
     """A dataset whose batches pass through a function.
 
-    The function's name stands for it in fingerprints: two lambdas of one scope look the same there.
+    In fingerprints, the function is identified by its name: two lambdas in one scope look the same.
     """
 
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
@@ -381,7 +381,7 @@ class MappedDataset(AsyncDataset[U]):
 
 
 def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
-    """The result of a coroutine, also where an event loop runs already (notebooks)."""
+    """The result of a coroutine, even if an event loop is already running (as in notebooks)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -391,7 +391,7 @@ def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
 
 
 def function_name(fn: Any) -> str:
-    """A name that is the same in every process: no addresses. Arrays stand in it by a digest, objects by their type.
+    """A name that is the same in every process: without addresses, arrays as digests, objects by type.
 
     Example:
         >>> function_name(partial(np.add, np.arange(3), where=object()))

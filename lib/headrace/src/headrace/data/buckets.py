@@ -1,22 +1,23 @@
-"""Buckets of documents: a source told apart by a score, by length, or by how often each document is to be seen, at
-index time, without building its cache anew.
+"""Buckets of documents: divides a source at index time, without rebuilding its cache, by a score, by length, or by how
+often each document is to be seen.
 
-Each document has a number: from a leaf of the cache with one value a document, from a ``.npy`` file, or its length.
-Edges, or quantiles, cut the numbers into buckets; a bucket's documents are a component of the mixture like any other,
-over the same cache (:mod:`headrace.config.bucketed` makes them), so weights, schedules, stages, amendments, splits,
-packing, provenance and reports need no case for it.
+Each document has a number: from a leaf of the cache with one value per document, from a ``.npy`` file, or its length.
+Edges or quantiles cut the numbers into buckets. A bucket's documents are a component of the mixture over the same cache
+(:mod:`headrace.config.bucketed` makes them), so weights, schedules, stages, amendments, splits, packing, provenance and
+reports need no special case.
 
-Documents that are to be seen several times, or less than once, in a pass over the source are not told apart but
-**layered**: with levels 0 < l1 < l2 < ..., layer k has all documents that are to be seen l_k times or more, and goes
-l_k - l_(k-1) times as fast as the source. A document of level l_k is in the first k layers, so it is seen l_k times: in
-each pass over a layer once. The paces of all layers sum to the highest level, which is how often its documents must be
-read anyway; buckets told apart would read each block once for each of them. A number between two levels is rounded to
-one of them by a hash of the document, so that its expectation is the number.
+Documents that are to be seen several times, or less than once, per pass over the source form **layers** instead: with
+levels 0 < l1 < l2 < ..., layer k has all documents that are to be seen l_k times or more, and advances l_k - l_(k-1)
+times as fast as the source. A document of level l_k is in the first k layers and is seen once per pass over each, so
+l_k times in all. The rates of all layers sum to the highest level, which is how often its documents must be read
+anyway; separate buckets would each read every block. A number between two levels is rounded to one of them by a hash of
+the document, so that its expectation is the number.
 
-Invariant: the bucket of a document follows from its number, the config and, between levels, (seed, document) alone.
+Invariant: the bucket of a document depends only on its number, the config and, between levels, (seed, document).
+
 Price, measured for 1e8 documents by scripts/bench/bench_buckets.py: three buckets take 20 s of CPU and 0.57 GB, 0.87 GB
-while datasets are made: 1 byte a document then, and what :mod:`headrace.data.documents` says of runs of documents that
-are left out.
+while datasets are made: 1 byte per document then, plus the price of runs of left-out documents
+(:mod:`headrace.data.documents`).
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 
 LENGTH = "length"
-"""What ``by`` says for the tokens of each document."""
+"""The value of ``by`` for the number of tokens of each document."""
 MOST_BUCKETS = 255
-_CHUNK = 1 << 20  # documents whose numbers are looked at together
+_CHUNK = 1 << 20  # documents per pass over the numbers
 
 
 @dataclass(frozen=True)
 class BucketsConfig:
-    """What users write under ``buckets`` of a component; see the module.
+    """The field ``buckets`` of a component; see the module.
 
     Attributes:
         by: Where the number of each document comes from: ``length`` (its tokens), the name of a leaf with one value a
@@ -55,19 +56,19 @@ class BucketsConfig:
         edges: Rising numbers between buckets: bucket k has ``edges[k-1] <= number < edges[k]``.
         quantiles: Instead, rising shares of the cache's documents: ``[0.5, 0.9]`` makes the lower half, what is above
             it, and the top tenth. Equal numbers stay together, in the higher bucket.
-        levels: Instead: the number is how often a document is to be seen in a pass over the source, and is rounded to
+        levels: Instead: the number is how often a document is to be seen per pass over the source, and is rounded to
             one of these or to 0, up or down by a hash of the document.
-        weights: Share of the source that each bucket has, written as any weight, schedules included; default: each
-            what it holds (``{repeat: 1}``).
-        repeats: Instead: how often the documents of each bucket are seen in a pass over the source; 0: never.
+        weights: Share of each bucket within the source, with the syntax of any weight, schedules included; default: the
+            share that it holds (``{repeat: 1}``).
+        repeats: Instead: how often the documents of each bucket are seen per pass over the source; 0: never.
         names: Names of the buckets; default: 0, 1, ... A bucket is the component ``SOURCE/NAME``; of ``repeats`` and
             ``levels``, ``SOURCE/x2`` are the documents that are seen twice or more.
-        keep: Numbers of the buckets that the component has; it then stays one component: a filter by the number. Of
-            ``levels``, 0 are the documents that are rounded to 0.
-        seed: Of the rounding to levels.
+        keep: Numbers of the buckets to use, as one component: a filter by the number. With ``levels``, bucket 0 has the
+            documents that are rounded to 0.
+        seed: Seed of the rounding to levels.
 
     Raises:
-        ConfigError: a value is not usable, or does not go with another.
+        ConfigError: a value is invalid, or cannot be combined with another.
 
     Example:
         >>> BucketsConfig("quality", edges=[0.3, 0.7], weights=[1, 2, 4]).count
@@ -117,7 +118,7 @@ class BucketsConfig:
                 )
 
     def _check_together(self) -> None:
-        """Raises ConfigError if two things are said of one."""
+        """Raises ConfigError if two fields contradict each other."""
         roads = [n for n in ("keep", "repeats", "weights") if getattr(self, n) is not None]
         if len(roads) > 1:
             raise ConfigError(f"does not go with {roads[1]}", field=roads[0], cure="Say one of them.")
@@ -135,7 +136,7 @@ class BucketsConfig:
 
     @property
     def count(self) -> int:
-        """Buckets that there are; of levels, 0 is one."""
+        """Number of buckets; with levels, 0 is one of them."""
         return len(self.bounds) + 1
 
 
@@ -148,16 +149,16 @@ def _check_rising(name: str, values: Sequence[float], least: float, most: float)
 
 
 def buckets_of(cache: TokenCache, config: BucketsConfig, path: str = "buckets") -> UInt8[np.ndarray, " n"]:
-    """The bucket of each document, in the order in which they lie in the cache.
+    """The bucket of each document, in the order of the cache.
 
     Args:
         cache: The cache.
-        config: What tells documents apart.
-        path: Its place in the config, for errors.
+        config: How to divide the documents.
+        path: Its path in the config, for errors.
 
     Raises:
-        ConfigError: there is no such leaf or file; it has not one number a document; a number is none, or with levels
-            negative or above the highest.
+        ConfigError: there is no such leaf or file; it does not have one number per document; a number is not finite, or
+            with levels negative or above the highest.
 
     Example:
         >>> import headrace.testing
@@ -256,9 +257,9 @@ def without_others(
     buckets: Mapping[str, BucketsConfig],
     removed: Mapping[str, DocumentFilter | RemovedDocuments | None],
 ) -> dict[str, RemovedDocuments | None]:
-    """What is left out of each component: what ``removed`` says, and the documents of buckets that it does not keep.
+    """What is left out of each component: ``removed``, and the documents of buckets that it does not keep.
 
-    Components over one cache that are told apart in the same way look at its numbers once.
+    Components over one cache that are divided in the same way read its numbers once.
 
     Raises:
         ConfigError: as :func:`buckets_of`; a bucket without documents.
@@ -295,7 +296,7 @@ def _sizes(of_document: UInt8[np.ndarray, " n"], buckets: int) -> list[int]:
 
 
 def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:
-    """How often documents of each bucket are seen in a pass over the source, of ``repeats`` or ``levels``.
+    """How often documents of each bucket are seen per pass over the source, with ``repeats`` or ``levels``.
 
     Example:
         >>> expected_repeats(BucketsConfig("copies", levels=[0.5, 2])).tolist()

@@ -1,12 +1,13 @@
-"""What the budgets of a run need and hold: memory for open blocks, rows until limits.
+"""The budgets of a run: memory for open blocks, and rows until limits.
 
-- :class:`OpenBytes`: an order draws from a window of rows before it turns to others, and a block is read once if memory
-  holds it for so long: a braid its strands, a block shuffle its windows, an era shuffle an era, a full shuffle all,
-  stored order a chunk. Orders that keep a number of blocks open by design are refused where memory does not hold them.
-  Others read blocks again, which is said and may be meant. Loaders, ``config check``, ``simulate`` and reports ask it.
-- :func:`require_steps`: limits free a share that the other sources take (mix/shares.py), so a run is short only once
-  all sources that have weight are used up, or at the largest share that they may have. That is found by walking to the
-  end of the run: 2 us a step.
+- :class:`OpenBytes`: an order draws from a window of rows before it moves on, and a block is read once if memory holds
+  it that long: for a braid its strands, for a block shuffle its windows, for an era shuffle an era, for a full shuffle
+  everything, for stored order a chunk. Orders that by design keep a number of blocks open are refused if memory cannot
+  hold them. Others read blocks again, which is reported and may be intended. Loaders, ``config check``, ``simulate``
+  and reports use it.
+- :func:`require_steps`: other sources take the share that limits free (mix/shares.py), so a run is too short only if
+  all sources with weight are used up, or at their largest share. Finding that takes one pass to the end of the run: 2
+  us per step.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ import numpy as np
 
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset, mixture_of
-from headrace.errors import ConfigError, IndexOutOfRangeError, counted
+from headrace.errors import ConfigError, IndexOutOfRangeError, format_count
 
 
 class OpenBytes(NamedTuple):
-    """Bytes of rows that orders draw from at a time, over all hosts, by component.
+    """Bytes of rows that the orders draw from at a time, over all hosts, by component.
 
     Attributes:
-        windows: Of orders that keep blocks open by design.
-        others: Of all others.
-        everywhere: Of sources of few blocks that are shuffled as a whole: every host draws from all of it.
+        windows: Orders that keep blocks open by design.
+        others: All other orders.
+        everywhere: Sources of few blocks that are shuffled as a whole: every host draws from all of such a source.
 
     Example:
         >>> import headrace.testing
@@ -50,7 +51,7 @@ class OpenBytes(NamedTuple):
 
     @classmethod
     def of(cls, dataset: PlannedDataset) -> OpenBytes:
-        """Of a dataset, with the weights of all steps; of its phases the one that needs most."""
+        """The bytes of a dataset, with the weights of all steps; of its phases, the one that needs most."""
         return max((cls._of_phase(phase) for _, phase in dataset.phases), key=lambda o: (o.window_bytes(), o.needed()))
 
     @classmethod
@@ -63,25 +64,25 @@ class OpenBytes(NamedTuple):
         return cls(*kinds)
 
     def needed(self, share: float = 1.0) -> int:
-        """Bytes that a host with this share of each batch's rows must hold to read each block once."""
+        """Bytes that a host with this share of each batch's rows needs to read each block once."""
         return int((sum(self.windows.values()) + sum(self.others.values())) * share) + sum(self.everywhere.values())
 
     def window_bytes(self, share: float = 1.0) -> int:
-        """Those of them that a loader insists on."""
+        """The part of these bytes that a loader requires."""
         return int(sum(self.windows.values()) * share) + sum(self.everywhere.values())
 
     @property
     def largest(self) -> str:
-        """The component that needs most of what a loader insists on, or else of all."""
+        """The component that needs most of the required bytes, or else of all."""
         sizes = {**self.windows, **self.everywhere} or self.others
         return max(sizes, key=lambda name: sizes[name])
 
     def refused(self, prefetch_bytes: int, share: float = 1.0) -> bool:
-        """Whether a loader with so much memory refuses to start: it would read each block many times."""
+        """Whether a loader with this much memory refuses to start, because it would read each block many times."""
         return self.window_bytes(share) > prefetch_bytes
 
     def shortage(self, prefetch_bytes: int | None, hosts: int) -> str | None:
-        """A sentence on what equal hosts lack; None if memory holds what is needed, or has no bound."""
+        """A sentence about the memory that equal hosts lack; None if there is enough, or no limit."""
         if prefetch_bytes is None or self.needed(1 / hosts) <= prefetch_bytes:
             return None
         refused = self.refused(prefetch_bytes, 1 / hosts)
@@ -89,12 +90,12 @@ class OpenBytes(NamedTuple):
         verdict = "the loader refuses to start" if refused else "blocks are read again"
         return (
             f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps open on"
-            f" {counted(hosts, 'host')} (most of them for component {self.largest!r}):"
+            f" {format_count(hosts, 'host')} (most of them for component {self.largest!r}):"
             f" {verdict}."
         )
 
     def check(self, prefetch_bytes: int, share: float = 1.0) -> None:
-        """Raises ConfigError if a loader is to refuse to start."""
+        """Raises ConfigError if a loader has to refuse to start."""
         if self.refused(prefetch_bytes, share):
             needed = self.window_bytes(share)
             raise ConfigError(
@@ -108,14 +109,14 @@ class OpenBytes(NamedTuple):
 
 _CHUNK = 4096
 Bounds = Mapping[str, tuple[str, float]]
-"""By component: the config field of the bound that holds for it, and its value."""
+"""By component: the config field of the limit that applies to it, and its value."""
 
 
 def require_steps(dataset: PlannedDataset, num_steps: int, bounds: Bounds | None = None) -> None:
-    """Checks that a mixture, phased or not, can fill so many steps; ``bounds`` are for the error.
+    """Checks that a mixture, phased or not, can fill this many steps; ``bounds`` are for the error.
 
     Raises:
-        ConfigError: it cannot; component, what there is, what is needed and the cure are named.
+        ConfigError: it cannot; names the component, what it has, what is needed, and the cure.
 
     Example:
         >>> import headrace.testing
@@ -168,7 +169,7 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     drawn = mixture.draws.starts_at(whole)
     have = int(drawn.sum())
     needed = mixture.batch_schedule.rows_at(steps)[0]
-    tokens_needed = _wanted(mixture, steps)
+    tokens_needed = _target_rows(mixture, steps)
     short = {
         n: tokens_needed[n] - limit for n, limit in mixture.limits.items() if limit is not None and tokens_needed[n] > 0
     }
@@ -199,8 +200,8 @@ def _ends_before(mixture: MixtureDataset, step: int) -> bool:
     return False
 
 
-def _wanted(mixture: MixtureDataset, steps: int) -> dict[str, float]:
-    """Rows that each component would have in so many steps without limits."""
+def _target_rows(mixture: MixtureDataset, steps: int) -> dict[str, float]:
+    """Rows that each component would have in this many steps without limits."""
     total = np.zeros(len(mixture.names))
     for first in range(0, steps, _CHUNK):
         at = np.arange(first, min(first + _CHUNK, steps))

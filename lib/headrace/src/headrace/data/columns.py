@@ -1,16 +1,16 @@
-"""Columns: what a cache says of its tokens or documents, beside each token of a batch.
+"""Columns: values that a cache stores for its tokens or documents, delivered with each token of a batch.
 
-A **column** is a leaf of a cache under the name that it has in batches. A leaf with a value for each token arrives as
-``[B, S]``, one with K values for each token as ``[B, S, K]``, one with a value for each document as ``[B, S]`` too: at
-each token the value of its document. A value stays beside its token whatever becomes of the row: packing, shuffles,
-filters, splits, mixtures, meshes. Padding has zeros.
+A **column** is a leaf of a cache under its name in batches. A leaf with one value per token arrives as ``[B, S]``, one
+with K values per token as ``[B, S, K]``, and one with a value per document as ``[B, S]`` too, with the document's value
+at each of its tokens. A value stays with its token through packing, shuffles, filters, splits, mixtures and meshes.
+Padding has zeros.
 
-The mask of chats (``loss_mask``) is a column, and so are weights: the column ``weight`` is what the loss of each token
-weighs, and becomes, times the mask, :attr:`~headrace.batch.packed_batch.PackedBatch.token_mask`. Other columns are the
+The mask of chats (``loss_mask``) is a column. So are weights: the column ``weight`` is the loss weight of each token;
+multiplied by the mask, it becomes :attr:`~headrace.batch.packed_batch.PackedBatch.token_mask`. Other columns are the
 batch's ``extras``.
 
-Price: a column of tokens is read in blocks that go with those of the tokens, one more request for each; a column of
-documents is read whole, part by part as parts are used, and takes 12 to 16 bytes of memory a document. A leaf that no
+Price: a column of tokens is read in blocks that match those of the tokens, one more request for each. A column of
+documents is read whole, part by part as parts are used, and takes 12 to 16 bytes of memory per document. A leaf that no
 column names is not opened.
 """
 
@@ -32,7 +32,7 @@ from headrace.store.layout import TOKENS
 from headrace.store.leaf import CacheLeaf
 
 MASK, WEIGHT = "token_mask", "weight"
-"""Names of the columns that say what is trained on, and how much it weighs."""
+"""Names of the columns for the loss mask and the loss weight."""
 NO_LEAF = "none"
 _RESERVED = (MASK, "loss_mask", "tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
@@ -42,8 +42,8 @@ class ColumnConfig:
     """A column of the batches.
 
     Attributes:
-        leaf: The leaf of the caches that it is.
-        default: The value where a component has no such leaf; None: every component must have it.
+        leaf: The leaf of the caches.
+        default: The value for components without the leaf; None: every component must have it.
 
     Example:
         >>> ColumnConfig("loss_weights", default=1.0)
@@ -55,7 +55,7 @@ class ColumnConfig:
 
 
 class DocumentRuns(NamedTuple):
-    """Tokens that have one value, in order: the piece that they are of, where in it they begin, and how many."""
+    """Runs of tokens with one value, in order: their piece, where they begin in it, and how many they are."""
 
     piece: Int64[np.ndarray, " r"]
     column: Int64[np.ndarray, " r"]
@@ -64,7 +64,7 @@ class DocumentRuns(NamedTuple):
 
 
 class DocumentValues:
-    """A number of each document of one part of a cache, read when the first of them is asked for."""
+    """One number per document of one part of a cache, read when the first of them is needed."""
 
     def __init__(self, values: StoredArray, offsets: StoredArray, dtype: np.dtype[Any]) -> None:
         self.values, self._offsets, self._dtype = values, offsets, dtype
@@ -108,12 +108,13 @@ class Column:
     """A column of one source: of tokens, or of documents.
 
     Attributes:
-        leaf: The leaf that it is.
-        dtype: Of the batches.
-        default: The value for sources without it; None: there may be none.
-        width: Values of each token.
-        arrays: Of tokens: for each array of the source that of the column, in chunks that go with those of the tokens.
-        documents: Of documents: for each array of the source the values of its documents.
+        leaf: The leaf.
+        dtype: Dtype in batches.
+        default: The value for sources without it; None: every source must have it.
+        width: Values per token.
+        arrays: For a column of tokens: its array for each array of the source, in chunks that match those of the
+            tokens.
+        documents: For a column of documents: the values of the documents in each array of the source.
     """
 
     leaf: str
@@ -125,7 +126,7 @@ class Column:
 
     @property
     def stored(self) -> Iterator[StoredArray]:
-        """All arrays that it is read from."""
+        """All arrays that the column is read from."""
         yield from self.arrays
         yield from (part.values for part in self.documents)
 
@@ -135,7 +136,7 @@ class Column:
 
 
 def columns_of(source: object) -> Mapping[str, Column]:
-    """The columns of a source; none if it knows of none."""
+    """The columns of a source."""
     return getattr(source, "columns", {})
 
 
@@ -145,12 +146,12 @@ class RunColumn:
 
     Attributes:
         name: Its name in batches.
-        width: Values of each token.
-        dtype: Of the batches.
-        default: Where neither an array nor documents have a value.
-        arrays: For each array of tokens that of the column; not stored where there is none.
-        sources: For each source how many arrays of tokens it has, and the values of their documents, if any.
-        fill: What rows have where no piece lies.
+        width: Values per token.
+        dtype: Dtype in batches.
+        default: The value where neither an array nor documents have one.
+        arrays: The column's array for each array of tokens; a placeholder where there is none.
+        sources: For each source, its number of arrays of tokens, and the values of their documents, if any.
+        fill: The value where a row has no piece.
     """
 
     name: str
@@ -163,12 +164,12 @@ class RunColumn:
 
     @property
     def is_stored(self) -> bool:
-        """Whether any of it lies in chunks beside the tokens."""
+        """Whether any of it is stored in chunks that match those of the tokens."""
         return any(run.dtype is not None for run in self.arrays.runs)
 
     @property
     def has_documents(self) -> bool:
-        """Whether any of it is of documents."""
+        """Whether any of it has values per document."""
         return any(documents for _, documents in self.sources)
 
     def documents(self, array: int) -> DocumentValues | None:
@@ -186,8 +187,8 @@ def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
     """The columns of the batches of some sources: the mask first, the others by name.
 
     Raises:
-        ConfigError: a source lacks a column that has no default; a default that the column cannot hold; columns of one
-            name with different numbers of values a token.
+        ConfigError: a source lacks a column that has no default; a default that does not fit the column's dtype;
+            columns of one name with different numbers of values per token.
     """
     names = {name for source in sources for name in columns_of(source)}
     return [_run_column(name, sources) for name in sorted(names, key=lambda name: (name != MASK, name))]
@@ -229,12 +230,12 @@ def open_columns(
 
     Args:
         cache: The cache.
-        mask: Leaf that says which tokens are trained on; None: all are.
-        columns: Leaves by the names that they have in batches.
+        mask: Leaf that marks the tokens to train on; None: all.
+        columns: Leaves by their names in batches.
 
     Raises:
-        ConfigError: there is no such leaf; it has neither as many values for each token nor one for each document; its
-            numbers are not those that devices take; a name that a batch uses already.
+        ConfigError: there is no such leaf; it has neither a fixed number of values per token nor one per document; its
+            dtype is not one that devices accept; a name that a batch already uses.
 
     Example:
         >>> import headrace.testing
@@ -274,10 +275,10 @@ def check_column_name(name: str) -> None:
 def component_columns(
     cache: TokenCache, columns: Mapping[str, str | ColumnConfig], own: Mapping[str, str], path: str
 ) -> dict[str, ColumnConfig]:
-    """The columns of a run as a component has them, whose ``own`` leaves go by other names (``none``: it has none).
+    """The columns of a run for a component whose ``own`` leaves have other names (``none``: it has none).
 
     Raises:
-        ConfigError: it names a column that the run has not, or has none where there is no default.
+        ConfigError: it names a column that the run does not have, or lacks one that has no default.
     """
     configs: dict[str, ColumnConfig] = {}
     for name, spec in columns.items():
@@ -305,7 +306,7 @@ def _with_default(name: str, leaf: str) -> str:
 
 
 def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
-    """Columns as a batch holds them: its ``token_mask`` and its ``extras``, or None.
+    """Columns in the form of a batch: its ``token_mask`` and its ``extras``, or None.
 
     Example:
         >>> mask, extras = of_batch({"weight": np.ones((1, 2), np.float32), "score": np.zeros((1, 2), np.float32)})
@@ -323,8 +324,8 @@ def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict
 def columns_by_component(
     caches: Mapping[str, TokenCache], columns: Mapping[str, str | ColumnConfig], own: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, ColumnConfig | Column]]:
-    """The columns of a run for each of its components, whose ``own`` leaves go by other names. A component without the
-    leaf has the default, in the dtype and the width of the others, also in batches of its own.
+    """The columns of a run for each of its components, whose ``own`` leaves have other names. A component without the
+    leaf has the default, in the dtype and the width of the others, also in its own batches.
 
     Raises:
         ConfigError: as :func:`component_columns`; no component has the leaf.
@@ -340,7 +341,7 @@ def columns_by_component(
         for name in caches:
             config = configs[name][column]
             by_component[name][column] = config
-            if name in having or config.default is None:  # of one without leaf and default its dataset says so
+            if name in having or config.default is None:  # its dataset reports a missing leaf without default
                 continue
             like = _column(caches[having[0]], column, configs[having[0]][column])
             by_component[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
@@ -395,7 +396,7 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
 
 
 def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:
-    """Values that each token has; None if tokens do not have equally many."""
+    """Values per token; None if the number differs between tokens."""
     if leaf.width is not None or leaf.kind != "ragged":
         return leaf.width
     return 1 if bool((leaf.arrays.lengths == cache.leaf(TOKENS).arrays.lengths).all()) else None

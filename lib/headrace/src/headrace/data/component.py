@@ -1,6 +1,6 @@
-"""One component of a run: its rows as they are stored, its train and validation side, and where each token goes.
+"""One component of a run: its stored rows, its train and validation side, and where each token goes.
 
-Nothing is dropped uncounted: ``tokens + repeated_tokens = train_tokens + validation_tokens + unused_tokens +
+Everything that is dropped is counted: ``tokens + repeated_tokens = train_tokens + validation_tokens + unused_tokens +
 removed_tokens + dropped_tokens``.
 """
 
@@ -46,7 +46,7 @@ def stored_rows(
     are those of the run as this component has them.
 
     Raises:
-        ConfigError: as the dataset's; the cache is only thought of, and its documents have no lengths to plan with.
+        ConfigError: as for the dataset; or the cache is only declared, so its documents have no lengths to plan with.
 
     Example:
         >>> import headrace.testing
@@ -95,10 +95,10 @@ def split_sides(
 ) -> tuple[PlannedDataset, PlannedDataset]:
     """Train and validation side, the same tokens whatever the length of rows (of packs: if documents are held out).
 
-    Blocks of ``block_tokens`` are held out (None: as the split says), in rows of ``seq_len`` (None: as they are).
+    Blocks of ``block_tokens`` are held out (None: the split's size), in rows of ``seq_len`` (None: the dataset's).
 
     Raises:
-        ConfigError: what the split says does not fit the dataset or the blocks; rows longer than a block.
+        ConfigError: the split does not fit the dataset or the blocks; rows are longer than a block.
 
     Example:
         >>> import headrace.testing
@@ -150,13 +150,13 @@ def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, p
     """The rows of a component's train side that are trained on.
 
     Args:
-        name: The component, by which subsets of one seed differ.
+        name: Name of the component: subsets of one seed differ by name.
         train: Its train side, in stored order.
-        subset: Which part of it; None: all.
-        path: Place of the subset in the config, for errors.
+        subset: Which part of it to use; None: all.
+        path: Path of the subset in the config, for errors.
 
     Raises:
-        ConfigError: the subset holds no row, or more rows than there are.
+        ConfigError: the subset is empty, or has more rows than there are.
 
     Example:
         >>> import headrace.testing
@@ -185,7 +185,7 @@ def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, p
     return train.block_aligned(block).reordered(order)
 
 
-_CHUNK = 1 << 14  # rows whose segments are looked at together
+_CHUNK = 1 << 14  # rows whose segments are read together
 
 
 @dataclass(frozen=True)
@@ -195,23 +195,23 @@ class Account:
     Attributes:
         documents: Documents of its cache.
         tokens: Tokens of its cache.
-        listed_documents: Numbers that its filter gives, repeats included.
-        repeated_documents: Numbers that the filter gives again.
-        not_found_documents: Numbers of the filter that no document has.
+        listed_documents: Numbers in its filter, repeats included.
+        repeated_documents: Repeated numbers in the filter.
+        not_found_documents: Numbers in the filter that no document has.
         removed_documents: Documents that the filter leaves out.
         removed_tokens: Tokens of these.
-        train_rows: Rows that are trained on, in an epoch.
+        train_rows: Rows that are trained on, per epoch.
         train_tokens: Tokens of these, without padding.
         validation_rows: Rows that are held out.
         validation_tokens: Tokens of these, without padding.
         unused_rows: Rows of the train side outside the subset that is trained on.
         unused_tokens: Tokens of these, without padding.
         dropped_tokens: Tokens that fill no row on either side.
-        padding_tokens: Places of rows of both sides that hold no token: packs are not quite full.
-        incomplete_documents: Documents that are not packed as another one of their unit is removed or without tokens.
+        padding_tokens: Padding in the rows of both sides: packs are not quite full.
+        incomplete_documents: Documents that are not packed because another one of their unit is removed or empty.
         incomplete_tokens: Tokens of these; part of ``dropped_tokens``.
-        repeated_tokens: Tokens that rows hold beside those that they hold once: Megatron-LM's overlap, and are of
-            several passes in a run with ``compat``.
+        repeated_tokens: Tokens that rows contain more than once: the overlap of Megatron-LM's rows, and several passes
+            in a run with ``compat``.
     """
 
     documents: int
@@ -244,8 +244,8 @@ def account(
     validation: PlannedDataset | None,
     subset: PlannedDataset | None = None,
 ) -> Account:
-    """The account of a component, of which ``dataset`` is all but the documents to leave out, and ``subset`` the part
-    of the train side that is trained on (None: all of it).
+    """The account of a component. ``dataset`` has all documents but those to leave out, and ``subset`` is the part of
+    the train side to train on (None: all of it).
 
     Example:
         >>> import headrace.testing
@@ -282,7 +282,7 @@ def account(
 
 
 def _tokens(side: PlannedDataset) -> int:
-    """Tokens of all rows: their segments', where rows know them, for then a row may be padded."""
+    """Tokens of all rows: the sum of their segments if rows have segments, because such rows may be padded."""
     if not any(hasattr(source, "segment_lengths") for source in side.sources):
         return len(side) * side.seq_len
     total = 0

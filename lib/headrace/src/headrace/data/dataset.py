@@ -1,9 +1,10 @@
-"""``PlannedDataset``: the kind of dataset that a training loader likes: it says where its rows lie without reading
-them, so that reads are planned.
+"""``PlannedDataset``: a dataset that knows where its rows are stored without reading them, so that a loader can plan
+reads.
 
-Datasets lie in each other: a mixture in phases, a shuffle in a mixture, a cut below it. Each answers for itself and
-what it wraps, so that nobody outside has to open it: what a step serves (:meth:`PlannedDataset.at_step`), which pass an
-example belongs to (:meth:`~PlannedDataset.passes`), what its order keeps open (:meth:`~PlannedDataset.open_window`).
+Datasets wrap each other: phases wrap mixtures, a mixture wraps shuffles, a shuffle wraps a slice. Each answers for
+itself and for what it wraps, so no other code has to unwrap it: which dataset serves a step
+(:meth:`PlannedDataset.at_step`), which pass an example belongs to (:meth:`~PlannedDataset.passes`), and what its order
+keeps open (:meth:`~PlannedDataset.open_window`).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class OrderedRun(NamedTuple):
-    """Ordinals that one order serves, in passes without end, up to where the next run begins.
+    """Ordinals that one order serves, in endless passes, up to the start of the next run.
 
     Attributes:
-        dataset: What the order names rows of.
+        dataset: The dataset that is ordered.
         order: The order of a pass.
         first: Its first ordinal.
         epoch: Epoch of the first pass.
@@ -51,12 +52,12 @@ class OrderedRun(NamedTuple):
 
 
 class PlannedDataset(AsyncDataset[PackedBatch]):
-    """A dataset of equally long token rows that lie in stores, and that knows where."""
+    """A dataset of equally long token rows that knows where they are stored."""
 
     @property
     @abc.abstractmethod
     def sources(self) -> Sequence[RowSource]:
-        """What ``Rows.source`` numbers; the batch's ``source_id`` too."""
+        """The sources that ``Rows.source`` and the batch's ``source_id`` number."""
 
     @property
     @abc.abstractmethod
@@ -66,11 +67,11 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @property
     @abc.abstractmethod
     def eos_id(self) -> int | None:
-        """Token after which a segment ends; None: each row is one segment."""
+        """Token that ends a segment; None: each row is one segment."""
 
     @property
     def pairs(self) -> bool:
-        """Whether the segments of each row are chosen and rejected in turn; see :attr:`PackedBatch.pairs`."""
+        """Whether the segments of each row are alternately chosen and rejected; see :attr:`PackedBatch.pairs`."""
         return False
 
     @property
@@ -95,12 +96,12 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
-        """First step and dataset of each phase: more than one if rows change their length in the course of a run."""
+        """First step and dataset of each phase: more than one if the length of rows changes during a run."""
         return ((0, self),)
 
     @property
     def changes(self) -> Sequence[PhaseChange]:
-        """What the changes from phase to phase meant for each component."""
+        """How each change of phase affected each component."""
         return ()
 
     @property
@@ -109,24 +110,24 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return tuple(dataset.seq_len for _, dataset in self.phases)
 
     def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
-        """The dataset that serves a step, and the first step that it no longer serves (None: it serves all)."""
+        """The dataset that serves a step, and the first step that it no longer serves (None: it has no end)."""
         return self, None
 
     @property
     def mixture(self) -> PlannedDataset | None:
-        """This dataset, if it draws from components by weights."""
+        """This dataset if it is a mixture, else None."""
         return None
 
     def caches(self) -> list[TokenCache]:
-        """The cache that each source lies in.
+        """The cache of each source.
 
         Raises:
-            ConfigError: one lies in none.
+            ConfigError: a source is not in a cache.
         """
         raise ConfigError("does not lie in a token cache", field="dataset", value=type(self).__name__)
 
     def opening_requests(self, hosts: int) -> int:
-        """Requests that it takes so many hosts to open it on a store over HTTP, beside those of its caches."""
+        """Requests with which this many hosts open it in a store over HTTP, in addition to those for its caches."""
         return 0
 
     def passes(self, ordinal: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -139,51 +140,49 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return None
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
-        """Where examples come from; indices are not checked."""
+        """The origin of examples; indices are not checked."""
         return Explained(("",), np.zeros_like(example), example, self.passes(example))
 
     def shuffle_order(self) -> Order | None:
-        """The order that shuffles a pass; None: rows come as they are stored."""
+        """The order that shuffles a pass; None: stored order."""
         return None
 
     def pass_order(self) -> OrderedRun | None:
-        """The order of a pass, if that is all that lies between an example and the dataset below."""
+        """The order of a pass, if nothing else is between an example and the wrapped dataset."""
         return None
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        """The orders that serve the ordinals of an endless dataset, if each is all that lies between; else none."""
+        """The orders that serve the ordinals of an endless dataset, if nothing else is in between; else none."""
         return ()
 
     def open_window(self) -> OpenWindow:
-        """What the order of a pass draws from at a time: of rows in stored order, a chunk."""
+        """The window that the order of a pass draws from at a time; in stored order, a chunk."""
         chunk = max((run.chunk for s in self.sources for run in ArrayList.of(s.arrays).runs), default=1)
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
 
     def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
-        """What the losses of rows of these sources weigh at a step of a run; None: all alike."""
+        """Loss weights of rows of these sources at a step of a run; None: all are equal."""
         return None
 
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
-        """Open window and bytes of a row of each component, of a mixture: of those with weight at ``step``; None: of
-        all.
-        """
+        """Open window and row bytes of each component; in a mixture, of those with weight at ``step`` (None: all)."""
         return {"": (self.open_window(), self.row_bytes)}
 
     @abc.abstractmethod
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
-        """Where the rows of ``indices`` lie. Pure, no I/O; indices are not checked.
+        """Where the rows of ``indices`` are stored. Pure, no I/O; indices are not checked.
 
         Args:
             indices: Example numbers.
-            epoch: Pass over the data that each belongs to (re-keys shuffles); None: 0.
+            epoch: Pass over the data that each belongs to (it selects the shuffle); None: 0.
         """
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
         return await self.read_located(self.locate(check_indices(indices, self.length)), self.read_stats)
 
     async def read_located(self, rows: Rows, stats: ReadStats) -> PackedBatch:
-        """The batch of rows that :meth:`locate` named, in their order; ``stats`` counts what is read."""
+        """The batch of rows that :meth:`locate` returned, in their order; ``stats`` counts what is read."""
         if rows.row.size == 0:
             tokens = np.zeros((0, self.seq_len), np.int32)
         else:
@@ -193,10 +192,10 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs, extras)
 
     def preview(self, rows: int = 3, first: int = 0) -> Preview:
-        """The text of a few examples, and the documents that they are cut from: print it.
+        """The text of a few examples, and the documents that they come from, to be printed.
 
         Raises:
-            ConfigError: the dataset does not lie in token caches.
+            ConfigError: the dataset is not stored in token caches.
             IndexOutOfRangeError: there is no such example.
         """
         from headrace.data.preview import preview  # it needs tokenizers, which training does not
@@ -215,14 +214,14 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
 
 def stored_dataset(dataset: PlannedDataset) -> PlannedDataset:
-    """What lies below the orders of a dataset."""
+    """The dataset without its orders."""
     while (base := getattr(dataset, "base", None)) is not None:
         dataset = base
     return dataset
 
 
 class WrappingDataset(PlannedDataset):
-    """A dataset whose rows are those of ``base``, or have their shape."""
+    """A dataset whose rows are those of ``base``, or have the same shape."""
 
     base: PlannedDataset
 
@@ -254,7 +253,7 @@ class WrappingDataset(PlannedDataset):
 
 
 class ReorderedDataset(WrappingDataset):
-    """A planned dataset seen through an index map."""
+    """A planned dataset in another order."""
 
     def __init__(self, base: PlannedDataset, order: Order) -> None:
         if base.length is not None and order.rows > base.length:
@@ -328,15 +327,13 @@ class ReorderedDataset(WrappingDataset):
 
 
 class BatchOrder:
-    """A dataset cut into batches: all that a run's manifest describes. It needs no device and reads nothing.
+    """A dataset cut into batches: everything that a run's manifest describes. It needs no device and reads nothing.
 
-    Whoever delivers batches, or asks about them, describes a run by this class, so that a checkpoint of one delivery is
-    a checkpoint of all.
+    All deliveries and queries describe a run with this class, so a checkpoint of one delivery works for all.
 
     Args:
-        dataset: What to load. A mixture brings its batch schedule with it.
-        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. May be left out for a
-            mixture.
+        dataset: What to load. A mixture has its own batch schedule.
+        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional for a mixture.
         row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see ``DataLoader``.
 
     Raises:
@@ -379,14 +376,14 @@ class BatchOrder:
         self.planned = cast(PlannedDataset | None, dataset.planned)
 
     def begin_as(self, beginning: Any) -> bool:
-        """Goes over to the dataset that a run began with, before the first batch; False: it is the same."""
+        """Switches to the dataset that a run started with, before the first batch; False: it is the same."""
         dataset = None if self.dataset.as_begun is None else self.dataset.as_begun(beginning)
         if dataset is not None:
             self._use(dataset)
         return dataset is not None
 
     def describe(self) -> dict[str, Any]:
-        """All that determines the batches, as JSON values. Devices, hosts, budgets and paths are not among them."""
+        """Everything that determines the batches, as JSON values; not devices, hosts, budgets and paths."""
         return {
             "order_version": ORDER_VERSION,
             "dataset": self.dataset.describe(),
@@ -396,7 +393,7 @@ class BatchOrder:
 
     @property
     def num_steps(self) -> int | None:
-        """Steps until the dataset ends, the last, padded one included; None if it does not end."""
+        """Steps until the dataset ends, including the last, padded one; None if it is endless."""
         n = self.dataset.length
         if n is None:
             return None

@@ -1,13 +1,13 @@
-"""Documents of a cache: which to leave out (duplicates, benchmark leaks) without building it again.
+"""Filters: documents of a cache to leave out (duplicates, benchmark leaks), without rebuilding it.
 
 A filter is a list of document numbers or a bitmap, as an array or as a file that another program wrote. Numbers run
-over the whole cache, part after part, as in :meth:`~headrace.store.cache.TokenCache.document`; of a cache that was
-shuffled when it was written they run over the one that it was made of, so that a list serves both.
+over the whole cache, part after part, as in :meth:`~headrace.store.cache.TokenCache.document`. For a cache that was
+shuffled when it was written, they are numbers of the original, so one list works for both.
 
-Price: the offsets of the filtered documents are read, no others (one read for each run of neighbouring chunks of 16,384
-offsets); 32 bytes of memory for each run of filtered documents, and 8, with a bit for each document, where there are
-many. What is worked out so is saved beside the cache (:mod:`headrace.data.saved_filters`), unless it is little, and the
-next start reads that instead, after the filter's file: 1.5 GB/s.
+Price: only the offsets of the filtered documents are read (one read for each run of neighbouring chunks of 16,384
+offsets); 32 bytes of memory for each run of filtered documents, or if there are many, 8 bytes plus a bit for each
+document. Unless it is small, the result is saved next to the cache (:mod:`headrace.data.saved_filters`); the next start
+then reads only that and the filter's file: 1.5 GB/s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.store.ledger import shuffle_record
 from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
-_RUN_CHUNKS = 16  # 2 MiB of offsets a read
+_RUN_CHUNKS = 16  # 2 MiB of offsets per read
 _TELL_S, _TELL_AGAIN_S = 2.0, 10.0
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 def remove(
     cache: TokenCache, documents: NumberSet, listed: int = 0, repeated: int = 0, not_found: int = 0
 ) -> RemovedDocuments:
-    """Works out what is left of a cache without some documents; for numbers of a list see :class:`RemovedDocuments`.
+    """Computes what remains of a cache without some documents; see :class:`RemovedDocuments` for numbers of a list.
 
     Raises:
         ReadError: offsets cannot be read.
@@ -70,12 +70,12 @@ def remove(
 def remove_others(
     cache: TokenCache, removed: RemovedDocuments, others: Callable[[int, int], Bool[np.ndarray, " n"]]
 ) -> RemovedDocuments:
-    """Further documents left out, which no filter listed.
+    """Leaves out further documents, in addition to those of a filter.
 
     Args:
         cache: The cache.
-        removed: What is left out of it anyhow.
-        others: Says of each of the documents ``first .. stop`` whether it is.
+        removed: What is already left out.
+        others: Returns which of the documents ``first .. stop`` to leave out.
     """
     every = Bits.of_masks(lambda at, stop: others(at, stop) | removed.which.mask(at, stop), cache.num_documents)
     return remove(cache, every, removed.listed, removed.repeated, removed.not_found)
@@ -87,10 +87,10 @@ class DocumentFilter:
     Args:
         documents: Document numbers, in any order, repeats allowed (integer array or sequence); or a bitmap with one
             entry a document, true for those to leave out (boolean array).
-        name: What errors call it: the config field or the file.
+        name: Its name in errors: the config field or the file.
         count_not_found: Whether numbers that no document has are counted (:attr:`RemovedDocuments.not_found`) instead
             of refused.
-        content: Fingerprint of the cache that the numbers are of; another cache is refused. Empty: of any.
+        content: Fingerprint of the cache of the numbers; another cache is refused. Empty: any cache.
 
     Raises:
         ConfigError: neither numbers nor a bitmap; a negative number.
@@ -116,11 +116,11 @@ class DocumentFilter:
     @classmethod
     def load(cls, url: str, *, name: str | None = None, count_not_found: bool = False) -> DocumentFilter:
         """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
-        A line ``# cache: FINGERPRINT`` of the text names the cache that it is of; other lines with ``#`` are comments.
-        Files of more than 16 MiB are read when their documents are asked for.
+        A line ``# cache: FINGERPRINT`` of the text names its cache; other lines with ``#`` are comments. Files of more
+        than 16 MiB are read when their documents are needed.
 
         Raises:
-            ConfigError: there is no such file, it cannot be read, or it is neither; the line is named.
+            ConfigError: there is no such file, it cannot be read, or it is neither; names the line.
         """
         loaded = cls.__new__(cls)
         loaded.name, loaded._count_not_found = name or "file", count_not_found
@@ -144,12 +144,12 @@ class DocumentFilter:
 
     @property
     def listed(self) -> int:
-        """Numbers given, repeats included."""
+        """Number of listed documents, repeats included."""
         return self._listing.listed
 
     def of(self, cache: TokenCache, read_once: ReadOnce | None = None) -> RemovedDocuments:
-        """What the filter removes from a cache, counted; errors as in :meth:`among`. Found beside the cache, or saved
-        there, unless it is little; ``read_once`` reads that for all processes of a job.
+        """What the filter removes from a cache, with counts; errors as in :meth:`among`. Loads the result saved with
+        the cache, or saves it there unless it is small; ``read_once`` reads it for all processes of a job.
 
         Example:
             >>> import headrace.testing
@@ -181,7 +181,7 @@ class DocumentFilter:
         return remove(cache, stored, listed, listed - documents.total, documents.total - stored.total)
 
     def of_numbers_in(self, cache: TokenCache) -> Intervals:
-        """Numbers of the documents of a cache; those of a shuffled one are those of its original.
+        """Numbers of documents of a cache; for a shuffled cache, numbers of its original.
 
         Raises:
             ConfigError: the filter names another cache; else as :meth:`among`.
@@ -191,7 +191,7 @@ class DocumentFilter:
     def _numbered_to(self, cache: TokenCache) -> int:
         """How many documents of a cache the list was made for."""
         content, named = _numbered_in(cache), self._listing.cache
-        if named not in ("", content, _numbered_in(cache.members[0])):  # numbers run on through generations
+        if named not in ("", content, _numbered_in(cache.members[0])):  # numbers continue through generations
             raise ConfigError(
                 f"is of another cache: it names {named}, and {cache.path} is {content}",
                 field=self.name,
@@ -204,7 +204,7 @@ class DocumentFilter:
         return cache.num_documents
 
     def among(self, num_documents: int) -> Intervals:
-        """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.
+        """The documents, as ranges of numbers below ``num_documents``; larger numbers are ignored if that is allowed.
 
         Raises:
             ConfigError: a number is too large, or the bitmap is of another length.
@@ -235,13 +235,13 @@ class DocumentFilter:
 
 
 def _numbered_in(cache: TokenCache) -> str:
-    """Fingerprint of the cache whose numbers documents have: of a shuffled one, of its original."""
+    """Fingerprint of the cache that numbers refer to: for a shuffled cache, its original."""
     shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
     return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 
 def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
-    """Where documents lie in a cache that may have been shuffled when it was written.
+    """Positions of documents in a cache that may have been shuffled when it was written.
 
     Price: nothing for a plain cache; 0.2 us and 32 bytes for each document of a shuffled one.
 
@@ -256,9 +256,9 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
 
 
 def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
-    """Where documents lie in the token stream of a whole cache, all parts end to end.
+    """Positions of documents in the token stream of a whole cache, all parts end to end.
 
-    Reads the chunks of offsets in which a range of documents begins or ends, and no others; ReadError if it cannot.
+    Reads only the chunks of offsets in which a range of documents begins or ends; ReadError if it cannot.
 
     Example:
         >>> import headrace.testing
@@ -274,8 +274,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     flying: deque[tuple[slice, np.ndarray, int, ArrayFuture]] = deque()
 
     def take() -> None:
-        places, at, before, read = flying.popleft()
-        tokens[places] = read.result()[at] + before
+        positions, at, before, read = flying.popleft()
+        tokens[positions] = read.result()[at] + before
 
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()
@@ -284,8 +284,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
         at = ends[low:high] - first_document[number]
         for run in _chunk_runs(at, offsets.chunk_elements):
             first, last = int(at[run.start]), int(at[run.stop - 1])
-            places = slice(low + run.start, low + run.stop)
-            flying.append((places, at[run] - first, int(first_token[number]), offsets.read(first, last + 1)))
+            positions = slice(low + run.start, low + run.stop)
+            flying.append((positions, at[run] - first, int(first_token[number]), offsets.read(first, last + 1)))
             if len(flying) > _READS_IN_FLIGHT:
                 take()
     while flying:
@@ -294,7 +294,7 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
 
 
 def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
-    """Places in ``at`` to be read together: whose chunks follow each other, up to a few."""
+    """Slices of ``at`` to be read together: those with consecutive chunks, up to a few."""
     chunk_of = at // chunk  # rises
     first = np.flatnonzero(np.diff(chunk_of, prepend=-1))
     chunks = chunk_of[first]

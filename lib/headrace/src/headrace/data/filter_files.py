@@ -1,6 +1,6 @@
-"""Lists of documents, and the files that hold them: numbers in text or ``.npy``, and bitmaps.
+"""Lists of documents and their files: numbers as text or ``.npy``, and bitmaps.
 
-Price: a file of numbers is read once, a local ``.npy`` file in place; many numbers are a bit each in memory.
+Price: a file of numbers is read once, a local ``.npy`` file in place; long lists take one bit per document in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 1 << 20  # numbers that are a list of their own
 RANGE_BITS = 128
 """Bits of memory that a range of documents takes."""
 _WORTH_SAVING = 256  # ranges of documents
-_LARGE, _PIECE = 1 << 24, 1 << 22  # bytes of a file that is not read until it must be, and read at a time
+_LARGE, _PIECE = 1 << 24, 1 << 22  # bytes: larger files are read only when needed, in pieces of this size
 _CACHE_LINE = re.compile(rb"^#\s*cache:\s*([\x21-\x7e]+)\s*$", re.MULTILINE)
 _CURE = (
     "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
@@ -36,7 +36,7 @@ _CURE = (
 
 @dataclass(frozen=True)
 class Listing:
-    """What a filter lists."""
+    """The content of a filter."""
 
     documents: NumberSet
     listed: int  # numbers, repeats included
@@ -45,12 +45,12 @@ class Listing:
 
     @property
     def is_long(self) -> bool:
-        """Whether to look up where all these lie takes so long that it is saved."""
+        """Whether locating all of these takes so long that the result is saved."""
         return isinstance(self.documents, Bits) or self.documents.start.size >= _WORTH_SAVING
 
 
 def listing_of(documents: np.ndarray | Sequence[int] | Intervals, name: str, cache: str = "") -> Listing:
-    """What a list or bitmap means; ConfigError, with ``name`` for its field, if it is none."""
+    """Parses a list or bitmap; ConfigError, with the field ``name``, if it is neither."""
     if isinstance(documents, Intervals):
         return Listing(documents, documents.total, None, cache)
     numbers = np.asarray(documents)
@@ -73,7 +73,7 @@ def listing_of(documents: np.ndarray | Sequence[int] | Intervals, name: str, cac
 
 
 def read_listing(url: str, field: str) -> Listing:
-    """What a file lists; ConfigError if there is none, or it is no list."""
+    """Parses a file; ConfigError if it is missing or not a list."""
     with _as_config_errors(url, field):
         if url.endswith(".npy") and is_large(url) and files.is_local(url):
             return listing_of(read_npy(files.local_path(url), field, url, _CURE), field)
@@ -87,7 +87,7 @@ def read_listing(url: str, field: str) -> Listing:
 
 
 def is_large(url: str) -> bool:
-    """Whether a file is there that takes long to read."""
+    """Whether a file exists and takes long to read."""
     try:
         if files.is_local(url):
             return files.local_path(url).stat().st_size > _LARGE
@@ -99,7 +99,7 @@ def is_large(url: str) -> bool:
 
 
 def content_digest(url: str, field: str) -> str:
-    """Names what a file holds: SHA-256 in 64 hex digits."""
+    """Digest of a file's content: SHA-256 as 64 hex digits."""
     digest = hashlib.sha256(b".npy" if url.endswith(".npy") else b"text")
     with _as_config_errors(url, field), files.open_read(url) as file:
         while piece := file.read(_PIECE):
@@ -118,7 +118,7 @@ def _as_config_errors(url: str, field: str) -> Iterator[None]:
 
 
 def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
-    """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if they are none."""
+    """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if it is invalid."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of names of dtypes that go; dtypes are looked at later
             if isinstance(raw, Path):

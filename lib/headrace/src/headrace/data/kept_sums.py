@@ -1,9 +1,9 @@
-"""Sums that take long to add up, kept beside the plans of a cache, as anchors are kept in a run's folder.
+"""Sums that take long to add up, saved next to the plans of a cache, like anchors in a run's folder.
 
-``<plans>/<fingerprint>/sums.json`` is named after all that its numbers follow from, and says it again: data, rows,
-order and what is counted, so what is found is what was asked for. Numbers too long for a record lie in ``sums.bin``
-beside it (:mod:`headrace.store.vectors`). They save time and decide nothing: a folder that is damaged, deleted, or that
-cannot be written, costs the time to add them up again.
+The fingerprint in ``<plans>/<fingerprint>/sums.json`` covers everything that the numbers depend on: data, rows, order
+and what is counted. The file repeats this, so a lookup is exact. Numbers that are too many for a record are in
+``sums.bin`` next to it (:mod:`headrace.store.vectors`). They only save time: if the folder is damaged, deleted or not
+writable, the sums are added up again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _IN_RECORD = 4096  # numbers
 
 
 def plans_of(dataset: PlannedDataset) -> str | None:
-    """Where sums of a dataset are kept: with the plan of its packs, or where its first cache has its plans. None where
-    nothing can be written.
+    """The folder for sums of a dataset: that of its pack plan, or that of its first cache's plans. None if nothing can
+    be written there.
     """
     dataset = stored_dataset(dataset)
     if (plan := getattr(dataset, "plan_path", None)) is not None:
@@ -42,25 +42,25 @@ def plans_of(dataset: PlannedDataset) -> str | None:
     return None if files.is_web(path) or not files.exists(path) else files.join(path, PLANS_FOLDER)
 
 
-def kept(
+def load_or_add_up(
     folder: str | None,
     made_from: Mapping[str, Any],
     add_up: Callable[[], Integer[np.ndarray, " n"]],
     worth: Callable[[Integer[np.ndarray, " n"]], bool] = lambda numbers: True,
 ) -> Integer[np.ndarray, " n"]:
-    """Whole numbers from 0 up: found in a folder of plans, or added up and left there.
+    """Loads non-negative integers from a folder of plans, or adds them up and saves them there.
 
     Args:
-        folder: Its path or URL; None: they are kept nowhere.
-        made_from: All that the numbers follow from, as JSON values.
-        add_up: Makes them.
-        worth: Whether they took so long that they are to be kept.
+        folder: Its path or URL; None: they are not saved.
+        made_from: Everything that the numbers depend on, as JSON values.
+        add_up: Computes them.
+        worth: Whether they took so long that they should be saved.
 
     Example:
         >>> import tempfile
         >>> folder = tempfile.mkdtemp()
-        >>> kept(folder, {"order": 1}, lambda: np.arange(3)), kept(folder, {"order": 1}, lambda: 1 / 0)
-        (array([0, 1, 2]), array([0, 1, 2]))
+        >>> [load_or_add_up(folder, {"order": 1}, lambda: np.arange(k)).tolist() for k in (3, 4)]  # once
+        [[0, 1, 2], [0, 1, 2]]
     """
     if folder is None:
         return add_up()
@@ -77,7 +77,7 @@ def kept(
     numbers = add_up()
     if not worth(numbers):
         return numbers
-    with contextlib.suppress(OSError, HeadraceError):  # a run must not fail for want of room for them
+    with contextlib.suppress(OSError, HeadraceError):  # a run must not fail because they cannot be saved
         listed = numbers.tolist() if numbers.size <= _IN_RECORD else _written(files.join(root, _VECTOR), numbers)
         text = json.dumps({"made_from": request, "numbers": listed, "sha256": _digest(listed)})
         files.write_atomic(files.join(root, _SUMS), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")

@@ -1,12 +1,13 @@
-"""Rows as Megatron-LM and nmoe cut them: windows over stretches of a cache that are laid end to end in some order.
+"""Rows as in Megatron-LM and nmoe: windows over stretches of a cache that are concatenated in some order.
 
-Megatron's stretches are documents in the order of its index (:mod:`headrace.order.gpt_index`), its windows share a
-token with the next one, and come in an order of their own. nmoe's are the shards as they lie; a window that begins
-before the end of the source goes on at its beginning, and so does the next. The rows of
-:class:`~headrace.data.token_seq.TokenSeqDataset` end with a part instead, which keeps a row within a chunk or two.
+Megatron's stretches are documents in the order of its index (:mod:`headrace.order.gpt_index`); consecutive windows
+share a token, and have their own order. nmoe's stretches are the shards in stored order; a window that reaches the end
+of the source continues at its beginning, and the next window follows it. Rows of
+:class:`~headrace.data.token_seq.TokenSeqDataset`, by contrast, end with a part, which keeps a row within a chunk or
+two.
 
-Invariant: no token of the stretches is left out but those behind the last full window. Price: 12 bytes a stretch in
-memory, and of Megatron's, a read for each document that a row is made of.
+Invariant: the windows cover all tokens of the stretches except those after the last full window. Price: 12 bytes of
+memory per stretch and, for Megatron's, a read for each document in a row.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from headrace.store.layout import TOKENS
 
 
 class Listing(NamedTuple):
-    """Which tokens rows hold.
+    """The tokens of rows.
 
     Attributes:
-        start: First token of each stretch, in the stream of all parts of the cache. None lies in two parts.
-        size: Its tokens.
+        start: First token of each stretch, in the stream of all parts of the cache. No stretch crosses parts.
+        size: Tokens of each stretch.
         stride: Tokens from one window to the next.
-        order: Window at each row; None: as they lie.
-        windows: Windows that there are.
-        described: What makes the listing, as JSON values.
+        order: Window at each row; None: in stored order.
+        windows: Number of windows.
+        described: Description of the listing, as JSON values.
     """
 
     start: Int64[np.ndarray, " d"]
@@ -54,11 +55,11 @@ class ListedDataset(CacheDataset["ListedRows"]):
     Args:
         cache: An open cache.
         seq_len: Tokens in a row.
-        listing: Which tokens they are.
+        listing: The tokens of the rows.
         split_documents: Whether a segment ends after each end-of-text token.
         name: Name for counters and reports.
-        loss_mask: Leaf that says which tokens are trained on; see :mod:`headrace.batch.masks`.
-        columns: What batches hold beside the tokens.
+        loss_mask: Leaf that marks the tokens to train on; see :mod:`headrace.batch.masks`.
+        columns: Columns of the batches.
 
     Raises:
         ConfigError: ``split_documents`` without an end-of-text token.
@@ -86,7 +87,7 @@ class ListedDataset(CacheDataset["ListedRows"]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens of the cache that are in no row: of other splits, and behind the last full window."""
+        """Tokens of the cache that are in no row: those of other splits, and after the last full window."""
         return self.cache.num_tokens - self._tokens_once
 
     @property
@@ -95,7 +96,7 @@ class ListedDataset(CacheDataset["ListedRows"]):
 
     @property
     def _tokens_once(self) -> int:
-        """Tokens that are in any row: windows leave none out, up to the end of the last."""
+        """Tokens that are in any row: all up to the end of the last window."""
         size, last = self._listing.size, (self.length - 1) * self._listing.stride + self.seq_len
         covered = np.clip(last - (np.cumsum(size) - size), 0, size)
         filled = size > 0

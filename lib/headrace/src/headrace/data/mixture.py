@@ -1,8 +1,8 @@
 """``MixtureDataset``: several sources in exact, scheduled proportions.
 
-Step s holds ``n_d(s)`` rows of source d with ``sum_d n_d(s)`` equal to the batch size and cumulative counts never a
-whole example off the wanted share (mix/quota.py). Which rows: source d's examples in its own order, from where the
-step before left off; a used-up source starts again in a new order. So each row is a function of (config, seed, step).
+Step s has ``n_d(s)`` rows of source d; ``sum_d n_d(s)`` is the batch size, and cumulative counts are always less than
+one example from the target share (mix/quota.py). The rows are source d's examples in its own order, continuing from the
+previous step; a used-up source starts again in a new order. Each row is thus a function of (config, seed, step).
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ class MixtureDataset(WrappingDataset):
 
     Args:
         components: Datasets by name, each with its shuffle applied; those of ``braid_shuffle`` without ``batch_size``
-            share one budget of strands, as in a config. Finite ones start over, re-keyed, as long as limits and
-            ``stop_strategy`` let them.
+            share one budget of strands, as in a config. Finite ones start over in a new order, as limits and
+            ``stop_strategy`` allow.
         weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear": {step: w}}``; or a
             nested :class:`~headrace.mix.blend.Blend` with the components as leaves (normalised at each step and
             node); or several :class:`~headrace.mix.stages.Stage`, each over any of the components; or nmoe's
             :class:`~headrace.mix.policies.nmoe.StagePlan`; or a :class:`~headrace.mix.policies.kind.MixturePlan`.
         batch_size: Rows in a step, an int or a :class:`~headrace.mix.schedule.BatchSchedule`.
-        max_epochs: Most passes over the components, one number or by name, fractions allowed. What a used-up component
-            leaves goes to the others in proportion to their weights.
-        max_examples: Most rows of components in the whole run, by name.
-        stop_strategy: ``restart`` (go on for ever), ``first_exhausted`` or ``all_exhausted``.
-        policy: Which rows come when; see :mod:`headrace.mix.policies.registry`.
-        num_steps: Steps of the run, after which the mixture ends, if limits do not end it before; None: it has no end
-            of its own. Changes no step.
+        max_epochs: Largest number of passes over the components, one number or by name, fractions allowed. The share of
+            a used-up component goes to the others in proportion to their weights.
+        max_examples: Largest number of rows of components in the whole run, by name.
+        stop_strategy: ``restart`` (continue endlessly), ``first_exhausted`` or ``all_exhausted``.
+        policy: The order in which sources are drawn; see :mod:`headrace.mix.policies.registry`.
+        num_steps: Steps of the run, after which the mixture ends, unless limits end it earlier; None: endless. Does not
+            change any step.
 
     Raises:
-        ConfigError: names differ, rows of different length, all weights zero at some step, a component that does not
-            lie in stores, a limit or policy that does not fit.
+        ConfigError: names differ, rows have different lengths, all weights are zero at some step, a component is not
+            stored, or a limit or policy does not fit.
 
     Example:
         >>> import headrace.testing
@@ -125,20 +125,20 @@ class MixtureDataset(WrappingDataset):
         self._loss_weights: dict[str, Weight] = {}
 
     def tokens_of_rows(self, name: str, rows: int) -> int:
-        """Tokens of the first so many rows of a component: as the run's ``unit`` counts them, or the places in them."""
-        return rows * self.seq_len if self._tokens is None else self._tokens.of_component[name].before(rows)
+        """Tokens of the first ``rows`` rows of a component: as the run's ``unit`` counts them, or with padding."""
+        return rows * self.seq_len if self._tokens is None else self._tokens.of_component[name].count_first(rows)
 
     def tokens_of(self, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
-        """The same of all components, of as many rows of each as it says."""
+        """The same for all components, with a number of rows for each."""
         return np.array([self.tokens_of_rows(n, d) for n, d in zip(self.names, drawn.tolist(), strict=True)], np.int64)
 
     def tokens_of_pass(self, name: str) -> int | None:
-        """Tokens of all rows of a component; None if it has no end."""
+        """Tokens of all rows of a component; None if it is endless."""
         rows = self.components[self.names.index(name)].rows_of_pass
         return None if rows is None else self.tokens_of_rows(name, rows)
 
     def _end(self, sizes: list[int | None], num_steps: int | None) -> int | None:
-        """Examples until limits, sources, the policy or the run's length end the mixture."""
+        """Number of examples until limits, sources, the policy or the run's length end the mixture."""
         end = None if num_steps is None else self.batch_schedule.rows_at(num_steps)[0]
         last = self.draws.policy.length
         if self.stop_strategy == "restart":
@@ -204,14 +204,14 @@ class MixtureDataset(WrappingDataset):
         }
 
     def with_loss_weights(self, weights: Mapping[str, object]) -> MixtureDataset:
-        """This mixture with losses that weigh differently by component; its rows are the same.
+        """This mixture with loss weights for its components; its rows are the same.
 
         Args:
-            weights: By component, as weights of a mixture are written; a component that is left out weighs 1. The
-                batches of a loader, which knows the step, have them; those of :meth:`read` have not.
+            weights: By component, with the syntax of a mixture's weights; the default is 1. Batches of a loader, which
+                knows the step, have them; those of :meth:`read` do not.
 
         Raises:
-            ConfigError: no such component; a weight that is none.
+            ConfigError: no such component; an invalid weight.
 
         Example:
             >>> import headrace.testing
@@ -229,7 +229,7 @@ class MixtureDataset(WrappingDataset):
         return weighed
 
     def with_sources(self, sources: Sequence[RowSource]) -> MixtureDataset:
-        """This mixture with the same rows of the same number of other sources."""
+        """This mixture with the same rows of other sources, which must have the same number."""
         other = copy.copy(self)
         other._sources = tuple(sources)
         return other
@@ -258,7 +258,7 @@ class MixtureDataset(WrappingDataset):
         }
 
     def weights_at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
-        """Wanted shares of rows of the components at ``steps``, as the stages say, before limits."""
+        """Target shares of rows of the components at ``steps``, according to the stages, before limits."""
         shares = np.zeros((len(steps), len(self.names)))
         first = np.asarray([stage.first_step for stage in self.stages])
         stage_of = np.searchsorted(first, steps, side="right") - 1
@@ -327,7 +327,7 @@ class MixtureDataset(WrappingDataset):
 
 
 def mixture_of(dataset: PlannedDataset) -> MixtureDataset | None:
-    """The mixture that a dataset draws from; None if it mixes nothing."""
+    """The mixture that a dataset draws from; None if there is none."""
     return cast(MixtureDataset | None, dataset.mixture)
 
 
@@ -351,7 +351,7 @@ class Braids:
 
     Attributes:
         held: bool: which components are mapped together with others.
-        below: What resolved rows are rows of, by part; parts of components that are mapped alone are these themselves.
+        below: The datasets of resolved rows, by part; for components that are mapped alone, the components themselves.
     """
 
     def __init__(self, components: Sequence[PlannedDataset]) -> None:
@@ -379,7 +379,7 @@ class Braids:
             self._first[number], self._epoch[number] = part.first, part.epoch
 
     def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
-        """Which part serves each ordinal."""
+        """The part that serves each ordinal."""
         part = self._first_part[component]
         if self._two:
             part = part + (self._second[component] & (ordinal >= self._rest_ends[component]))
@@ -388,7 +388,7 @@ class Braids:
     def resolve(
         self, part: np.ndarray, ordinal: np.ndarray
     ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """Rows and localities of ordinals, all of parts that are mapped together."""
+        """Rows and localities of ordinals, all belonging to parts that are mapped together."""
         drawn, epoch, entry = ordinal - self._first[part], self._epoch[part], self._entry[part]
         if len(self._tables) == 1:
             return self._tables[0](entry, drawn, epoch)

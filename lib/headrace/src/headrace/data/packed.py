@@ -1,16 +1,16 @@
 """``PackedTokenDataset``: documents of a token cache, packed into rows by a static plan.
 
-A row is a pack: whole documents (or what the plan cut them into) end to end, and padding. Segments end where the plan
-says, not where end-of-text tokens are. Rows are as good as any: they shuffle, mix, are held out and resume like rows of
-:class:`~headrace.data.token_seq.TokenSeqDataset`, and the number of rows of an epoch is known.
+A row is a pack: whole documents (or the pieces that the plan cut them into) end to end, and padding. The plan
+determines the ends of segments, not end-of-text tokens. Rows can be shuffled, mixed, held out and resumed like those of
+:class:`~headrace.data.token_seq.TokenSeqDataset`, and the number of rows in an epoch is known.
 
-The plan (``headrace.pack``) is made once and kept beside the cache under a fingerprint of all that it depends
+The plan (``headrace.pack``) is made once and saved next to the cache, under a fingerprint of everything that it depends
 on (:mod:`headrace.pack.plan_file`). ``windowed``, the default, packs neighbours: a shuffle of blocks then reads little
 more than one stored block for each block of rows.
 
-Price: opening reads the plan's record and its digests, 10 bytes for a thousand documents (of a plan that an earlier
-release made, all of it, and the offsets of all documents); a batch reads what the plan says of its rows, and costs one
-read for each run of documents that lie side by side.
+Price: opening reads the plan's record and its digests, 10 bytes per thousand documents (for a plan of an earlier
+release, all of it, and the offsets of all documents). A batch reads the plan's entries for its rows, and needs one read
+for each run of adjacent documents.
 """
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         cache: An open cache, or the path of one.
         seq_len: Tokens in a row: the capacity of a pack.
         algorithm: See :class:`~headrace.pack.spec.PackSpec`.
-        long: What becomes of documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
+        long: What to do with documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
             ``error``.
         min_fill: Packs filled to less than this share are dropped.
-        unit: So many neighbouring documents are never parted (2: the pairs of a cache of preferences); ``long`` must
-            then be ``drop`` or ``error``.
+        unit: Number of neighbouring documents that stay together (2: the pairs of a cache of preferences); ``long``
+            must then be ``drop`` or ``error``.
         removed: Documents to leave out, with all of their unit.
         name: Name for counters and reports; None: the cache's path.
-        loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
-            all tokens are. See :mod:`headrace.batch.masks`.
-        columns: Further leaves that batches hold, by the names that they have there; see :mod:`headrace.data.columns`.
-        pairs: Whether documents are preference pairs, chosen and rejected in turn (:mod:`headrace.batch.preference`),
-            which takes ``unit=2``; None: if they are packed so and the cache says which are chosen, as those that
-            headrace builds do.
+        loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
+            train on all tokens. See :mod:`headrace.batch.masks`.
+        columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
+        pairs: Whether documents are preference pairs, alternately chosen and rejected
+            (:mod:`headrace.batch.preference`), which requires ``unit=2``; None: yes if they are packed this way and the
+            cache marks the chosen ones, as caches built by headrace do.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
-        max_documents: Most documents of a row, with ``algorithm="next_fit"``.
+        max_documents: Largest number of documents in a row, with ``algorithm="next_fit"``.
 
     Attributes:
         cache: The cache.
         packing: How it is packed.
-        removal: What is left out, with the counters of the filter that says so.
+        removal: What is left out, with the counters of its filter.
         plan: The plan, its documents numbered as in the cache.
-        plan_path: Folder or URL that it is saved in.
-        incomplete_documents: Documents with tokens, not left out themselves, of whose unit another one is left out or
-            empty, so that none of it is packed.
-        loss_mask: The leaf that says which tokens are trained on; None: all are.
-        columns: What batches hold beside the tokens, as it was asked for.
+        plan_path: Folder or URL where it is saved.
+        incomplete_documents: Documents with tokens that are not packed because another one of their unit is left out or
+            empty.
+        loss_mask: The leaf that marks the tokens to train on; None: all tokens.
+        columns: The columns that were requested for batches.
 
     Raises:
-        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack;
-            pairs that are none.
+        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; there is nothing
+            to pack; documents are not pairs.
         CacheError: the cache cannot be used, or the plan cannot be written.
 
     Example:
@@ -158,7 +158,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
     @property
     def padding_tokens(self) -> int:
-        """Places of all rows that hold no token."""
+        """Padding of all rows."""
         return self.length * self.seq_len - self.plan.counts.packed_tokens
 
     @property
@@ -168,11 +168,11 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens that are in no row: of incomplete units, long documents, and packs that are filled too little."""
+        """Tokens that are in no row: of incomplete units, long documents, and packs below ``min_fill``."""
         return self.cache.num_tokens - self.removed_tokens - self.plan.counts.packed_tokens
 
     def blocks_per_row(self) -> float:
-        """Stored blocks that a row lies in, on average: what a row costs that is read alone.
+        """Stored blocks per row, on average: the cost of reading a single row.
 
         Example:
             >>> import headrace.testing
@@ -185,7 +185,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         """The same documents in rows of another length.
 
         Raises:
-            ConfigError: ``block_tokens`` is given: packs of another length share no blocks with these.
+            ConfigError: ``block_tokens`` is set: packs of another length do not share blocks with these.
         """
         if block_tokens is not None:
             raise ConfigError(
@@ -210,7 +210,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
 
 class PackedRows:
-    """The rows of a plan, none of whose packs exceeds its capacity: a :class:`~headrace.data.rows.SegmentedSource`."""
+    """The rows of a plan: a :class:`~headrace.data.rows.SegmentedSource`. No pack exceeds its capacity."""
 
     def __init__(
         self, cache: TokenCache, plan: PackPlan, name: str, columns: Mapping[str, Column] | None = None
@@ -251,14 +251,14 @@ class PackedRows:
         )
         return lengths
 
-    def held(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Tokens of the rows ``first .. stop``, and how many segments these are."""
+    def count_content(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Tokens and segments of each of the rows ``first .. stop``."""
         bounds = np.asarray(self._plan.bounds[first : stop + 1], np.int64)
         sizes = self._plan.items.size[int(bounds[0]) : int(bounds[-1])]
         return np.add.reduceat(sizes, bounds[:-1] - bounds[0], dtype=np.int64), np.diff(bounds)
 
     def blocks_per_row(self) -> float:
-        """Distinct stored chunks that a row's documents lie in, on average."""
+        """Distinct stored chunks with documents of a row, on average."""
         touched = 0
         for at in range(0, self.num_rows, _CHUNK):
             bounds = self._plan.bounds[at : at + _CHUNK + 1]

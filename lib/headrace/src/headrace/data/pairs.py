@@ -1,4 +1,4 @@
-"""Which documents of a cache are the chosen and rejected ones of preference pairs, and that rows keep them together."""
+"""Checks which documents are the chosen and rejected ones of preference pairs, and that rows keep them together."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headrace.errors import ConfigError
 from headrace.store.cache import TokenCache
 
 CHOSEN = "chosen"
-"""Leaf that says of each document whether it is a chosen one."""
+"""Leaf that marks the chosen documents."""
 _checked: WeakSet[TokenCache] = WeakSet()
-_said: WeakSet[TokenCache] = WeakSet()
+_warned: WeakSet[TokenCache] = WeakSet()
 
 
 def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | None) -> bool:
-    """Whether rows of a cache in which ``unit`` documents are never parted are rows of pairs: as ``said``, or else if
+    """Whether rows of a cache that keep ``unit`` documents together are rows of pairs: as ``said``, or by default if
     ``unit`` is 2 and the cache has the leaf ``chosen``.
 
     Raises:
-        ConfigError: they are to be, but are packed one by one, or do not say which tokens are the answers' (``mask``);
-            documents are not chosen and rejected in turn.
+        ConfigError: they should be, but are packed one by one, or have no ``mask`` for the answers' tokens; documents
+            are not alternately chosen and rejected.
 
     Example:
         >>> import headrace.testing
@@ -50,9 +50,9 @@ def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | Non
 
 
 def warn_of_parted(cache: TokenCache) -> None:
-    """Says, once for a cache, that rejected answers are trained on as chosen ones are, if it has any."""
-    if CHOSEN in cache.leaves and cache not in _said:
-        _said.add(cache)
+    """Warns, once per cache, if rejected answers are trained on like chosen ones."""
+    if CHOSEN in cache.leaves and cache not in _warned:
+        _warned.add(cache)
         logging.getLogger(__name__).warning(
             f"{cache.path} holds preference pairs, and its rows part them: rejected answers are trained on as chosen"
             " ones are. Pack them with unit: 2 and long: drop, so that the rejected side weighs -1."
@@ -60,7 +60,7 @@ def warn_of_parted(cache: TokenCache) -> None:
 
 
 def _check_turns(cache: TokenCache) -> None:
-    """The leaf ``chosen`` of a cache, if it has one, must be 1 and 0 in turn."""
+    """Raises ConfigError unless the leaf ``chosen`` of a cache, if there is one, alternates between 1 and 0."""
     if CHOSEN not in cache.leaves:
         return
     at = 0

@@ -1,4 +1,4 @@
-"""``PhasedDataset``: rows of another length from a step on; each source goes on with what no row has touched yet.
+"""``PhasedDataset``: rows of another length from a step on; each source continues with what no row has touched yet.
 
 The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
 """
@@ -25,17 +25,17 @@ from headrace.order.order import OpenWindow, Order
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """What a change of length meant for one component.
+    """The effect of a change of length on one component.
 
     Attributes:
         step: First step of the new length.
         component: Name of the component.
         seq_len: New length.
-        epoch: Epoch that the change fell into.
-        drawn: Examples that the component had given before, in the whole run.
+        epoch: Epoch in which the change occurred.
+        drawn: Examples that were drawn from the component before, in the whole run.
         left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
         block_tokens: Tokens of a block.
-        skipped_tokens: Tokens of rows that were never delivered in this epoch: what was left of touched blocks.
+        skipped_tokens: Tokens of rows that were never delivered in this epoch: the remainders of touched blocks.
     """
 
     step: int
@@ -49,11 +49,11 @@ class PhaseChange:
 
 
 class PhasedDataset(WrappingDataset):
-    """Batches of one dataset, from a step on those of the next, and so on. Examples are numbered through.
+    """Batches of one dataset, from a step on those of the next, and so on. Examples are numbered consecutively.
 
     Args:
         phases: First step and dataset of each phase, in order, the first at step 0. All over the same stored arrays.
-        changes: For reports.
+        changes: Changes for reports.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ def _urls(dataset: PlannedDataset) -> list[str]:
 
 
 class Continued(WrappingDataset):
-    """A component from a phase on: the rest of an epoch, then the whole again and again, re-keyed. It has no end.
+    """A component from a phase on: the rest of an epoch, then whole epochs in new orders, endlessly.
 
     Args:
-        first: Ordinal of its first example: as many were drawn in earlier phases.
-        rest: What is left of the epoch, shuffled; None if nothing is.
+        first: Ordinal of its first example: the number that earlier phases drew.
+        rest: The remainder of the epoch, shuffled; None if there is none.
         whole: All of it, shuffled.
         epoch: The epoch of ``rest``, or else of the first pass over ``whole``.
     """
@@ -166,7 +166,7 @@ class Continued(WrappingDataset):
         self.whole_epoch = epoch + (rest is not None)
 
     def at(self, ordinal: int) -> tuple[PlannedDataset, int, int]:
-        """Where an ordinal is: in ``rest`` or ``whole``, how many examples of it were drawn before, and the epoch."""
+        """The position of an ordinal: in ``rest`` or ``whole``, the examples drawn from it before, and the epoch."""
         drawn = ordinal - self.first
         if self.rest is not None and drawn < self.rest_rows:
             return self.rest, drawn, self.epoch

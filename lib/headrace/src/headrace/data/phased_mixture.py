@@ -1,10 +1,9 @@
-"""From the recipe of a run to its dataset: a mixture, or several where rows change their length at given steps.
+"""Makes the dataset of a run from its recipe: a mixture, or several if rows change their length at given steps.
 
-The idea of phases is in :mod:`headrace.mix.phases`. Each is an ordinary mixture with the same draws. The first is the
-one that there would be without phases, row for row (unless blocks are held out, whose size follows from all lengths): a
-run whose rows keep their length is that mixture. In each later one a component is a
-:class:`~headrace.data.phased.Continued`: it begins with the blocks that the phase before left whole, and goes on with
-epochs of the whole.
+:mod:`headrace.mix.phases` explains phases. Each is an ordinary mixture with the same draws. The first is the mixture
+that there would be without phases, row for row (unless blocks are held out, because their size depends on all lengths).
+In later phases, a component is a :class:`~headrace.data.phased.Continued`: it begins with the blocks that the previous
+phase did not touch, and continues with whole epochs.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from headrace.order.subset import SubsetConfig
 
 @dataclasses.dataclass(frozen=True)
 class RunRecipe:
-    """What makes the dataset of a run out of its components: the values of its config, by component.
+    """Values of a run's config, by component, from which its dataset is made.
 
     Attributes:
         phases: First step and row length of each phase; see :func:`~headrace.mix.limits.phase_lengths`.
-        shuffles: How each component is shuffled. Where rows change their length a block is the same tokens in all
+        shuffles: How each component is shuffled. If rows change their length, a block has the same tokens in all
             phases, and ``io_block_size`` counts rows of the first phase.
-        own_shuffles: Components whose shuffle is written under their own name, for errors.
-        subsets: What is trained on of components, by name, with its place in the config; one phase only.
-        max_epochs: Most passes over components, one number or by name. An epoch that a change of length cut short
-            counts as one.
+        own_shuffles: Components whose shuffle is set under their own name, for errors.
+        subsets: Subsets of components by name, with their path in the config; one phase only.
+        max_epochs: Largest number of passes over components, one number or by name. An epoch that a change of length
+            cuts short counts as one.
         stop_strategy: ``restart`` with more than one phase.
     """
 
@@ -73,12 +72,12 @@ def run_dataset(
 
     Args:
         sources: Components by name, in rows of the first phase, before anything is held out.
-        recipe: What to make of them.
+        recipe: How to combine them.
 
     Raises:
-        ConfigError: with several phases, a full shuffle, which leaves no block whole; rows that are longer than the
-            data; else what :class:`~headrace.data.mixture.MixtureDataset` and
-            :func:`~headrace.data.strands.shuffle_components` refuse.
+        ConfigError: with several phases, a full shuffle, which leaves no block untouched, or rows that are longer than
+            the data; else as for :class:`~headrace.data.mixture.MixtureDataset` and
+            :func:`~headrace.data.strands.shuffle_components`.
     """
     courses: dict[str, _Course] = {}
     for name, source in sources.items():
@@ -127,7 +126,7 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
 def _next_mixture(
     mixture: MixtureDataset, courses: Mapping[str, _Course], recipe: RunRecipe, number: int
 ) -> MixtureDataset:
-    """The mixture of a phase, from that of the phase before, which the courses have left."""
+    """The mixture of a phase, made from that of the previous phase, which the courses have left."""
     step, length = recipe.phases[number]
     size = int(recipe.batch.size_at(np.array([step]))[0])  # strands and laps of a phase follow its own batches
     batch = BatchSchedule({0: size, **{s - step: n for s, n in recipe.batch.points if s > step}})
@@ -221,7 +220,7 @@ class _Course:
         self._component, self._cuts = Continued(0, None, shuffled, 0), (whole, whole)
 
     def change(self, step: int, seq_len: int, drawn: int) -> PhaseChange:
-        """Leaves a phase, with so many examples drawn in the whole run."""
+        """Leaves a phase after ``drawn`` examples in the whole run."""
         dataset, position, epoch = self._component.at(drawn)
         cut = self._cuts[dataset is not self._component.rest]
         self._drawn, self._epoch = drawn, epoch
@@ -241,7 +240,7 @@ class _Course:
         return PhaseChange(step, self._name, seq_len, epoch, drawn, len(self._left), self._block_tokens, skipped)
 
     def rest(self, whole: _Cut) -> _Cut:
-        """What is left of the epoch, cut as the whole is."""
+        """The remainder of the epoch, cut like the whole."""
         rows = RowsOfBlocks(self._left, block=whole.block, n=whole.rows)
         return _blocks_first(whole.dataset.reordered(rows), self._left, whole.block)
 
@@ -277,7 +276,7 @@ def _shuffled(
 
 
 def _limit(name: str, component: Continued, mixture: MixtureDataset, recipe: RunRecipe) -> int | None:
-    """Most examples of a component in the whole run, if its rows keep their new length; ``mixture`` ends here."""
+    """Largest number of examples of a component in the run if its rows keep the new length; ``mixture`` ends here."""
     limit, epochs = mixture.limits[name], recipe.max_epochs
     if limit is None:
         return None

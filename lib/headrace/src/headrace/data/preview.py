@@ -1,4 +1,4 @@
-"""What examples look like: the text of each, span by span, with the documents that it is cut from."""
+"""The text of examples, span by span, with the documents that they come from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PreviewSpan:
         files: The files that the part of the cache with this document was built from.
         offset: Tokens of the document before the span.
         tokens: Tokens of the span.
-        text: Their text; without a tokenizer their ids. Empty where the document was removed.
+        text: Their text, or their ids if there is no tokenizer. Empty if the document was removed.
     """
 
     document: int
@@ -37,7 +37,7 @@ class PreviewSpan:
 
 @dataclass(frozen=True)
 class PreviewRow:
-    """One example: its number, the component and the cache that it comes from, and its spans from left to right."""
+    """One example: its number, its component and cache, and its spans from left to right."""
 
     example: int
     component: str
@@ -51,7 +51,7 @@ class PreviewRow:
 
 
 class Preview(tuple[PreviewRow, ...]):
-    """Rows, as :func:`preview` gives them. Printed, it shows the beginning of each span."""
+    """The rows that :func:`preview` returns. Printing it shows the beginning of each span."""
 
     shown_chars: int = 200
 
@@ -67,10 +67,10 @@ class Preview(tuple[PreviewRow, ...]):
 
 
 def preview(dataset: PlannedDataset, examples: Sequence[int] | Int64[np.ndarray, " n"]) -> Preview:
-    """Decodes examples of a dataset. Reads their tokens, and offsets of the documents around them.
+    """Decodes examples of a dataset. Reads their tokens and the offsets of nearby documents.
 
     Raises:
-        ConfigError: the dataset does not lie in token caches.
+        ConfigError: the dataset is not stored in token caches.
         IndexOutOfRangeError: there is no such example.
 
     Example:

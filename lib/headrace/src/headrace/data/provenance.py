@@ -1,13 +1,13 @@
-"""What lies behind row r of step s: component, draw, epoch, cache, part, documents and the places in them.
+"""The origin of row r of step s: component, draw, epoch, cache, part, documents and positions in them.
 
-Two lookups. :func:`rows_of_step` says which rows a step is made of; it is pure, as all of the order is.
-:func:`spans_of_rows` says which documents these rows are cut from; it reads offsets, never tokens.
+There are two lookups. :func:`rows_of_step` returns the rows of a step; it is pure, like the order.
+:func:`spans_of_rows` returns the documents from which these rows are cut; it reads offsets, never tokens.
 
-The invariant, held by a test over shuffles, mixtures, phases, filters and hold-out: the tokens of the spans, put where
-they say, are the tokens that ``DataLoader.batch_at`` delivers, one by one.
+Invariant, tested over shuffles, mixtures, phases, filters and hold-out: the tokens of the spans, put at their
+positions, are exactly the tokens that ``DataLoader.batch_at`` delivers.
 
-Price: a search among the offsets of a part, about ``log2(documents / 16384)`` small reads for each place where a row
-begins or ends, all rows of a step at once: with 20 million documents 1 ms for a row and 0.13 s for 256 (locally).
+Price: a search among the offsets of a part, about ``log2(documents / 16384)`` small reads for each start and end of a
+row, all rows of a step at once: with 20 million documents, 1 ms for a row and 0.13 s for 256 (locally).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 class Explained(NamedTuple):
-    """Where examples come from; arrays int64 ``[n]``.
+    """The origin of examples; arrays int64 ``[n]``.
 
     Attributes:
-        names: Name of each component; one, without a name, if nothing is mixed.
+        names: Name of each component; a single empty name if there is no mixture.
         component: Component of each example.
-        ordinal: Examples of the component that were drawn before it.
-        epoch: Passes over the component that were complete before it.
+        ordinal: Number of examples of the component that were drawn before it.
+        epoch: Number of complete passes over the component before it.
     """
 
     names: tuple[str, ...]
@@ -49,21 +49,21 @@ class Explained(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """The rows of a step, in the order in which the batch holds them; all arrays int64 ``[n]``.
+    """The rows of a step, in the order of the batch; all arrays int64 ``[n]``.
 
     Attributes:
         step: The step.
         batch_size: Rows of the global batch; ``n`` is smaller in the padded last batch of a finite dataset.
         seq_len: Tokens in a row.
-        sources: What ``source`` numbers.
-        caches: The cache that each source lies in.
-        names: Name of each component; one, without a name, if the dataset mixes nothing.
-        example: Number of each row's example, over the whole run.
+        sources: The sources that ``source`` numbers.
+        caches: The cache of each source.
+        names: Name of each component; a single empty name if there is no mixture.
+        example: Number of each row's example, in the whole run.
         component: Its component.
-        ordinal: How many examples of the component were drawn before it.
-        epoch: Passes over the component that were complete before it.
+        ordinal: Number of examples of the component that were drawn before it.
+        epoch: Number of complete passes over the component before it.
         source: Its source.
-        row: Its number there.
+        row: Its number in the source.
     """
 
     step: int
@@ -88,9 +88,9 @@ class Spans:
     """Runs of tokens of one document each, ordered by row and column; all arrays int64 ``[s]``.
 
     Attributes:
-        row: Place of the row in the batch.
-        column: Where in the row the span begins. What no span of a row covers is padding.
-        size: Its tokens.
+        row: Number of the row in the batch.
+        column: Position in the row where the span begins. Positions that no span covers are padding.
+        size: Number of tokens.
         source: Source of the row.
         part: Part of the cache.
         start: Its first token, counted from the beginning of the part.
@@ -121,7 +121,7 @@ class Spans:
 def rows_of_step(
     dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: RowOrder = "locality"
 ) -> StepRows:
-    """The rows of a step of a loader with these batch sizes and this row order. Pure, no I/O.
+    """The rows of a step of a loader with these batch sizes and this row order. Pure, without I/O.
 
     Raises:
         IndexOutOfRangeError: there is no such step.
@@ -153,10 +153,9 @@ def rows_of_step(
 def rows_of_examples(
     dataset: PlannedDataset, example: Int64[np.ndarray, " n"], row_order: RowOrder = "stream"
 ) -> StepRows:
-    """The rows of examples, as if they were a batch. Pure, no I/O; numbers are not checked.
+    """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not checked.
 
-    Raises:
-        ConfigError: the dataset does not lie in token caches.
+    Raises: ConfigError: the dataset is not stored in token caches.
 
     Example:
         >>> import headrace.testing
@@ -176,8 +175,8 @@ def rows_of_examples(
     )  # fmt: skip
 
 
-def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None) -> Spans:
-    """The documents behind the rows of a step at ``places`` (None: all). Reads offsets, no tokens.
+def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = None) -> Spans:
+    """The documents in these rows of a step (None: all rows). Reads offsets, no tokens.
 
     Example:
         >>> import headrace.testing
@@ -188,8 +187,8 @@ def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None)
         >>> bool((first == cache.tokens(128, 192)[: first.size]).all()), int(spans.size.sum())
         (True, 128)
     """
-    places = np.arange(len(rows)) if places is None else np.asarray(places, np.int64)
-    spans = [_spans_of_source(rows, number, places) for number in np.unique(rows.source[places]).tolist()]
+    batch_rows = np.arange(len(rows)) if batch_rows is None else np.asarray(batch_rows, np.int64)
+    spans = [_spans_of_source(rows, number, batch_rows) for number in np.unique(rows.source[batch_rows]).tolist()]
     if not spans:
         return Spans(*(np.zeros(0, np.int64) for _ in fields(Spans)))
     joined = Spans(**{f.name: np.concatenate([getattr(s, f.name) for s in spans]) for f in fields(Spans)})
@@ -204,7 +203,7 @@ def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
 
 
 def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
-    """Whether the document of each span was removed by then, so that the batch has nothing of it."""
+    """Whether the document of each span was already removed, so the batch has none of its tokens."""
     removed = np.zeros(len(spans), bool)
     for number, source in enumerate(rows.sources):
         if (is_erased := getattr(source, "is_erased", None)) is not None:
@@ -214,7 +213,7 @@ def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
 
 
 def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.ndarray]]:
-    """The columns of spans by name, ``[n]`` or ``[n, K]`` each, those that their own source has."""
+    """The columns of spans by name, ``[n]`` or ``[n, K]`` each, as far as their source has them."""
     values: list[dict[str, np.ndarray]] = [{} for _ in range(len(spans))]
     columns = [columns_of(source) for source in rows.sources]
     for name in sorted({name for of_source in columns for name in of_source}):
@@ -276,10 +275,10 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
     return document
 
 
-def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
+def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spans:
     """Spans of those rows at ``places`` that come from one source."""
     source, cache = rows.sources[number], rows.caches[number]
-    own_rows = places[rows.source[places] == number]
+    own_rows = batch_rows[rows.source[batch_rows] == number]
     pieces = getattr(source, "whole", source).pieces(rows.row[own_rows])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     columns: list[dict[str, np.ndarray]] = []
@@ -304,7 +303,7 @@ def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
 
 
 def _cut_by_documents(offsets: StoredArray, start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
-    """Ranges of tokens of a part cut where documents end: piece, start, size, document, offset, length of each cut."""
+    """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document, offset and length."""
     ends = documents_at(offsets, np.concatenate([start, start + size - 1]))
     first, last = ends[: start.size], ends[start.size :]
     count = last - first + 1
@@ -324,7 +323,7 @@ def _cut_by_documents(offsets: StoredArray, start: np.ndarray, size: np.ndarray)
 
 
 def _joined(spans: Spans) -> Spans:
-    """Spans with those made one that go on: in the row, in the document and where they are stored."""
+    """Spans, merged if they are contiguous in the row, in the document and in storage."""
     if len(spans) < 2:
         return spans
     goes_on = np.ones(len(spans) - 1, bool)

@@ -1,18 +1,16 @@
 """Tokens of rows: of all rows of a component, and of its examples in the order in which they are drawn.
 
-A packed row holds the tokens of its documents (**content**), and of these some are trained on (**trained**: the labels
-whose loss counts, none behind the last token of a document, and what a mask says). Content follows from the plan of the
-packs; so does what is trained on, unless a mask says it, which is read once. A row cut from a stream of tokens is full.
+A packed row has the tokens of its documents (**content**), and some of these are trained on (**trained**: the labels
+that count in the loss, none after the last token of a document, and as a mask says). Both follow from the pack plan,
+except that a mask is read once. A row cut from a stream of tokens is full.
 
-An epoch holds the same rows in every order, so its tokens are one number. Within an epoch they are added up along the
-order, as far as it is asked for.
+An epoch has the same rows in every order, so its number of tokens is fixed. Within an epoch, tokens are added up along
+the order, as far as needed. Sums that took long (labels of a mask, pages of an order, the steps at which stages end)
+are saved with the cache's plans (:mod:`headrace.data.kept_sums`) for other processes.
 
-Sums that took long, of labels that a mask says, of pages of an order, and the steps at which stages end, are kept
-beside the cache's plans (:mod:`headrace.data.kept_sums`), where the next process finds them.
-
-Price, measured with 1.3e8 rows: 1 or 2 bytes a row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added
-up along an order, at most those of one epoch, and nothing to speak of once they are kept; a mask takes a pass over the
-leaf that says it, once.
+Price, measured with 1.3e8 rows: 1 or 2 bytes per row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added
+up along an order, at most the rows of one epoch, and almost nothing once the sums are saved; one pass over the leaf of
+a mask, once.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from headrace.batch.packed_batch import pack_rows
 from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.data.columns import MASK, WEIGHT, columns_of, of_batch
 from headrace.data.dataset import PlannedDataset
-from headrace.data.kept_sums import kept, plans_of
+from headrace.data.kept_sums import load_or_add_up, plans_of
 from headrace.data.packed import PackedRows
 from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError
@@ -43,8 +41,8 @@ from headrace.mix.stages import Stage
 _CHUNK = 1 << 14  # rows that are looked at together
 _STRETCH = 1 << 14  # examples between two sums
 _PAGE = 256  # stretches that are added up together
-_KEPT = 64  # stretches of a page whose sums are kept
-_LOOKED_UP = 1 << 10  # rows that are looked up at least: of many sources, few are asked for at a time
+_SAVED_STRETCHES = 64  # stretches of a page whose sums are kept
+_MIN_LOOKUP = 1 << 10  # rows that are looked up at least: with many sources, few are requested at a time
 _READ = 1 << 24  # places of rows whose labels, once they were read, are kept
 _VERSION = 1  # of what is kept
 
@@ -53,18 +51,18 @@ class RowTokens:
     """Tokens of the rows of one pass over a component.
 
     Args:
-        dataset: The component, shuffled or not; what shuffles it does not matter.
+        dataset: The component; its shuffle does not matter.
         counted: ``content`` or ``trained``.
-        name: The component, for errors.
+        name: Name of the component, for errors.
 
     Raises:
-        ConfigError: it has no end; no token of it is counted.
+        ConfigError: it is endless; none of its tokens is counted.
 
     Attributes:
         rows: Rows of a pass.
         counted: What is counted.
         total: Tokens of these.
-        each: Tokens of every row, if all hold as many; else None.
+        each: Tokens per row, if all rows have the same number; else None.
 
     Example:
         >>> import headrace.testing
@@ -93,7 +91,7 @@ class RowTokens:
         else:
             if read:
                 _check_there(stored, name)
-            self._of_source = _read(stored) if read else [_held(source, counted) for source in stored.sources]
+            self._of_source = _read(stored) if read else [_count_by_packs(source, counted) for source in stored.sources]
             chunks = (np.arange(at, min(at + _CHUNK, self.rows)) for at in range(0, self.rows, _CHUNK))
             self.total = sum(int(self.of(stored.locate(rows)).sum()) for rows in chunks)
         if self.total == 0:
@@ -118,7 +116,7 @@ class RowTokens:
 
 
 class OrderedTokens:
-    """Tokens of a component's examples, as they are drawn: a :class:`~headrace.mix.measure.TokensInOrder`.
+    """Tokens of a component's examples in the order of drawing: a :class:`~headrace.mix.measure.TokensInOrder`.
 
     Args:
         dataset: The component in its order, pass after pass.
@@ -130,7 +128,7 @@ class OrderedTokens:
         >>> packed = PackedTokenDataset(headrace.testing.tiny_cache(documents=50), seq_len=64).shuffle(0)
         >>> tokens = OrderedTokens(packed.repeat(), RowTokens(packed, "content"))
         >>> n = len(packed)
-        >>> tokens.before(3 * n) == 3 * tokens.rows.total, tokens.fitting(tokens.before(n + 2)) == n + 2
+        >>> tokens.count_first(3 * n) == 3 * tokens.rows.total, tokens.fitting(tokens.count_first(n + 2)) == n + 2
         (True, True)
     """
 
@@ -143,21 +141,21 @@ class OrderedTokens:
         self._looked_up: tuple[int, np.ndarray] = (0, np.zeros(0, np.int64))  # the first example, and tokens from it on
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Of each of the examples ``first .. stop``; those behind them are looked up too, for who walks on."""
+        """Tokens of each of the examples ``first .. stop``; later ones are looked up too, for calls that go on."""
         if self.rows.each is not None:
             return np.full(stop - first, self.rows.each)
-        if stop - first >= _LOOKED_UP:
+        if stop - first >= _MIN_LOOKUP:
             return self.rows.of(self.dataset.locate(np.arange(first, stop)))
         begin, tokens = self._looked_up
         if not begin <= first <= stop <= begin + tokens.size:
             last = self.dataset.length
-            until = first + _LOOKED_UP if last is None else max(stop, min(first + _LOOKED_UP, last))
+            until = first + _MIN_LOOKUP if last is None else max(stop, min(first + _MIN_LOOKUP, last))
             begin, tokens = first, self.rows.of(self.dataset.locate(np.arange(first, until)))
             self._looked_up = (begin, tokens)
         return tokens[first - begin : stop - begin]
 
-    def before(self, examples: int) -> int:
-        """Of the first so many examples together."""
+    def count_first(self, examples: int) -> int:
+        """Tokens of the first ``examples`` examples together."""
         if self.rows.each is not None:
             return examples * self.rows.each
         epoch, row = divmod(examples, self.rows.rows)
@@ -168,7 +166,7 @@ class OrderedTokens:
         return epoch * self.rows.total + tokens + (int(self._running(epoch, stretch)[offset - 1]) if offset else 0)
 
     def fitting(self, tokens: int) -> int:
-        """Most examples that hold no more than so many tokens together."""
+        """Largest number of first examples with at most ``tokens`` tokens together."""
         if self.rows.each is not None:
             return tokens // self.rows.each
         epoch, tokens_left = divmod(tokens, self.rows.total)
@@ -190,13 +188,13 @@ class OrderedTokens:
             def add_up() -> Int64[np.ndarray, " s1"]:
                 return np.cumsum([0, *(int(self._running(epoch, stretch)[-1]) for stretch in stretches)])
 
-            folder = plans_of(self.dataset) if len(stretches) >= _KEPT else None
+            folder = plans_of(self.dataset) if len(stretches) >= _SAVED_STRETCHES else None
             made_from = {"along": self.dataset.describe(), "counted": self.rows.counted, "epoch": epoch, "page": page}
-            sums = self._pages[epoch, page] = kept(folder, {**made_from, "version": _VERSION}, add_up)
+            sums = self._pages[epoch, page] = load_or_add_up(folder, {**made_from, "version": _VERSION}, add_up)
         return sums
 
     def _running(self, epoch: int, stretch: int) -> Int64[np.ndarray, " n"]:
-        """Tokens of a stretch up to and with each example."""
+        """Tokens of a stretch up to and including each example."""
         first = epoch * self.rows.rows + stretch * _STRETCH
         number, running = self._latest
         if number != first:
@@ -224,26 +222,24 @@ def _check_there(stored: PlannedDataset, name: str) -> None:
 
 
 def _masked(stored: PlannedDataset) -> bool:
-    """Whether a column says what is trained on."""
+    """Whether a column masks or weighs tokens."""
     return any(name in columns_of(source) for source in stored.sources for name in (MASK, WEIGHT))
 
 
-def _held(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
-    """Tokens of all rows of a source without a mask, as its packs say."""
+def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
+    """Tokens of all rows of a source without a mask, from its packs."""
     tokens = np.full(source.num_rows, source.row_elements, np.min_scalar_type(source.row_elements))
     if not hasattr(source, "segment_lengths"):
         return tokens - (counted == "trained")
     packs = cast(PackedRows, source)
     for at in range(0, tokens.size, _CHUNK):
-        content, segments = packs.held(at, min(at + _CHUNK, tokens.size))
+        content, segments = packs.count_content(at, min(at + _CHUNK, tokens.size))
         tokens[at : at + _CHUNK] = content - segments if counted == "trained" else content
     return tokens
 
 
 def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
-    """Trained tokens of the rows of each source, of those that a pass has, as masks and end-of-text tokens say: read
-    once, and kept.
-    """
+    """Trained tokens of the rows of each source in a pass, from masks and end-of-text tokens; read once and saved."""
 
     def read() -> Integer[np.ndarray, " n"]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
@@ -255,7 +251,7 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
     first = np.cumsum([0] + [source.num_rows for source in stored.sources])
     made_from = {"labels": stored.describe(), "version": _VERSION}
     folder = plans_of(stored) if len(stored) * stored.seq_len >= _READ else None
-    return np.split(kept(folder, made_from, read), first[1:-1])
+    return np.split(load_or_add_up(folder, made_from, read), first[1:-1])
 
 
 async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray, " n"]:
@@ -272,7 +268,7 @@ async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarra
 def measured_plan(
     plan: MixturePlan, measure: TokenMeasure, components: Mapping[str, AsyncDataset[object]]
 ) -> MixturePlan:
-    """The plan of a mixture that counts tokens one by one, with the tokens of its components' rows.
+    """The plan of a mixture that counts individual tokens, with the tokens of its components' rows.
 
     Raises:
         ConfigError: tokens of a component cannot be counted.
@@ -285,7 +281,7 @@ def measured_plan(
     def in_tokens(stage: Stage) -> Stage:
         counts = {name: rows[name] for name in stage.blend.names}
         each = {count.each for count in counts.values()}
-        if len(each) == 1 and None not in each:  # then shares of tokens are shares of rows
+        if len(each) == 1 and None not in each:  # shares of tokens are then shares of rows
             return stage
         row_tokens = {name: (count.total, count.rows) for name, count in counts.items()}
         return replace(stage, row_tokens=row_tokens)
@@ -295,7 +291,7 @@ def measured_plan(
 
 
 class MixtureTokens:
-    """Tokens along the orders of the components of a mixture that counts them one by one, and what follows from them.
+    """Tokens along the orders of the components of a mixture that counts individual tokens, and what follows from them.
 
     Args:
         measure: What is counted, with the tokens of the components' rows.
@@ -310,17 +306,17 @@ class MixtureTokens:
         self.of_component = {name: OrderedTokens(d, measure.rows[name]) for name, d in components.items()}
 
     def bounded(self, limits: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Most rows of each component, none with more than its ``max_tokens``.
+        """Largest number of rows of each component that does not exceed its ``max_tokens``.
 
         Raises:
-            ConfigError: so few tokens hold no row.
+            ConfigError: the limit is less than one row.
         """
         bounded = dict(limits)
         for name, most in self._measure.max_tokens.items():
             tokens, limit = self.of_component[name], limits[name]
             rows = tokens.fitting(most)
             if rows == 0:
-                field, first = f"components.{name}.max_tokens", tokens.before(1)
+                field, first = f"components.{name}.max_tokens", tokens.count_first(1)
                 cure = f"Give at least {first} tokens."
                 raise ConfigError(f"holds no row: the first has {first}", field=field, value=most, cure=cure)
             bounded[name] = rows if limit is None else min(limit, rows)
@@ -329,8 +325,8 @@ class MixtureTokens:
     def timed(
         self, inputs: PolicyInputs, make: Callable[[PolicyInputs], MixingPolicy]
     ) -> tuple[PolicyInputs, int | None]:
-        """What a policy is made from, with stages that begin where the tokens of those before end; and the step at
-        which those of the last end the run.
+        """What a policy is made from, with stages that start where the tokens of the previous ones end; and the step at
+        which the tokens of the last stage end the run.
         """
         tokens = [*self.of_component.values()]
         if any(stage.row_tokens for stage in inputs.stages):
@@ -356,7 +352,7 @@ class MixtureTokens:
         tokens: int,
         find: Callable[[], int],
     ) -> int:
-        """The step at which the tokens of a stage are used up. Far ones, to which policies may walk, are kept."""
+        """The step at which the tokens of a stage are used up. Far steps, which may take long to reach, are saved."""
         first, batch = next(iter(self.of_component.values())), inputs.batch
         made_from = {
             "step_after": tokens,
@@ -368,10 +364,10 @@ class MixtureTokens:
             **make(replace(inputs, stages=stages[:1])).describe(),
             "version": _VERSION,
         }
-        step = kept(
+        step = load_or_add_up(
             plans_of(first.dataset),
             made_from,
             lambda: np.array([find()]),
-            lambda found: batch.rows_at(int(found[0]))[0] >= _STRETCH * _KEPT,
+            lambda found: batch.rows_at(int(found[0]))[0] >= _STRETCH * _SAVED_STRETCHES,
         )
         return int(step[0])

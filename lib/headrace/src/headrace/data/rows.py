@@ -1,8 +1,8 @@
-"""Where training rows lie: the meeting point of datasets (which row) and feeding (read it).
+"""Where training rows are stored: the interface between datasets (which row) and feeding (read it).
 
-A row is a fixed number of stored elements, usually in one piece. Datasets say which rows an index means (``Rows``),
-sources where a row lies (``Pieces``), and both are pure: no I/O. Reading happens in one place a path: here with
-coalesced ranges for ``get_batch``, in ``feed`` with planned blocks for training.
+A row is a fixed number of stored elements, usually in one piece. Datasets map an index to rows (``Rows``), sources map
+a row to its storage (``Pieces``); both are pure, without I/O. Rows are read in two places: here, with coalesced ranges
+for ``get_batch``, and in ``feed``, with planned blocks for training.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headrace.store.arrays import ArrayList
 
 
 class Rows(NamedTuple):
-    """The rows behind a request, in the order of the request.
+    """The rows of a request, in the order of the request.
 
     Attributes:
         source: Number of the row's source.
         row: Row number within the source.
-        locality: Place in the store's reading front, in [0, 1); see ``Order.locality``.
+        locality: Position in the store's reading front, in [0, 1); see ``Order.locality``.
     """
 
     source: Int64[np.ndarray, " n"]
@@ -37,11 +37,11 @@ class Pieces(NamedTuple):
     """Rows as runs of stored elements; all int64 vectors of one length, ordered by row and column.
 
     Attributes:
-        row: Place of the row in the request.
-        column: Where in the row the piece begins.
-        array: Array that it lies in.
-        start: Its first element there.
-        size: Its elements. Where a row has no piece, as behind the last, it is zeros, or what :func:`fill_of` says.
+        row: Number of the row in the request.
+        column: Position in the row where the piece begins.
+        array: Array of the piece.
+        start: Its first element in the array.
+        size: Number of elements. Where a row has no piece, it is filled with zeros or with :func:`fill_of`.
     """
 
     row: Int64[np.ndarray, " p"]
@@ -61,26 +61,26 @@ class RowSource(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Rows that there are."""
+        """Number of rows."""
         ...
 
     @property
     def row_elements(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         ...
 
     @property
     def arrays(self) -> Sequence[StoredArray]:
-        """What ``Pieces.array`` numbers."""
+        """The arrays that ``Pieces.array`` numbers."""
         ...
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        """Where rows lie, one piece a row unless something was cut out of it. Pure; rows are not checked."""
+        """The pieces of rows, one per row unless something was cut out of it. Pure; rows are not checked."""
         ...
 
 
 class SegmentedSource(RowSource, Protocol):
-    """Rows that know where their segments end, so that nobody looks for end-of-text tokens."""
+    """Rows that know where their segments end, whatever their end-of-text tokens."""
 
     @property
     def max_segments(self) -> int:
@@ -88,14 +88,14 @@ class SegmentedSource(RowSource, Protocol):
         ...
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        """Elements of each row's segments, zeros behind the last. Pure; rows are not checked."""
+        """Number of elements of each row's segments, zeros after the last. Pure; rows are not checked."""
         ...
 
 
 def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
-    """Segments of rows, one where their source does not know its segments; None if no source does."""
+    """Segments of rows, one per row if the source does not know its segments; None if no source does."""
     with_segments = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
     if not with_segments:
         return None
@@ -142,9 +142,7 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
 
 
 async def read_columns(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> dict[str, np.ndarray]:
-    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]`` each, in the order of ``rows``; what is read is added to
-    ``stats``.
-    """
+    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]``, in the order of ``rows``; adds reads to ``stats``."""
     return {column.name: await _read_column(column, sources, rows, stats) for column in run_columns(sources)}
 
 
@@ -204,12 +202,12 @@ def runs_of_elements(begin: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p
 
 
 def fill_of(source: object) -> int:
-    """The token of rows of a source where no piece lies."""
+    """The token of a source's rows where there is no piece."""
     return getattr(source, "fill", 0)
 
 
 def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int, fill: int = 0) -> np.ndarray:
-    """Pieces, end to end, as rows; what they leave of a row is ``fill``."""
+    """Pieces, end to end, as rows; gaps have the value ``fill``."""
     if elements.size == rows * length:
         return elements.reshape(rows, length)
     out = np.full(rows * length, fill, elements.dtype)
@@ -220,7 +218,7 @@ def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int, fill:
 def adjacent_runs(
     array: Int64[np.ndarray, " p"], start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]
 ) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, " r"]]:
-    """Maximal runs of pieces that follow each other in the same array: the first piece of each, and its elements.
+    """Maximal runs of consecutive pieces of the same array: the first piece of each, and its number of elements.
 
     Example:
         >>> adjacent_runs(np.array([0, 0, 0, 1]), np.array([0, 4, 9, 13]), np.array([4, 4, 4, 4]))

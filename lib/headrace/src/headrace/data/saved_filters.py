@@ -1,15 +1,14 @@
-"""What a filter leaves out of a cache, worked out once and saved beside it, and read in pieces by whoever asks again.
+"""Saved filters: what a filter leaves out of a cache is computed once, saved with the cache, and read in pieces.
 
 ``<cache>/filters/<fingerprint>/`` has vectors of whole numbers, each with digests of its pieces
-(:mod:`headrace.store.vectors`): which documents (``documents.bin``: a bit each, or ranges where these are fewer), and
-where gaps lie in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of :class:`~headrace.order.intervals.Removal`);
-and, written last, ``filter.json``: what it was made from (the content of the filter and the cache's fingerprint),
-counts, digests and one of itself. Whoever makes it writes the same bytes, under names of its own until they are
-complete.
+(:mod:`headrace.store.vectors`): the documents (``documents.bin``: a bit each, or ranges if these are fewer), and the
+gaps in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of :class:`~headrace.order.intervals.Removal`). Written
+last, ``filter.json`` has what the filter was made from (its content and the cache's fingerprint), counts, digests and
+one of itself. All processes write the same bytes, under temporary names until they are complete.
 
-It saves time and decides nothing: a folder that is damaged, deleted, or that cannot be written, costs the time to work
-it out again. Price: 8 bytes a gap and an eighth of a byte a document on disk; opening reads the record, 32 bytes for
-each 64 KiB of these and every 256th gap, 6 MB of 1e8 gaps; a batch reads the pieces that its rows lie in.
+It only saves time: if the folder is damaged, deleted or not writable, the filter is computed again. Price: 8 bytes per
+gap and an eighth of a byte per document on disk. Opening reads the record, 32 bytes for each 64 KiB of these, and every
+256th gap: 6 MB for 1e8 gaps. A batch reads the pieces that its rows need.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 _RECORD, _VERSION, _WHAT = "filter.json", 1, "filter"
 
 ReadOnce: TypeAlias = Callable[[str, Callable[[str], bytes]], bytes]
-"""Gives what a function reads of a cache's folder; of several processes one may read it for all."""
+"""Returns what a function reads from a cache's folder; one process may read it for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,18 +46,18 @@ class RemovedDocuments:
     """What is left out of a cache.
 
     Attributes:
-        which: Their numbers, as they lie in the cache.
-        left: What is left of the token stream of the whole cache, all parts end to end; None: all of it.
+        which: Numbers of the documents, in the order of the cache.
+        removal: The gaps in the token stream of the whole cache, all parts end to end; None: no gaps.
         num_tokens: Tokens of these documents.
-        listed: Numbers that a filter gave, repeats included.
-        repeated: Those of them that it had given before.
-        not_found: Different numbers of them that no document has.
+        listed: Numbers in the filter, repeats included.
+        repeated: Repeated numbers.
+        not_found: Distinct numbers that no document has.
         folder: Where this is saved; empty if it is not.
-        requests: What a host asks a store over HTTP for to open it; where it is not saved, to work it out, about.
+        requests: Requests with which a host opens it in a store over HTTP or, if it is not saved, computes it (about).
     """
 
     which: NumberSet
-    left: Removal | None
+    removal: Removal | None
     listed: int = 0
     repeated: int = 0
     not_found: int = 0
@@ -68,33 +67,33 @@ class RemovedDocuments:
 
     @property
     def num_documents(self) -> int:
-        """How many documents are left out."""
+        """Number of documents that are left out."""
         return self.which.total
 
     @property
     def num_tokens(self) -> int:
         """Tokens of these documents."""
-        return 0 if self.left is None else self.left.length - self.left.remaining
+        return 0 if self.removal is None else self.removal.length - self.removal.remaining
 
     @property
     def documents(self) -> Intervals:
-        """Their numbers; made anew where they are many ranges."""
+        """Numbers of the documents; computed at each access if they are many ranges."""
         return self.which if isinstance(self.which, Intervals) else self.which.intervals()
 
     @property
     def tokens(self) -> Intervals:
-        """Where these documents lie in the token stream of the whole cache."""
-        return Intervals.empty() if self.left is None else self.left.removed()
+        """Positions of these documents in the token stream of the whole cache."""
+        return Intervals.empty() if self.removal is None else self.removal.removed()
 
     @cached_property
     def documents_digest(self) -> str:
-        """Names the documents: SHA-256 in 64 hex digits."""
+        """Digest of the documents: SHA-256 as 64 hex digits."""
         return self.digests["documents"] if self.digests else self.which.digest()
 
     @cached_property
     def tokens_digest(self) -> str:
-        """Names the tokens, likewise."""
-        return self.digests["tokens"] if self.digests else "" if self.left is None else self.left.digest()
+        """Digest of the tokens: SHA-256 as 64 hex digits."""
+        return self.digests["tokens"] if self.digests else "" if self.removal is None else self.removal.digest()
 
 
 def removed_once(
@@ -103,13 +102,13 @@ def removed_once(
     remove: Callable[[], RemovedDocuments],
     read_once: ReadOnce | None = None,
 ) -> RemovedDocuments:
-    """What is left out of a cache: found beside it, or worked out and left there.
+    """What is left out of a cache: loaded from its folder, or computed and saved there.
 
     Args:
         cache: Folder or URL of the cache.
-        made_from: Gives all that the answer follows from, as JSON values.
-        remove: Works it out. Errors are passed on, and nothing is saved.
-        read_once: What reads the record; see :data:`ReadOnce`.
+        made_from: Returns everything that the result depends on, as JSON values.
+        remove: Computes it. Errors are passed on, and nothing is saved.
+        read_once: Reads the record; see :data:`ReadOnce`.
     """
     opened: list[RemovedDocuments] = []
     worked_out: list[RemovedDocuments] = []
@@ -123,7 +122,7 @@ def removed_once(
                 opened.append(removed)
                 return raw
         worked_out.append(remove())
-        with contextlib.suppress(OSError, HeadraceError):  # a run must not fail for want of room for it
+        with contextlib.suppress(OSError, HeadraceError):  # a run must not fail because it cannot be saved
             return b"" if files.is_web(root) else _save(folder, request, worked_out[0])
         return b""
 
@@ -137,7 +136,7 @@ def removed_once(
 
 
 def filter_findings(cache: str) -> list[tuple[str, str]]:
-    """What is wrong with the filters that are saved beside a cache, as (file, problem) pairs; they are read for it.
+    """Checks the filters saved with a cache by reading them: (file, problem) pairs.
 
     Example:
         >>> filter_findings("nowhere")
@@ -161,12 +160,12 @@ def filter_findings(cache: str) -> list[tuple[str, str]]:
 
 
 def _vectors_of(removed: RemovedDocuments) -> dict[str, Integer[np.ndarray, " n"]]:
-    which, left = removed.which, removed.left
+    which, removal = removed.which, removed.removal
     if isinstance(which, Bits):
         vectors = {"documents": which.bits}
     else:
         vectors = {"documents": np.stack([which.start, which.stop], axis=1).reshape(-1)}
-    for name, sums in zip(("kept", "gaps"), () if left is None else left.sums, strict=False):
+    for name, sums in zip(("kept", "gaps"), () if removal is None else removal.sums, strict=False):
         vectors |= {f"{name}-first": sums.first, f"{name}-more": sums.more}
     return {name: numbers for name, numbers in vectors.items() if numbers.size}
 
@@ -186,7 +185,8 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
         "made_from": request,
         "vectors": vectors,
         "documents": [removed.num_documents, getattr(removed.which, "length", None)],
-        "tokens": removed.left and [removed.left.length, *(n for s in removed.left.sums for n in (s.size, s.total))],
+        "tokens": removed.removal
+        and [removed.removal.length, *(n for s in removed.removal.sums for n in (s.size, s.total))],
         "counts": [removed.listed, removed.repeated, removed.not_found],
         "digests": {"documents": removed.documents_digest, "tokens": removed.tokens_digest},
     }
@@ -196,7 +196,7 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
 
 
 def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) -> RemovedDocuments | None:
-    """What a record says, as far as a start needs it; None if it is none, damaged, or of another request."""
+    """The content of a record, as far as a start needs it; None if it is missing, damaged, or of another request."""
     try:
         record = json.loads(raw)
         if record.pop("digest") != _digest(record) or request not in (None, record["made_from"]):
@@ -212,7 +212,7 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
             which = Intervals(ranges[0::2], ranges[1::2])
         else:
             which = Bits(cast(np.ndarray, stored), length, total)
-        left = None if record["tokens"] is None else _removal(vectors, *record["tokens"])
+        removal = None if record["tokens"] is None else _removal(vectors, *record["tokens"])
         listed, repeated, not_found = record["counts"]
         digests = dict(record["digests"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -221,7 +221,7 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
     in_pieces |= {"documents"} if length is not None else set()
     loaded = [one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces]
     requests = 2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)  # the record, and that of stretches
-    return RemovedDocuments(which, left, listed, repeated, not_found, folder, requests, digests)
+    return RemovedDocuments(which, removal, listed, repeated, not_found, folder, requests, digests)
 
 
 def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> Removal:

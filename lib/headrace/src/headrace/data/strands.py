@@ -1,9 +1,9 @@
-"""Strands are shared out when it is known what is mixed: those of a config, and of datasets that wait for a mixture.
+"""Distributes strands over the components of a mixture: those of a config, and datasets whose order is still pending.
 
-The strands of a braid follow from all components together: from the memory budget of the job, the largest batch, and
-the largest share that each component ever gets in a planned stage (mix/plan_shares.py). A component keeps its strands
-from stage to stage. What an amendment brings in later gets its share of the budget on top: the strands of the others
-are part of the past.
+The strands of a braid depend on all components together: on the memory budget of the job, the largest batch, and the
+largest share that each component ever has in a planned stage (mix/plan_shares.py). A component keeps its strands from
+stage to stage. Components that an amendment adds get their share of the budget in addition, because the strands of the
+others are part of the past.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def shuffle_components(
     """Each component in its own order, keyed by the seed and its name.
 
     Args:
-        components: Datasets as they are stored.
-        shuffles: How each is shuffled. Braids without ``strands`` share one budget; with it they get what they ask for.
-        stages: Weights; a component's strands follow its largest share in the planned stages, or in the first
-            amendment that uses it, so that later amendments do not change its order.
+        components: Datasets in stored order.
+        shuffles: How each is shuffled. Braids without ``strands`` share one budget; others keep their number.
+        stages: Weights; a component's strands depend on its largest share in the planned stages, or in the first
+            amendment that uses it, so later amendments do not change its order.
         batch: Batch sizes; the largest counts.
         seed: Integer seed, one for all or one for each.
-        planned: How many of the stages were planned, those after them being amendments; None: all.
-        own: Components whose shuffle is written under their own name in the config, for errors.
+        planned: Number of planned stages; those after them are amendments; None: all.
+        own: Components whose shuffle is set under their own name in the config, for errors.
 
     Raises:
-        ConfigError: more strands than examples, a budget that does not hold one block of each component.
+        ConfigError: more strands than examples, or a budget that is less than one block of each component.
     """
     resolved = {name: shuffle_of(shuffles[name]) for name in components}
     braided = {name: shuffle for name, shuffle in resolved.items() if shuffle.in_strands}
@@ -78,7 +78,7 @@ def _shuffled(dataset: PlannedDataset, shuffle: Shuffle, seed: int, strands: Str
 
 @contextmanager
 def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iterator[None]:
-    """Errors about fields of the shuffle of these components, under the names that those have in the config."""
+    """Renames errors about shuffle fields of these components to their paths in the config."""
     try:
         yield
     except ConfigError as error:
@@ -143,7 +143,7 @@ def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
 def share_strands(
     components: Mapping[str, AsyncDataset[Any]], stages: Sequence[Stage], batch: BatchSchedule, planned: int | None
 ) -> dict[str, AsyncDataset[Any]]:
-    """The components of a mixture; orders that wait for strands are made as :func:`shuffle_components` makes them.
+    """The components of a mixture, with pending orders resolved as in :func:`shuffle_components`.
 
     Example:
         >>> import headrace.testing

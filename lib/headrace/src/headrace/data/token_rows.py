@@ -1,6 +1,7 @@
-"""Rows over the token stream of a cache, which closes up over what is left out: what a ``TokenSeqDataset`` reads.
+"""The rows of a ``TokenSeqDataset``: windows over the token stream of a cache, which closes the gaps of what is left
+out.
 
-Price: that of opening is in :mod:`headrace.data.token_seq`; where rows begin anew between gaps is kept with the filter.
+Price: :mod:`headrace.data.token_seq` has that of opening. The restarts of rows between gaps are saved with the filter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.columns import Column
-from headrace.data.kept_sums import kept
+from headrace.data.kept_sums import load_or_add_up
 from headrace.data.rows import Pieces
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.order.intervals import Intervals, clean_borders
@@ -23,21 +24,22 @@ from headrace.store.layout import TOKENS
 
 _STRETCHES_VERSION = 1  # of what is kept of them
 CLEAN_ROWS = 256
-"""Behind a gap, rows begin anew at a chunk's border if as many rows follow without a gap: it drops less than one."""
+"""After a gap, rows restart at a chunk's border if this many rows follow without a gap, which drops less than one
+row."""
 
 
 class TokenRows:
     """The rows of a cache: a :class:`~headrace.data.rows.RowSource`.
 
-    Rows are windows over *stretches* of what is left: the parts, and where gaps are rare also what lies between them
-    (see :func:`~headrace.order.intervals.clean_borders`).
+    Rows are windows over *stretches* of the remaining tokens: the parts, further divided at gaps if gaps are rare (see
+    :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: What is left out. Rows close up over the gaps: one that runs over a gap has a piece on either side.
+        removed: What is left out. Rows close the gaps: a row across a gap has a piece on either side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
-        clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
-            of another length, give the same number.
-        columns: What batches hold beside the tokens.
+        clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut the same blocks into
+            rows of another length, pass the same number.
+        columns: Columns of the batches.
 
     Attributes:
         columns: The same.
@@ -60,18 +62,18 @@ class TokenRows:
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = left = removed.left
+        self._removal = removal = removed.removal
         self.stretch_tokens = cache.part_tokens
-        if left is not None:
+        if removal is not None:
             ends = starts(cache.part_tokens)
 
             def find() -> Int64[np.ndarray, " n"]:
-                borders = clean_borders(left, ends, cache.layout.chunk_elements, self.clean_run)
+                borders = clean_borders(removal, ends, cache.layout.chunk_elements, self.clean_run)
                 stretches = np.sort(np.concatenate([ends, borders]))
-                return np.concatenate([stretches, left.kept_before(stretches)])
+                return np.concatenate([stretches, removal.kept_before(stretches)])
 
             made_from = {"stretches": self.clean_run, "version": _STRETCHES_VERSION}
-            stretches, tokens_left = np.split(kept(removed.folder or None, made_from, find), 2)
+            stretches, tokens_left = np.split(load_or_add_up(removed.folder or None, made_from, find), 2)
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
             self._first_stored, self._first_left = ends[self._array_of], tokens_left[:-1]
             self.stretch_tokens = np.diff(tokens_left)
@@ -82,7 +84,7 @@ class TokenRows:
         return self.windows.num_rows
 
     def in_stream(self, tokens: Intervals) -> Intervals:
-        """Where tokens of the cache lie in the stream that rows are cut from, which closes up over gaps."""
+        """Positions of tokens of the cache in the stream without gaps from which rows are cut."""
         if self._removal is None:
             return tokens
         return Intervals(self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop))

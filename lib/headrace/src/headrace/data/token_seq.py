@@ -1,15 +1,16 @@
 """``TokenSeqDataset``: a token cache as rows of ``seq_len`` tokens.
 
-Rows are consecutive windows over the token stream of each part; documents run on from row to row. The last tokens of a
-part that do not fill a row are left out and counted in :attr:`TokenSeqDataset.dropped_tokens` (less than ``seq_len`` a
-part). Price: opening does no work that grows with the cache; a batch costs one read for each run of neighbouring rows.
+Rows are consecutive windows over the token stream of each part; documents continue from row to row. The last tokens of
+a part that do not fill a row are left out and counted in :attr:`TokenSeqDataset.dropped_tokens` (less than ``seq_len``
+per part). Price: opening does no work that grows with the cache; a batch costs one read for each run of neighbouring
+rows.
 
-Documents can be left out without building the cache again (data/document_filter.py). Rows then are windows over what
-remains, and close up over the gaps. Price: behind a gap, blocks of rows no longer begin where stored chunks do, so a
-shuffle that works on blocks of one chunk reads two chunks a block. Where 256 rows and more follow without a gap, rows
-therefore begin anew at a chunk's border (the tokens before it that fill no row are dropped and counted). Reads of a
-chunk in an epoch: 1 where gaps are that rare, 2 - f where they are close (f: share of tokens removed), 1 + (1 - f) / k
-with blocks of k chunks, ``io_block_size: k x chunk / seq_len``. Measured: scripts/bench/bench_removal.py.
+Documents can be left out without rebuilding the cache (data/documents.py). Rows are then windows over the remaining
+tokens and close the gaps. Price: after a gap, blocks of rows no longer start where stored chunks do, so a shuffle of
+blocks of one chunk reads two chunks per block. If 256 or more rows follow without a gap, rows therefore restart at a
+chunk's border (the tokens before it that do not fill a row are dropped and counted). Reads of a chunk per epoch: 1 if
+gaps are that rare, 2 - f if they are close (f: share of tokens removed), 1 + (1 - f) / k with blocks of k chunks,
+``io_block_size: k x chunk / seq_len``. Measured: scripts/bench/bench_removal.py.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ RowsT = TypeVar("RowsT", bound=RowSource)
 
 
 class CacheDataset(PlannedDataset, Generic[RowsT]):
-    """Rows over the documents of one token cache, less those that are removed.
+    """Rows over the documents of one token cache, without those that are removed.
 
     Attributes:
         cache: The cache.
-        removal: What is left out, with the counters of the filter that says so.
-        loss_mask: The leaf that says which tokens are trained on; None: all are.
-        columns: What batches hold beside the tokens, as it was asked for.
-        unit: So many neighbouring documents are held out together.
+        removal: What is left out, with the counters of its filter.
+        loss_mask: The leaf that marks the tokens to train on; None: all tokens.
+        columns: The columns that were requested for batches.
+        unit: Number of neighbouring documents that are held out together.
     """
 
     incomplete_documents = 0
@@ -116,12 +117,12 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def incomplete_tokens(self) -> int:
-        """Tokens of documents that are not packed as another one of their unit is missing."""
+        """Tokens of documents that are not packed because another one of their unit is missing."""
         return 0
 
     @property
     def repeated_tokens(self) -> int:
-        """Tokens that rows hold beside those that they hold once: where they overlap, or are of several passes."""
+        """Tokens that rows contain more than once, because rows overlap or belong to several passes."""
         return 0
 
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
@@ -132,19 +133,18 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     def holdout_documents(self, one_in: int = 100, *, seed: int = 0) -> tuple[Self, Self]:
         """Splits off a validation side of whole documents: one in ``one_in``, by a keyed hash of their numbers.
-        Of a cache that was shuffled when it was written these are the numbers of the original: it is the same split.
-
-        Each side is this dataset with the other side's documents removed: rows over a stream of tokens then cost reads
-        as removing always does (see :mod:`headrace.data.token_seq`), and packed rows have a plan of their own.
-        :meth:`holdout`, which splits by blocks, costs none, but cuts documents at the borders.
+        For a cache that was shuffled when it was written, these are numbers of the original, so the split is the same.
+        Each side is this dataset with the other side's documents removed. Rows over a stream of tokens then cost
+        additional reads, as with any removal (see :mod:`headrace.data.token_seq`), and packed rows have their own plan.
+        :meth:`holdout` splits by blocks at no such cost, but cuts documents at the borders.
 
         Args:
-            one_in: Of so many documents, or units of documents that are packed together, one is held out; those of a
+            one_in: One document (or unit of documents that are packed together) in this many is held out; those of a
                 short last group are not.
             seed: Integer seed.
 
         Returns:
-            The train side and the validation side. Documents that are removed already are on neither.
+            The train side and the validation side. Documents that are already removed are on neither.
 
         Raises:
             ConfigError: fewer documents than ``one_in``, or a side that does not fill a row.
@@ -186,18 +186,18 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @abc.abstractmethod
     def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
-        """The same with rows of another length, or other documents left out."""
+        """The same dataset with rows of another length, or with other documents left out."""
 
 
 _MANY = 1 << 20  # documents of a cache beside which it is saved which of them are held out
 
 
 class RowCuts(TypedDict, total=False):
-    """How the rows of a :class:`TokenSeqDataset` are cut, where it is said.
+    """Options for how the rows of a :class:`TokenSeqDataset` are cut.
 
     Attributes:
         block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.order.windows.Windows`); None,
-            the default: rows follow each other over a whole part.
+            the default: rows are consecutive over a whole part.
         clean_run: See :class:`~headrace.data.token_seq.TokenRows`.
     """
 
@@ -213,16 +213,16 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         seq_len: Tokens in a row.
         split_documents: If True, a segment ends after each end-of-text token, so that attention and labels stay within
             documents; if False each row is one segment.
-        name: Name of the source in counters and reports; the cache's path if left out.
-        removed: Documents to leave out. A row may then run on from one document to one that lay further on.
-        loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
-            all tokens are. See :mod:`headrace.batch.masks`.
-        columns: Further leaves that batches hold, by the names that they have there; see :mod:`headrace.data.columns`.
+        name: Name of the source in counters and reports; default: the cache's path.
+        removed: Documents to leave out. A row may then continue with a document from further on.
+        loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
+            train on all tokens. See :mod:`headrace.batch.masks`.
+        columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
         cuts: How rows are cut, by keyword: see :class:`RowCuts`.
 
     Raises:
-        ConfigError: a column that the cache has not; ``seq_len`` below 2 or longer than the data; ``split_documents``
-            without an end-of-text token; a filter that is not of this cache, or leaves nothing.
+        ConfigError: a column that the cache does not have; ``seq_len`` below 2 or longer than the data;
+            ``split_documents`` without an end-of-text token; a filter of another cache, or one that leaves nothing.
 
     Example:
         >>> import headrace.testing
@@ -273,7 +273,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens that fill no row: at the ends of parts, behind some gaps, at the ends of blocks if there are any."""
+        """Tokens that fill no row: at the ends of parts, after some gaps, and at the ends of blocks, if any."""
         return self.cache.num_tokens - self.removed_tokens - self.length * self.seq_len
 
     def default_io_block_size(self) -> int:
@@ -295,7 +295,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         return self.reordered(BlockAligned(self.windows.rows_of_part, io_block_size))
 
     def _describe_removed(self) -> dict[str, Any]:
-        """Equal for filters that leave the same tokens."""
+        """A description that is equal for filters that leave the same tokens."""
         return {
             "documents": self.removed_documents,
             "tokens": self.removed_tokens,
@@ -322,7 +322,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         )
 
     def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> TokenSeqDataset:
-        """The same tokens in rows of another length. Equal ``block_tokens`` give the same blocks."""
+        """The same tokens in rows of another length. Equal ``block_tokens`` result in the same blocks."""
         return self._cut(seq_len, block_tokens, self.removal)
 
     def _with(self, seq_len: int, removed: RemovedDocuments) -> TokenSeqDataset:
@@ -343,7 +343,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
 
 
 def end_of_text(cache: TokenCache) -> int:
-    """The token that ends documents; ConfigError, of ``split_documents``, if the cache was built without one."""
+    """The token that ends documents; ConfigError for ``split_documents`` if the cache was built without one."""
     record = cache.ledger.tokenizer
     eos_id = record.get("eos_id")
     if eos_id is None:

@@ -1,8 +1,8 @@
-"""What the demo shows, one function a claim: each looks at what really happened and returns a figure.
+"""The claims of the demo, one function each, which checks what really happened and returns a figure.
 
-The batches that were trained on are compared by digest with those of a loader that never stopped, the rows that came
-with those that were wanted, and a config that asks for another order with the checkpoint of this run. Beside the
-figures a picture: the loss over the steps, and the mixture that was wanted and the one that came.
+The batches that were trained on are compared by digest with those of a loader that never stopped, the delivered rows
+with the target, and a config with another order with the checkpoint of this run. A picture shows the loss over the
+steps, and the target mixture and the delivered one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.run.manifest import LoaderState, RunManifest
 
 _COLORS = ("#4477aa", "#88ccee", "#ddaa33", "#aa4499", "#44aa77")
 _INK, _FAINT = "#222222", "#bbbbbb"
-_WAITING_BAR = 0.05  # above this share of its time, training is held up by its data
+_WAITING_BAR = 0.05  # above this share of the time, data delays training
 
 
 def digest(batch: PackedBatch) -> str:
@@ -45,7 +45,7 @@ def data_alone(config: LmDataConfig, mesh: Mesh, steps: int) -> tuple[list[str],
 
 
 def loss_falls(log: StepLog) -> Check:
-    """The mean loss of the last tenth of the steps lies below that of the first tenth."""
+    """The mean loss of the last tenth of the steps is below that of the first tenth."""
     losses = log.losses
     tenth = len(losses) // 10
     first, last = float(losses[:tenth].mean()), float(losses[-tenth:].mean())
@@ -63,7 +63,7 @@ def same_batches(log: StepLog, digests: list[str]) -> Check:
 
 
 def exact_mixture(log: StepLog) -> Check:
-    """At no step is any source a whole row away from its schedule."""
+    """At every step, every source is within one row of its schedule."""
     worst = log.worst_deviation
     return Check("exact mixture", f"never more than {worst:.2f} rows from its schedule", worst < 1)
 
@@ -76,7 +76,7 @@ def never_waits(log: StepLog, data_tokens_per_s: float) -> Check:
 
 
 def refuses_another_order(config: LmDataConfig, mesh: Mesh, state: LoaderState) -> Check:
-    """A config with another seed is not taken for the run that the state belongs to."""
+    """A config with another seed is refused: the state belongs to another run."""
     with replace(config, seed=config.seed + 1).loader(mesh) as loader:
         try:
             RunManifest.of(loader).check(state)

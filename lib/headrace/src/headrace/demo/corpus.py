@@ -1,11 +1,11 @@
 """Real text that is on every machine: Python's own standard library, as the three sources of the demo.
 
 ``code`` are its modules, ``tests`` its test files, ``docs`` the docstrings of its modules and the topics of ``help()``.
-Nothing is downloaded. A distribution that leaves the test files out (Debian does) gets those that installed packages
-ship, and ``Source.origin`` says so.
+Nothing is downloaded. If a distribution omits the test files (as Debian does), those of installed packages are used,
+and ``Source.origin`` says so.
 
-Invariant: the text is a pure function of the Python installation and ``max_chars``: files are ranked by a hash of
-their names and taken until the cap, so that the sample is spread over the library and not its first letters.
+Invariant: the text is a pure function of the Python installation and ``max_chars``: files are ranked by a hash of their
+names and used up to the cap, so the sample is spread over the whole library.
 
 Price: reading and parsing 14 million characters takes 3 s on one core.
 """
@@ -32,7 +32,7 @@ from headrace.store.files import write_atomic
 END_OF_TEXT = "<|endoftext|>"
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-# Other packages, tables, and the topics that ``docs`` takes as text.
+# Other packages, tables, and the topics that ``docs`` uses as text.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "encodings", "pydoc_data"})
 _FEW_TESTS = 1_000_000  # characters; below this, test files of installed packages are added
 _PACKAGES_WITH_TESTS = ("numpy", "matplotlib", "pandas", "scipy")  # numpy, the first, is always there
@@ -64,7 +64,7 @@ class SourceSummary:
 
 
 def standard_library(max_chars: int = 8_000_000) -> dict[str, Source]:
-    """Takes the sources ``code``, ``docs`` and ``tests`` from this Python's standard library.
+    """Reads the sources ``code``, ``docs`` and ``tests`` from this Python's standard library.
 
     Args:
         max_chars: Cap on the characters of each source.
@@ -111,14 +111,14 @@ def python_version() -> str:
 
 
 def write_text(folder: Path, max_chars: int) -> dict[str, SourceSummary]:
-    """Writes each source as ``SOURCE.jsonl.gz``; does nothing if a call before this one has finished.
+    """Writes each source as ``SOURCE.jsonl.gz``; does nothing if an earlier call has finished.
 
     Args:
-        folder: Where to write. ``sources.json``, the summaries, is the last file and says that the others are whole.
+        folder: Where to write. ``sources.json``, the summaries, is written last: if it exists, the others are complete.
         max_chars: Cap on the characters of each source.
 
     Returns:
-        What there is, by source.
+        The summary of each source.
 
     Raises:
         SourceError: See :func:`standard_library`.
@@ -188,7 +188,7 @@ def _python_files(root: Path) -> tuple[list[Document], list[Document]]:
             continue
         try:
             text = path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError):  # the library tests its decoders with files that are no text
+        except (UnicodeDecodeError, OSError):  # the library tests its decoders with files that are not text
             continue
         if text.strip():
             is_test = not _TEST_FOLDERS.isdisjoint(name.parts)
@@ -212,11 +212,11 @@ def _installed_tests() -> tuple[list[Document], str]:
 
 
 def _docstrings(modules: Iterable[Document]) -> Iterator[Document]:
-    """One document a module: its docstrings, each under the qualified name of what it describes."""
+    """One document per module: its docstrings, each under the qualified name of its object."""
     for module in modules:
         try:
             tree = ast.parse(module.text)
-        except (SyntaxError, ValueError):  # grammars of other Python versions lie about in the library
+        except (SyntaxError, ValueError):  # the library contains grammars of other Python versions
             continue
         dotted = module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         sections = [f"{name}\n\n{docstring}\n" for name, docstring in _described(tree, dotted)]
@@ -247,7 +247,7 @@ def _help_topics() -> Iterator[Document]:
 
 
 def _capped(documents: Iterable[Document], max_chars: int) -> tuple[Document, ...]:
-    """Documents of at most ``max_chars`` characters in all: taken by a hash of their names, returned sorted by name."""
+    """Documents of at most ``max_chars`` characters in all, chosen by a hash of their names and sorted by name."""
     room = max_chars
     chosen: list[Document] = []
     for document in sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()):

@@ -1,4 +1,4 @@
-"""A small transformer and its training step: what the demo trains, and all that it asks of a batch.
+"""A small transformer and its training step: what the demo trains, and all that it needs from a batch.
 
 A pre-norm decoder in equinox: rotary positions, causal attention that stays inside a segment, tied embeddings. The
 model is written for one sequence and mapped over the batch with ``jax.vmap``. Nothing in it knows about headrace: it
@@ -93,7 +93,7 @@ class Transformer(eqx.Module):
         dim: Width; a multiple of ``2 x heads``.
         layers: Number of blocks.
         heads: Attention heads.
-        key: For the initial weights.
+        key: Key for the initial weights.
     """
 
     embedding: Float[Array, "vocab dim"]

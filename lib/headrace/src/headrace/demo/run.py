@@ -1,8 +1,8 @@
-"""The demo itself, from text to a trained model. :func:`run_demo`, read from top to bottom, is the way that data goes.
+"""The demo itself, from text to a trained model. Read :func:`run_demo` from top to bottom to follow the data.
 
 Text and tokenizer -> one config -> token caches -> a mixture with a scheduled weight -> a loader -> training, stopped
-in the middle and resumed on half of the devices. In the end the loader runs once more, alone and without the stop, and
-shows that the batches were the same.
+in the middle and resumed on half of the devices. At the end, the loader runs once more, alone and without the stop, to
+show that the batches were the same.
 
 Price: about 80 s on 2 CPU cores, of which 67 s are training.
 """
@@ -53,10 +53,10 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     """Runs the demo and prints what it shows.
 
     Returns:
-        Whether everything came out as it should.
+        Whether all checks passed.
 
     Raises:
-        HeadraceError: The folder is not usable, there is no text, or jax runs already with too few devices.
+        HeadraceError: The folder cannot be used, there is no text, or jax is already running with too few devices.
     """
     screen = Screen(console)
     devices = cpu_devices(max(settings.devices, settings.devices_after))
@@ -118,7 +118,7 @@ def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDat
         corpus.train_bpe(texts, folder.tokenizer, vocab_size=settings.scale.vocab_size)
         details.append(f"byte-level BPE, {settings.scale.vocab_size} entries")
     folder.config.write_text(data_config(folder, sources, settings).to_yaml())
-    config = load_config(str(folder.config))  # from here on the file is all that is known of the data
+    config = load_config(str(folder.config))  # from here on, the file is the only description of the data
     with screen.phase("caches") as details:
         config.build_caches(progress=False)
         details.append(", ".join(f"{n} {cache.num_tokens:,} tokens" for n, cache in config.open_caches().items()))
@@ -127,7 +127,7 @@ def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDat
 
 
 def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> None:
-    """Prints what was shown, what was left where, and what to type next."""
+    """Prints the checks, where the results are, and what to type next."""
     screen.say(f"\n[bold]What was shown[/] in {sum(screen.seconds.values()):.0f} s")
     screen.show_checks(checks)
     screen.say(f"\n[bold]What is left[/] in {escape(str(folder.root))}/")
@@ -154,10 +154,10 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
 
 
 def cpu_devices(count: int) -> np.ndarray:
-    """Makes jax run on ``count`` CPU devices, whatever the machine has; must come before anything else that uses jax.
+    """Makes jax run on ``count`` CPU devices, whatever the machine has. Call it before anything else uses jax.
 
     Raises:
-        ConfigError: jax runs already, with fewer.
+        ConfigError: jax is already running with fewer.
     """
     try:
         jax.config.update("jax_platforms", "cpu")
@@ -176,7 +176,7 @@ def cpu_devices(count: int) -> np.ndarray:
 
 
 def data_config(folder: DemoFolder, sources: Iterable[str], settings: DemoSettings) -> LmDataConfig:
-    """The data of the run, as one document: what is read, in which order, in which mixture."""
+    """The data of the run in one config: what is read, in which order, in which mixture."""
     ramp = {"linear": {0: 0.1, settings.steps - 1: 2.0}}
     components = {
         name: ComponentConfig(
@@ -198,7 +198,7 @@ def data_config(folder: DemoFolder, sources: Iterable[str], settings: DemoSettin
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Trains from a checkpoint to a checkpoint; the log takes a record of each step."""
+    """Trains from one checkpoint to the next, with a record of each step in the log."""
 
     config: LmDataConfig
     settings: DemoSettings
@@ -212,7 +212,7 @@ class TrainingRun:
             The folder of the new checkpoint.
 
         Raises:
-            PlanMismatchError: ``resume`` was made with other data, or in another order.
+            PlanMismatchError: ``resume`` was made with other data or another order.
         """
         optimizer = make_optimizer(self.settings.steps, peak_lr=self.settings.scale.peak_lr)
         with self.config.loader(mesh) as loader:
@@ -264,7 +264,7 @@ class TrainingRun:
 
 
 def load_data_state(checkpoint: Path) -> LoaderState:
-    """Where the data stood: a step and the fingerprint of the run, all that the loader needs."""
+    """The state of the data: a step and the fingerprint of the run, all that the loader needs."""
     return LoaderState.from_json(json.loads((checkpoint / "data.json").read_text()))
 
 

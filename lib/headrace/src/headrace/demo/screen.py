@@ -1,8 +1,8 @@
-"""What the demo says: phases with their times, a live line while it trains, and the table at the end; and ``StepLog``,
-one record a step, to ``metrics.jsonl`` and to that line.
+"""The output of the demo: phases with their times, a live line during training, and the table at the end; and
+``StepLog``, one record per step, for ``metrics.jsonl`` and for that line.
 
-On a terminal the training line changes in place; elsewhere (a pipe, a CI log) a plain line comes every tenth of the
-steps. Nothing here measures: it prints figures that ``run`` hands over.
+On a terminal, the training line changes in place; elsewhere (a pipe, a CI log), a plain line is printed every tenth of
+the steps. This module only prints the figures that ``run`` passes to it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rich.text import Text
 
 from headrace.mix.blend import Blend
 
-_RECENT = 20  # steps that the figures on the screen are means of
+_RECENT = 20  # number of steps over which the figures on the screen are averaged
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that the demo shows: what, with which figure, and whether it came out so."""
+    """One claim of the demo: its text, its figure, and whether it holds."""
 
     name: str
     figure: str
@@ -48,7 +48,7 @@ class Screen:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def say(self, text: str = "") -> None:
-        """Prints one line of rich markup, never wrapped: a log keeps its lines."""
+        """Prints one line of rich markup without wrapping it."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -84,21 +84,21 @@ class Screen:
             self.say(f"{'':<19}{escape(other)}")
 
     def show_checks(self, checks: Sequence[Check]) -> None:
-        """The table of what was shown."""
+        """Prints the table of checks."""
         width = max(len(check.name) for check in checks)
         for check in checks:
             mark = "[green]yes[/]" if check.passed else "[bold red]NO [/]"
             self.say(f"  {mark}  {check.name:<{width}}  {escape(check.figure)}")
 
     def show_pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Two columns: a path or a command, and what it is good for."""
+        """Prints two columns: a path or a command, and its purpose."""
         width = max(len(first) for first, _ in pairs)
         for first, right in pairs:
             self.say(f"  [cyan]{escape(first):<{width}}[/]  {escape(right)}")
 
 
 class TrainingLine:
-    """The line that changes while the model trains; ``details`` are printed beside its time at the end."""
+    """The line that changes while the model trains; ``details`` are printed next to its time at the end."""
 
     def __init__(self, screen: Screen, steps: int, live: Live | None) -> None:
         self._screen, self._steps, self._live = screen, steps, live
@@ -109,7 +109,7 @@ class TrainingLine:
         self._screen.say(text)
 
     def update(self, step: int, devices: int, figures: str, mixture: str) -> None:
-        """Shows how many steps are done, on how many devices, and two texts: figures, and rows by source."""
+        """Shows the number of completed steps and devices, and two texts: figures, and rows by source."""
         on = f"on {devices} device{'s' if devices > 1 else ''}"
         mixture = f"rows (wanted): {mixture}"
         if self._live is not None:
@@ -124,16 +124,16 @@ class TrainingLine:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of training, as it stands in ``metrics.jsonl``."""
+    """One step of training, as in ``metrics.jsonl``."""
 
     step: int
-    loss: float  # in nats a token
+    loss: float  # in nats per token
     devices: int
     wait_s: float  # of the training, for the batch
     train_s: float
     tokens: int
     rows: dict[str, int]  # by source
-    reads_per_example: float  # reads of the store for each row, since this loader was opened
+    reads_per_example: float  # reads of the store per row, since this loader was opened
     digest: str  # of the tokens of the batch
 
 
@@ -141,7 +141,7 @@ class StepLog:
     """The steps of a run.
 
     Args:
-        path: The file to write, one JSON line a step; there is none yet.
+        path: The file to write, one JSON line per step; it must not exist yet.
         weights: The weights of the mixture, by source.
         steps: Steps of the run.
         line: Where to show the figures.
@@ -191,28 +191,28 @@ class StepLog:
 
     @property
     def waiting_share(self) -> float:
-        """Time waited for data / time of the run, 0 to 1. Steps that compile the model count for neither."""
+        """Time waited for data / time of the run, 0 to 1, both without the steps that compile the model."""
         return _rates(self._timed())[0]
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens trained on, a second. Steps that compile the model do not count."""
+        """Tokens trained on per second, without the steps that compile the model."""
         return _rates(self._timed())[1]
 
     @property
     def worst_deviation(self) -> float:
-        """Largest distance, at any step and for any source, of rows so far from the wanted number, in rows."""
+        """Largest difference, at any step and for any source, between actual and target rows so far."""
         rows = self.rows
         planned = rows.sum(axis=1, keepdims=True) * self.wanted[: len(rows)]
         return float(np.abs(np.cumsum(rows - planned, axis=0)).max())
 
     def _timed(self) -> list[StepRecord]:
-        """The steps but for those that compiled the model: the first one on each number of devices."""
+        """The steps without those that compiled the model: the first one on each number of devices."""
         return [now for previous, now in itertools.pairwise(self.records) if previous.devices == now.devices]
 
 
 def _rates(records: Sequence[StepRecord]) -> tuple[float, float]:
-    """Share of the time that went into waiting, and tokens a second."""
+    """Share of the time spent waiting, and tokens per second."""
     waited = sum(r.wait_s for r in records)
     seconds = max(waited + sum(r.train_s for r in records), 1e-9)
     return waited / seconds, sum(r.tokens for r in records) / seconds

@@ -1,8 +1,8 @@
-"""What the demo is told to do, checked before anything slow is imported or written, and the folder that it writes to.
+"""The settings of the demo, checked before anything slow is imported or written, and the folder that it writes to.
 
-Invariant: the demo deletes nothing but what it made. It marks its folder with ``headrace-demo.json`` before anything
-else, refuses every other folder that is not empty, and replaces only files of the names below. Text, tokenizer and
-caches are kept between runs as long as the marker says that they would come out the same.
+Invariant: the demo deletes only what it made. It first marks its folder with ``headrace-demo.json``, refuses every
+other folder that is not empty, and replaces only files with the names below. Text, tokenizer and caches are kept
+between runs as long as the marker says that they would be the same.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from headrace.errors import ConfigError
 
 MARKER = "headrace-demo.json"
 RECIPE_VERSION = 1
-"""Changes when text or tokenizer would come out differently: the text of an older folder is then taken anew."""
+"""Changes when text or tokenizer would differ: the text of an older folder is then collected again."""
 
 _MIN_STEPS = 20
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much text is taken and how large a model is trained on it."""
+    """How much text is used and how large a model is trained on it."""
 
     steps: int
     max_chars: int
@@ -44,12 +44,12 @@ QUICK = Scale(40, 1_000_000, vocab_size=1024, batch_size=16, seq_len=64, dim=64,
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the command line sets.
+    """The options of the command line.
 
     Attributes:
-        output: Folder for everything that the demo leaves.
+        output: Folder for everything that the demo writes.
         steps: Training steps.
-        devices: CPU devices before the stop; after it half as many go on (2 after 1).
+        devices: CPU devices before the stop; afterwards, half as many (2 after 1).
         seed: Seed of the order and of the model.
         scale: ``FULL`` or ``QUICK``.
 
@@ -77,7 +77,7 @@ class DemoSettings:
 
     @property
     def text_recipe(self) -> dict[str, object]:
-        """All that decides text, tokenizer and caches, as JSON values."""
+        """Everything that determines text, tokenizer and caches, as JSON values."""
         return {
             "version": RECIPE_VERSION,
             "python": python_version(),
@@ -87,7 +87,7 @@ class DemoSettings:
 
     @property
     def devices_after(self) -> int:
-        """Devices after the stop: another number than before it."""
+        """Number of devices after the stop, which differs from the number before it."""
         return self.devices // 2 if self.devices > 1 else 2
 
 
@@ -102,7 +102,7 @@ class DemoFolder:
         self.tokenizer = self.root / "tokenizer.json"
         self.caches = self.root / "caches"  # a token cache for each source
         self.config = self.root / "config.yaml"  # for load_config
-        self.checkpoints = self.root / "checkpoints"  # a folder each: model, optimizer, and where the data stands
+        self.checkpoints = self.root / "checkpoints"  # a folder each: model, optimizer, and the state of the data
         self.metrics = self.root / "metrics.jsonl"  # a line for each step
         self.summary = self.root / "summary.json"
         self.picture = self.root / "loss.png"
@@ -112,12 +112,12 @@ class DemoFolder:
         """Makes ``root`` the demo's folder, without the results of an earlier run.
 
         Args:
-            root: A folder that is new, empty, or of an earlier demo.
-            recipe: All that decides text, tokenizer and caches (JSON values). Those of an earlier run are kept if its
-                recipe was the same.
+            root: A folder that is new, empty, or from an earlier demo.
+            recipe: Everything that determines text, tokenizer and caches (JSON values). Those of an earlier run are
+                kept if its recipe was the same.
 
         Raises:
-            ConfigError: The folder holds something else, is a file, or cannot be written.
+            ConfigError: The folder contains something else, is a file, or cannot be written.
         """
         folder = cls(root)
         marker = root / MARKER
@@ -131,7 +131,7 @@ class DemoFolder:
                 )
             root.mkdir(parents=True, exist_ok=True)
             if _read_json(marker) != recipe:
-                marker.write_text("{}\n")  # until the old text is gone, no recipe is true of this folder
+                marker.write_text("{}\n")  # until the old text is deleted, no recipe describes this folder
                 _remove(folder.text, folder.tokenizer, folder.caches)
                 marker.write_text(json.dumps(recipe, indent=1) + "\n")
             _remove(folder.config, folder.checkpoints, folder.metrics, folder.summary, folder.picture)
@@ -148,7 +148,7 @@ class DemoFolder:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # a marker that was cut off says nothing
+    except (FileNotFoundError, ValueError):  # an incomplete marker says nothing
         return None
 
 

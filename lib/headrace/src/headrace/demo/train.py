@@ -1,11 +1,11 @@
-"""Trains a small transformer on the data of run.yaml, which lies beside this file. ``headrace init`` wrote it: it is
-yours to change.
+"""Trains a small transformer on the data of run.yaml in the same folder. ``headrace init`` wrote this file; edit it as
+you like.
 
-    python train.py               # goes on where the run was, if it has begun
+    python train.py               # resumes the run, if it has begun
     python train.py --run runs/2  # another run
 
-A checkpoint holds the model, the optimizer and where the data is. It is there whole or not at all, so a kill costs the
-steps since the last one and nothing else. Ctrl-C and SIGTERM save before they end the run.
+A checkpoint contains the model, the optimizer and the state of the data. It is written atomically, so a kill costs only
+the steps since the last one. Ctrl-C and SIGTERM save a checkpoint before the run ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.run import LoaderState, RunManifest
 
 
 def save(path: Path, state: Any) -> None:
-    """Writes a checkpoint beside its place and moves it there, then deletes all but the two newest."""
+    """Writes a checkpoint to a temporary path and renames it, then deletes all but the two newest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
     with unfinished.open("wb") as file:
@@ -52,7 +52,7 @@ def restore(folder: Path, fresh: Any, manifest: RunManifest) -> tuple[Any, int]:
 
 
 def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) -> bool:
-    """Trains until the run's last step, or until a signal asks to stop; whether it came to the end."""
+    """Trains until the run's last step or until a signal arrives; returns whether it reached the end."""
     steps = config.num_steps or 1000
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/1"), help="folder of the run")
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS", help="steps between checkpoints")
     args = parser.parse_args()
-    os.chdir(Path(__file__).parent)  # run.yaml and its caches lie here
+    os.chdir(Path(__file__).parent)  # run.yaml and its caches are here
     config = load_config("run.yaml")
     with config.loader() as loader:
         finished = train(config, loader, args.run, args.save_every)

@@ -1,4 +1,4 @@
-"""Making token caches: files (source), documents, tokens (tokenize), parts (plan), the pipeline (engine), the build."""
+"""Builds token caches: files (source), documents, tokens (tokenize), parts (plan), the pipeline (engine), the build."""
 
 import lazy_loader
 

@@ -1,12 +1,12 @@
-"""``append_cache``: new sources into a finished cache, as its next generation.
+"""``append_cache``: adds new sources to a finished cache as its next generation.
 
-The generation is built in ``generations/N`` below the cache as any cache is, with the cache's own tokenizer, layout,
-leaves and reading of records, and named in ``generations.json`` when it is finished; see
+The generation is built in ``generations/N`` in the cache's folder like any cache, with the cache's tokenizer, layout,
+leaves and settings for records, and is listed in ``generations.json`` when it is finished; see
 :mod:`headrace.store.generations`.
 
-Invariants: what was there stays as it is, to the bit; killed anywhere, the same call goes on where it was, and gives
-what an uninterrupted one does; no source file is in two generations. Price: that of building the new sources, whose
-files are listed twice.
+Invariants: existing data stays bit-identical; after a kill, the same call continues and gives the result of an
+uninterrupted one; no source file is in two generations. Price: that of building the new sources, whose files are listed
+twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter.layout import is_levanter
 from headrace.store.missing import what_is_there
 
-_FLAGS = {"chunk_elements": "chunk_tokens"}  # what a setting of the layout is called where it is given
+_FLAGS = {"chunk_elements": "chunk_tokens"}  # the names of layout settings as options
 
 
 def append_cache(
@@ -43,25 +43,25 @@ def append_cache(
     how: ReshuffleConfig | None = None,
     **options: Unpack[ShuffledBuildOptions],
 ) -> BuildReport:
-    """Adds sources to a finished cache as its next generation, or finishes that which was begun with the same call.
+    """Adds sources to a finished cache as its next generation, or finishes an interrupted call.
 
     Args:
-        paths: Sources, as of :class:`~headrace.ingest.source.SourceConfig`. None of their files may be in the cache.
+        paths: Sources, as for :class:`~headrace.ingest.source.SourceConfig`. None of their files may be in the cache.
         output: Folder or URL of the cache, which headrace built.
-        source: Fields of :class:`~headrace.ingest.source.SourceConfig` that differ from those of the cache: how the new
-            records are read.
-        tokenizer: Fields of :class:`~headrace.ingest.tokenize.TokenizerConfig`; None: those of the cache, which is what
-            they have to come to.
-        how: Shuffle the new documents among themselves; None: they lie as they come.
-        options: As of :func:`~headrace.ingest.build.build_cache`. Layout and dtype are those of the cache.
+        source: Fields of :class:`~headrace.ingest.source.SourceConfig` that differ from the cache's, for reading the
+            new records.
+        tokenizer: Fields of :class:`~headrace.ingest.tokenize.TokenizerConfig`, which must result in the cache's
+            tokenizer; None: the cache's.
+        how: Shuffles the new documents among themselves; None: they keep their order.
+        options: As for :func:`~headrace.ingest.build.build_cache`. Layout and dtype are those of the cache.
 
     Returns:
-        What was done; ``path`` is that of the generation. If these sources are the newest generation already, nothing.
+        A report with the generation's ``path``. If these sources are already the newest generation, nothing is done.
 
     Raises:
-        SourceError: a source file is in the cache already; else as of :func:`~headrace.ingest.build.build_cache`.
-        ConfigError: there is no cache; it is Levanter's, or itself a generation; the sources would give other columns,
-            another layout or other tokens than it has.
+        SourceError: a source file is already in the cache; else as for :func:`~headrace.ingest.build.build_cache`.
+        ConfigError: there is no cache; it is Levanter's, or itself a generation; the sources would result in other
+            columns, another layout or other tokens.
         CacheUnfinishedError: the build of the cache was interrupted.
         CacheError: it cannot be written, or is being written.
 
@@ -90,7 +90,7 @@ def append_cache(
     _check_like(output, ledger, planned)
     number = _number_of(output, generations, planned)
     folder = generation_path(output, number)
-    if number == generations:  # these sources are in it already: nothing is to be deleted
+    if number == generations:  # these sources are already in it: nothing to delete
         settings["restart"] = False
     if how is None:
         report = build_cache(reading, encoder, folder, **settings)
@@ -101,7 +101,7 @@ def append_cache(
 
 
 def _finished(output: str) -> tuple[TokenCache, Ledger]:
-    """The cache that is appended to, and its ledger."""
+    """The finished cache, and its ledger."""
     if root := cache_of_generation(output):
         cure = f"Name the cache: --output {root} --append."
         raise ConfigError("is a generation of a cache", field="output", value=output, cure=cure)
@@ -119,10 +119,10 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
 
 
 def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> TokenizerConfig:
-    """The tokenizer of a cache: its file where it was, beside which a template may lie, or else the cache's copy.
+    """The tokenizer of a cache: its original file, which may have a template next to it, or else the cache's copy.
 
     Raises:
-        ConfigError: what is given makes another one of it.
+        ConfigError: the given fields change it.
     """
     record = ledger.tokenizer
     config = replace(TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"), **given)
@@ -144,7 +144,7 @@ def _makes(config: TokenizerConfig, record: Mapping[str, Any]) -> bool:
 
 
 def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
-    """Raises ConfigError unless what is to be built has the layout and columns of the cache, and its template."""
+    """Raises ConfigError unless the build has the layout, columns and template of the cache."""
     for key, value in wanted.layout.items():
         _check_same(output, _FLAGS.get(key, key), value, differing_values(ledger.layout, wanted.layout, [key]))
     leaves = [{str(leaf["name"]): leaf for leaf in one.leaves} for one in (ledger, wanted)]
@@ -160,29 +160,29 @@ def _check_same(output: str, field: str, value: object, differences: Sequence[st
         raise ConfigError(problem, field=field, value=value, cure=cure)
 
 
-def _place(path: str) -> str:
-    """The one place of a source file, however it is spelled."""
+def _canonical_path(path: str) -> str:
+    """The canonical path of a source file."""
     url = files.absolute(path)
     return str(files.local_path(url).resolve()) if files.is_local(url) else url
 
 
 def _trace(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """What tells a source file whose recorded path is relative, and perhaps to another working folder than this."""
+    """Identifies a source file whose recorded path is relative, perhaps to another working folder."""
     return str(record["path"]).rpartition("/")[2], record["size"], record["version"]
 
 
 def _number_of(output: str, known: int, wanted: Ledger) -> int:
-    """The number of the generation that is built of these sources: the newest if it is of just these, else the next.
+    """The number of the generation for these sources: the newest if it has exactly these, else the next.
 
     Raises:
-        SourceError: a file is in a generation already.
+        SourceError: a file is already in a generation.
     """
-    now = {_place(str(record["path"])): record for record in wanted.sources}
+    now = {_canonical_path(str(record["path"])): record for record in wanted.sources}
     numbers: dict[str, int] = {}
     for number in range(known, 0, -1):
         ledger = read_ledger(generation_path(output, number))
         records = [] if ledger is None else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
-        earlier = {_place(str(record["path"])): record for record in records}
+        earlier = {_canonical_path(str(record["path"])): record for record in records}
         same = now.keys() == earlier.keys() and not any(is_changed(earlier[path], now[path]) for path in now)
         if number == known > 1 and same:
             return number

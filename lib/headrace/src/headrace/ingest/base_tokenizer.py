@@ -1,14 +1,14 @@
-"""What a tokenizer is, which special tokens stand around a document, and the tokenizers that need no file.
+"""The interface of tokenizers, the special tokens around a document, and the tokenizers that need no file.
 
-The policy of special tokens is a config's, resolved to ids of a vocabulary. ``auto`` looks for the usual names among
-the tokenizer's special tokens, and only if that gives no single answer at what a ``tokenizer_config.json`` beside the
-tokenizer declares (chat models declare their end of *turn* there, which is not what ends a document). No guess is ever
-made: no answer is an error that lists the candidates.
+The policy of special tokens comes from a config, and is resolved to ids of a vocabulary. ``auto`` looks for the usual
+names among the tokenizer's special tokens and, only if there is no unique match, in a ``tokenizer_config.json`` next to
+the tokenizer (chat models declare their end of *turn* there, which is not what ends a document). It never guesses:
+without a unique answer, there is an error that lists the candidates.
 
-Whether a cache is of the tokenizer that a config names is told by their records, no token is read: headrace's own
-caches keep a fingerprint. Levanter's keep a name, which says little, as two machines have the same tokenizer under
-different paths; there the tokenizer that somebody names is believed, unless the cache has ids that it does not have, or
-ends its documents with another token. Those that Marin tokenized keep nothing; the first document is read there.
+Records decide whether a cache has the tokenizer that a config names; no token is read. headrace's own caches record a
+fingerprint. Levanter's record only a name, which says little, because machines have the same tokenizer under different
+paths; there, a named tokenizer is accepted unless the cache has ids outside its vocabulary, or ends its documents with
+another token. Caches that Marin tokenized record nothing; there, the first document is read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from headrace.store.ledger import fingerprint_of
 from headrace.store.levanter.layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
 
 FILE_NAME = "tokenizer.json"
-"""Name of a tokenizer's file, in the folders that people keep them in and in a cache."""
+"""Name of a tokenizer's file, in its folder and in a cache."""
 IDS = "ids:"
-"""What stands before the size of the vocabulary where there is no tokenizer."""
+"""Prefix before the size of the vocabulary if there is no tokenizer."""
 EOS_NAMES = (
     "<|endoftext|>",
     "</s>",
@@ -61,7 +61,7 @@ Encoded: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class Placed(NamedTuple):
-    """Ids of a text and their places in it.
+    """Ids of a text and their positions in it.
 
     Attributes:
         ids: int64 ``[n]``.
@@ -83,9 +83,9 @@ class Tokenizer(abc.ABC):
         eos: Token after each document, or None. ``eos_id`` is its id.
         special: Its special tokens.
         content: Its file; None if it needs none. A cache keeps a copy, so that it can be read anywhere.
-        fingerprint: ``sha256:`` of all that decides the ids: vocabulary, rules, policy. Not of the path.
-        special_tokens_in_text: What becomes of special tokens that a text spells out. No part of the fingerprint: the
-            vocabulary is the same.
+        fingerprint: ``sha256:`` of everything that determines the ids: vocabulary, rules, policy; not the path.
+        special_tokens_in_text: What to do with names of special tokens in a text. Not part of the fingerprint, because
+            the vocabulary is the same.
     """
 
     path: str
@@ -110,15 +110,15 @@ class Tokenizer(abc.ABC):
 
         Returns:
             ids: ``dtype[total]``, all documents end to end, special tokens included.
-            lengths: int64 ``[len(texts)]``, how many of them are each document's.
+            lengths: int64 ``[len(texts)]``, the number of ids of each document.
 
         Raises:
-            BadRecordError: one of them cannot be encoded; which is not said.
+            BadRecordError: one of them cannot be encoded (it is not named).
         """
 
     @abc.abstractmethod
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
-        """Ids of texts, no special tokens added, and where in the text each lies."""
+        """Ids of texts, without added special tokens, and their positions in the text."""
 
     @abc.abstractmethod
     def id_of(self, token: str) -> int | None:
@@ -129,20 +129,20 @@ class Tokenizer(abc.ABC):
         """Text of ids; special tokens are spelled out."""
 
     def reading_special(self, special_tokens_in_text: SpecialTokensInText) -> Tokenizer:
-        """This tokenizer, with another setting for special tokens that a text spells out. Those that need no file never
-        read a text as such a token: nothing changes.
+        """This tokenizer, with another setting for names of special tokens in a text. Tokenizers without a file never
+        read a text as such a token, so nothing changes.
         """
         return self
 
     def record(self) -> dict[str, Any]:
-        """What the ledger keeps: with the cache's copy of the file enough to make this tokenizer again."""
+        """The record for the ledger: with the cache's copy of the file, enough to restore this tokenizer."""
         file = None if self.content is None else FILE_NAME
         keys = ("fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id")
         return {"path": self.path, "file": file, **{key: getattr(self, key) for key in keys}}
 
     def check_same(self, record: Mapping[str, Any], cache: str) -> None:
-        """Refuses a cache that was built with another tokenizer or other special tokens or, where it has a name only,
-        cannot be of this one; ``record`` is its ``ledger.tokenizer``.
+        """Refuses a cache that was built with another tokenizer or other special tokens or, if it records only a name,
+        cannot have been built with this one; ``record`` is its ``ledger.tokenizer``.
 
         Raises:
             ConfigError: they differ.
@@ -166,7 +166,7 @@ class Tokenizer(abc.ABC):
 
 
 def declared_tokens(folder: str) -> dict[str, str]:
-    """``bos`` and ``eos`` of a ``tokenizer_config.json`` beside the tokenizer, if there is one."""
+    """``bos`` and ``eos`` in a ``tokenizer_config.json`` next to the tokenizer, if there is one."""
     content = files.read_bytes(files.join(folder or ".", "tokenizer_config.json"))
     if content is None:
         return {}
@@ -185,7 +185,7 @@ def declared_tokens(folder: str) -> dict[str, str]:
 
 def resolve_special(
     role: str,
-    wanted: str | None,
+    token: str | None,
     special: list[str],
     usual: Sequence[str],
     find: Callable[[str], int | None],
@@ -203,9 +203,9 @@ def resolve_special(
         >>> resolve_special("eos", "auto", ["<pad>", "</s>"], EOS_NAMES, {"<pad>": 0, "</s>": 1}.get)
         ('</s>', 1)
     """
-    if wanted is None or wanted == "none":
+    if token is None or token == "none":
         return None, None
-    if wanted == "auto":
+    if token == "auto":
         candidates = [t for t in special if t in usual]
         if len(candidates) != 1 and declared is not None and find(declared) is not None:
             candidates = [declared]
@@ -213,17 +213,17 @@ def resolve_special(
             listed = ", ".join(repr(t) for t in (candidates or special)[:16])
             problem = f"finds several: {listed}" if candidates else f"finds none (special tokens: {listed or 'no one'})"
             raise ConfigError(problem, field=role, value="auto", cure=f"Choose: --{role} TOKEN, or --{role} none.")
-        wanted = candidates[0]
-    token_id = find(wanted)
+        token = candidates[0]
+    token_id = find(token)
     if token_id is None:
         raise ConfigError(
-            "is not a token of this tokenizer", field=role, value=wanted, cure=did_you_mean(wanted, special)
+            "is not a token of this tokenizer", field=role, value=token, cure=did_you_mean(token, special)
         )
-    return wanted, int(token_id)
+    return token, int(token_id)
 
 
 class ByteTokenizer(Tokenizer):
-    """The 256 byte values of UTF-8, then ``<eos>`` 256 and ``<bos>`` 257. Always there, needs no file."""
+    """The 256 byte values of UTF-8, then ``<eos>`` 256 and ``<bos>`` 257. Always available, without a file."""
 
     SPECIAL: dict[str, int] = {"<eos>": 256, "<bos>": 257}  # noqa: RUF012 (a constant)
 
@@ -276,11 +276,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class IdsTokenizer(Tokenizer):
-    """No tokenizer at all: ready ids of a vocabulary whose size is all that is known, and the id that ends documents,
-    ``eos``, if that is given. Adds nothing, encodes nothing.
+    """No tokenizer: ids of a vocabulary of which only the size is known, and ``eos``, the id that ends documents, if
+    given. Adds and encodes nothing.
 
     Raises:
-        ConfigError: it says no size; ``eos`` is no id below it.
+        ConfigError: the size is missing; ``eos`` is not an id below it.
 
     Example:
         >>> IdsTokenizer("ids:50257").decode([7, 8])
@@ -320,13 +320,13 @@ class IdsTokenizer(Tokenizer):
 
 
 def named_only(record: Mapping[str, Any]) -> bool:
-    """Whether a cache knows no more of its tokenizer than a name."""
+    """Whether a cache records only a name of its tokenizer."""
     return str(record.get("fingerprint")).startswith(NAMED_ONLY)
 
 
 def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
-    """Where the ledger of an open cache does not name its tokenizer, lets the cache have the size of this one, and its
-    end of text if the first document ends with that.
+    """If the ledger of an open cache does not name its tokenizer, sets the size of this one, and its end of text if the
+    first document ends with it.
     """
     record = cache.ledger.tokenizer
     if record.get("path") != UNNAMED or not named_only(record) or not cache.num_documents:
@@ -339,7 +339,7 @@ def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
 
 
 def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """Refuses caches of several tokenizers: name of the component, path and ``ledger.tokenizer`` of each cache.
+    """Refuses caches with different tokenizers; arguments: component, path and ``ledger.tokenizer`` of each cache.
 
     Raises:
         ConfigError: two differ.

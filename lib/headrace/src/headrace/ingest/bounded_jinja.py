@@ -1,11 +1,11 @@
-"""Jinja's sandbox with a bound on what a template makes: characters, elements and steps of one rendering.
+"""Jinja's sandbox with a limit on what a template produces: characters, elements and steps of one rendering.
 
-Templates come from strangers. Jinja's own sandbox keeps them from everything but their messages; it does not keep
-``{% set x = x + x %}`` from being said 40 times. Here every step of a loop, call, operation, slice and output costs
-what it makes, known before it is made where it could be much; a rendering that costs more than the limit is refused.
-Comparisons and searches make nothing and cost nothing. Memory is bounded by the limit (up to 4 bytes a character).
+Templates come from strangers. Jinja's own sandbox isolates them from everything but their messages, but it does not
+prevent 40 repetitions of ``{% set x = x + x %}``. Here, every step of a loop, call, operation, slice and output costs
+what it produces, computed in advance if it could be large; a rendering above the limit is refused. Comparisons and
+searches produce nothing and cost nothing. The limit bounds memory (up to 4 bytes per character).
 
-Price: rendering takes about three times as long as in Jinja's own sandbox; encoding what is rendered takes longer.
+Price: rendering takes about three times as long as in Jinja's own sandbox; encoding the result takes longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from headrace.ingest.records import BadRecordError
 
 MAX_RENDER = 1 << 26
-"""Most of what one rendering may make."""
+"""Limit for one rendering."""
 _STEP = 16
 _WIDTH = re.compile(r"\d{5}")
 _SHALLOW = {"length", "count", "first", "last", "list", "map", "select", "selectattr", "reject", "rejectattr"}.union(
@@ -49,7 +49,7 @@ _SHALLOW = {"length", "count", "first", "last", "list", "map", "select", "select
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which :attr:`limit` bounds what is made between two calls of :meth:`begin`, by each thread.
+    """A sandbox in which :attr:`limit` bounds what each thread produces between two calls of :meth:`begin`.
 
     Example:
         >>> environment = BoundedEnvironment(1000)
@@ -62,18 +62,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, limit: int, **options: Any) -> None:
         self.limit = limit
         self._spent = threading.local()
-        super().__init__(finalize=self._shown, **options)
+        super().__init__(finalize=self._spend_shown, **options)
 
     def begin(self) -> None:
-        """Begins a rendering: nothing is made yet."""
+        """Starts a rendering with a count of zero."""
         self._spent.cost = 0
 
     def bound_filters(self) -> None:
-        """Bounds the filters that there are now."""
+        """Limits the current filters."""
         self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
 
     def spend(self, cost: int) -> bool:
-        """Counts what is made; True.
+        """Counts what is produced; returns True.
 
         Raises:
             BadRecordError: it is more than the limit.
@@ -84,7 +84,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def spend_all(self, value: Any) -> Any:
-        """Counts a value with all that is in it; the value."""
+        """Counts a value with all its content; returns the value."""
         pending = [value]
         while pending:
             one = pending.pop()
@@ -120,7 +120,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # A letter may become a book with these, and no template needs them.
+        # With these, a letter may become a book, and no template needs them.
         return attr not in ("translate", "expandtabs") and super().is_safe_attribute(obj, attr, value)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -148,11 +148,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return node
 
     def spend_slice(self, value: Any) -> Any:
-        """Counts a slice; the slice."""
+        """Counts a slice; returns the slice."""
         self.spend(_size(value))
         return value
 
-    def _shown(self, value: Any) -> Any:
+    def _spend_shown(self, value: Any) -> Any:
         return self.spend_all(value)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,7 +179,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return sum(abs(one) for one in values if isinstance(one, int) and not isinstance(one, bool))
 
     def _foresee(self, name: str, value: Any, given: list[Any], function: Any) -> None:
-        """Counts what a method of a string, or a filter of that name, is about to make of it."""
+        """Counts in advance what a method of a string, or a filter of that name, will produce."""
         if name in ("format", "format_map", "%"):
             pattern = value if isinstance(value, str) else str(getattr(function, "__self__", ""))
             if _WIDTH.search(pattern) or (name == "%" and "*" in pattern):

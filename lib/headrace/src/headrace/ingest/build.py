@@ -1,19 +1,19 @@
 """``build_cache``: from source files to a finished token cache; interrupted at any moment, continued by the same call.
 
-What lies on disk decides what is left to do, and nothing else::
+Only the files on disk determine what is left to do::
 
     ledger.json, finished: false   written first: the plan (which file goes into which part), tokenizer, layout
     tokenizer.json                 a copy of the tokenizer's file, so that the cache can be decoded anywhere
     parts/00000/...  part.json     one folder a part; its record is its last write
     ledger.json, finished: true    written last: the same, with the table of parts
 
-The invariant: whatever was killed, however often, the finished folder is the same, bit for bit, as that of one
-uninterrupted build, whatever engine built it with however many workers. A setting that would change it (tokenizer,
-special tokens, layout, files) is refused on a folder that was started with another, with the difference shown. So is a
-source file that changed after its part was built; one that changed before is read as it is now. One builder at a time
-works on a folder (:mod:`headrace.store.lease`).
+Invariant: whatever was killed, however often, the finished folder is bit-identical to that of one uninterrupted build,
+on any engine and with any number of workers. A setting that would change it (tokenizer, special tokens, layout, files)
+is refused for a folder that was started with another, and the error shows the difference. So is a source file that
+changed after its part was built; one that changed before is read in its current state. One builder at a time works on a
+folder (:mod:`headrace.store.lease`).
 
-Price of resuming: one small read a part, and what was done of one part (64 MiB of text) is done again.
+Price of resuming: one small read per part, and repeating the work on one part (64 MiB of text).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, counted, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, format_count, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -71,37 +71,37 @@ from headrace.store.parts import PartRecord
 from headrace.store.retry import wire
 
 INGEST_VERSION = 3
-"""Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
+"""Increased when the same input would give other tokens or another layout: builds cannot be resumed across versions."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did.
+    """The result of a build.
 
     Attributes:
         path: The cache.
-        documents: Documents in the cache. Empty ones are kept (they consist of their special tokens alone).
+        documents: Documents in the cache. Empty ones are kept (they consist only of their special tokens).
         tokens: Tokens in the cache, special tokens included.
         text_bytes: Bytes of text (UTF-8) that they stand for.
         skipped_lines: Bad lines left out (``on_bad_line="skip"``).
-        first_skipped: Where and why the first of them.
+        first_skipped: Position and reason of the first of them.
         empty_documents: How many documents have no text.
-        ignored_records: Records of a crawl that hold no plain text, by their type.
+        ignored_records: Records of a crawl without plain text, by type.
         trained_tokens: Tokens that are trained on, by their mask; None if documents have none.
-        untrained_documents: Documents with a mask none of whose tokens is trained on. They are kept.
+        untrained_documents: Documents with a mask but no trained token. They are kept.
         parts_built: Parts that this call built.
-        parts_reused: Parts that were there already.
+        parts_reused: Parts that already existed.
         tokens_built: Tokens of the parts that this call built.
         bytes_built: Bytes of text of the parts that this call built.
-        requests: Requests over HTTP that this call took, its workers' included: listing, reading, writing; 0 if all
-            lies here. (Of this process whatever it did meanwhile; not those of workers that were lost.)
-        failed_requests: Those among them that a store did not answer, or with 408, 429 or 5xx; all were repeated.
+        requests: Requests over HTTP of this call and its workers: listing, reading, writing; 0 if everything is local.
+            (Includes other requests of this process in the meantime; not those of lost workers.)
+        failed_requests: Those without an answer, or with 408, 429 or 5xx; all were repeated.
         seconds: Time of this call.
-        left_out_files: Files in the given folders that are of no format that is taken from them, by their endings.
-        tokenizer_engine: What this call encoded with, ``gigatoken`` or ``tokenizers``; empty if it built no part.
-        engine_reason: Why not with ``gigatoken``, where ``auto`` would have taken it.
-        differing_code_points: How many code points the two know differently.
-        encoded: What ``gigatoken`` encoded, and what was compared.
+        left_out_files: Skipped files in the given folders, by extension.
+        tokenizer_engine: The library that encoded, ``gigatoken`` or ``tokenizers``; empty if no part was built.
+        engine_reason: Why ``auto`` did not use ``gigatoken``.
+        differing_code_points: Number of code points on which the two differ.
+        encoded: Counters of ``gigatoken``, and of comparisons.
     """
 
     path: str
@@ -132,15 +132,15 @@ class BuildReport:
 
 
 class BuildOptions(TypedDict, total=False):
-    """What is seldom given to :func:`build_cache`.
+    """Rarely used options of :func:`build_cache`.
 
     Attributes:
         dtype: Name of the stored dtype; None, the default: the narrowest that holds the vocabulary.
         chunk_tokens: Tokens in a chunk, the unit of reading; 65,536 by default.
         shard_chunks: Chunks in a file; 256 by default.
         compression: ``none``, the default, or ``zstd``.
-        hash_sources: Keep a hash of each source file in the ledger, and tell by it whether a file has changed.
-        progress: Show a bar, if stderr is a terminal (the default).
+        hash_sources: Store a hash of each source file in the ledger, and use it to detect changes.
+        progress: Show a bar if stderr is a terminal (the default).
     """
 
     dtype: str | None
@@ -162,28 +162,24 @@ def build_cache(
     restart: bool = False,
     **options: Unpack[BuildOptions],
 ) -> BuildReport:
-    """Builds a token cache, or finishes one that was begun with the same arguments.
+    """Builds a token cache, or finishes an interrupted build with the same arguments.
 
-    Args:
-        source: Where the documents come from.
-        tokenizer: How they become ids.
-        output: Folder or URL of the cache.
-        part_bytes: Source bytes in a part, the unit of work and of resuming.
-        engine: Who builds the parts: ``pool``, worker processes of this machine; ``inline``, this process; ``ray``, a
+    Args: source: Where the documents come from. tokenizer: How they become ids. output: Folder or URL of the cache.
+    part_bytes: Source bytes in a part, the unit of work and of resuming. engine: What builds the parts: ``pool``,
+    worker processes of this machine; ``inline``, this process; ``ray``, a
             Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a pipeline of Marin's Zephyr (on the current
             Fray client's cluster, or in threads here); ``auto``, a pool unless there is too little to do. No effect on
             the result.
-        workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
-        restart: Delete what is there and start over.
-        options: What is seldom given, by keyword: see :class:`BuildOptions`.
+        workers: Number of workers; None: as many as cores and memory allow. No effect on the result. restart: Delete
+        existing content and start over. options: Rarely used options, by keyword: see :class:`BuildOptions`.
 
     Returns:
-        What was done. If the cache is finished already, nothing was, and ``parts_built`` is 0.
+        A report. If the cache was already finished, nothing is done and ``parts_built`` is 0.
 
     Raises:
         SourceError: the source is missing, empty, unreadable, bad in a line, or changed.
-        ConfigError: a setting is not usable, or is not the one that the folder was begun with.
-        CacheError: the output cannot be written, holds something else, or is being built by another process.
+        ConfigError: a setting is invalid, or differs from the one with which the folder was started.
+        CacheError: the output cannot be written, contains something else, or is being built by another process.
 
     Example:
         >>> import pathlib, tempfile
@@ -225,7 +221,7 @@ def build_cache(
 def plan_build(
     source: SourceConfig, tokenizer: TokenizerConfig, output: str, part_bytes: int, options: BuildOptions
 ) -> tuple[_Work, Ledger, Counter[str]]:
-    """What a build has in hand, the ledger that it begins with, and the endings of files that are left out."""
+    """The work of a build, its initial ledger, and the extensions of skipped files."""
     if not isinstance(source, SourceConfig):
         raise ConfigError("is not a source", field="source", value=source, cure="Give SourceConfig([PATH]).")
     if not isinstance(tokenizer, TokenizerConfig):
@@ -256,7 +252,7 @@ def plan_build(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a build has in hand, besides what its ledger says; ``spent``: what parts took that are built already."""
+    """The work of a build in addition to its ledger; ``spent``: the costs of parts built so far."""
 
     job: BuildJob
     listed: dict[str, SourceFile]
@@ -288,7 +284,7 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
 
 
 def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Fields as a ledger has them: what came later is left out where it is as it always was."""
+    """Fields for a ledger: later additions are left out if they have their default."""
     usual = (("width", None), ("max_record_bytes", MAX_RECORD_BYTES), ("special_tokens_in_text", "token"))
     return dict(pair for pair in fields if pair not in usual)
 
@@ -297,7 +293,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     output = work.job.root
     old_ledger = read_ledger(output)
     tokenizer_file = files.join(output, FILE_NAME)
-    if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
+    if files.is_local(output):  # left by a kill during an atomic write; object stores have no such files
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             files.remove_tree(files.join(output, f"{name}.tmp"))
     if old_ledger is not None and (work.restart or began_in_vain(output, old_ledger, wanted)):
@@ -324,7 +320,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     records = [built.get(t.name) or finished[t.name] for t in tasks]
     result = replace(report_of(output, records, built), **encoding.report())
     if result.documents == 0:
-        skipped = f"; {counted(result.skipped_lines, 'line')} skipped, the first: {result.first_skipped}"
+        skipped = f"; {format_count(result.skipped_lines, 'line')} skipped, the first: {result.first_skipped}"
         why = skipped if result.skipped_lines else ""
         if result.ignored_records:
             why += "; of no text are " + ", ".join(f"{n} {what}" for what, n in result.ignored_records.items())
@@ -366,7 +362,7 @@ def _run(
 def _begin(
     output: str, wanted: Ledger, begun: Ledger | None, listed: dict[str, SourceFile]
 ) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
-    """The ledger to work on, its plan, and the parts that are complete already."""
+    """The ledger to work on, its plan, and the parts that are already complete."""
     if begun is None:
         write_ledger(output, wanted)
         return wanted, tasks_from_records(wanted.sources, listed), {}
@@ -382,7 +378,7 @@ def _begin(
 
 
 def _clear(output: str, begun: Ledger) -> None:
-    """Deletes a cache, ledger last: killed within it, what is left is an unfinished cache, not a broken one."""
+    """Deletes a cache, ledger last: after a kill, it is an unfinished cache, not a broken one."""
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
@@ -394,7 +390,7 @@ def _clear(output: str, begun: Ledger) -> None:
 
 
 def report_of(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]) -> BuildReport:
-    """What was done, but for what it took."""
+    """The report without its costs."""
 
     def total(key: str) -> int:
         return sum(int(r.extra.get(key, 0)) for r in records)

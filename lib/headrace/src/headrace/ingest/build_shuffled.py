@@ -1,10 +1,10 @@
 """``build_shuffled``: from source files to a shuffled store, in one command.
 
-The plain cache is built in ``unshuffled/`` below the output, as :func:`~headrace.ingest.build.build_cache` builds it,
-then shuffled into the output (:mod:`headrace.ingest.reshuffle`), and deleted. Interrupted, each of the three goes on.
+The plain cache is built in ``unshuffled/`` in the output folder with :func:`~headrace.ingest.build.build_cache`, then
+shuffled into the output (:mod:`headrace.ingest.reshuffle`), and deleted. Each of the three steps can be resumed.
 
-The invariant: the parts are those that building and then shuffling in two commands give. Price: on the output's disk,
-three times the cache for a while.
+Invariant: the parts are those of building and shuffling in two commands. Price: on the output's disk, temporarily three
+times the cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 
 
 class ShuffledBuildOptions(BuildOptions, total=False):
-    """What :func:`build_shuffled` takes by keyword, as :func:`~headrace.ingest.build.build_cache` does."""
+    """Keywords of :func:`build_shuffled`, as for :func:`~headrace.ingest.build.build_cache`."""
 
     part_bytes: int
     engine: Engine
@@ -49,24 +49,24 @@ def build_shuffled(
     announce: Callable[[ReshuffleCost], None] | None = None,
     **options: Unpack[ShuffledBuildOptions],
 ) -> BuildReport:
-    """Builds a shuffled token cache, or finishes one that was begun with the same arguments.
+    """Builds a shuffled token cache, or finishes an interrupted build with the same arguments.
 
     Args:
         source: Where the documents come from.
         tokenizer: How they become ids.
         output: Folder or URL of the cache.
         how: Seed and limits of the shuffle.
-        announce: Told what the shuffle takes, once the plain cache is built.
-        options: As of :func:`~headrace.ingest.build.build_cache`; ``part_bytes`` is that of the plain cache.
+        announce: Called with the cost of the shuffle, once the plain cache is built.
+        options: As for :func:`~headrace.ingest.build.build_cache`; ``part_bytes`` is that of the plain cache.
 
     Returns:
-        What was done, with the counters of the plain cache.
+        A report with the counters of the plain cache.
 
     Raises:
-        SourceError: as of :func:`~headrace.ingest.build.build_cache`.
-        ConfigError: a setting is not usable.
-        PlanMismatchError: the folder was begun with other settings.
-        CacheError: the output holds something else, is being written, has no room, or cannot be written.
+        SourceError: as for :func:`~headrace.ingest.build.build_cache`.
+        ConfigError: a setting is invalid.
+        PlanMismatchError: the folder was started with other settings.
+        CacheError: the output contains something else, is being written, has no room, or cannot be written.
 
     Example:
         >>> import pathlib, tempfile
@@ -111,7 +111,7 @@ def build_shuffled(
 
 
 def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
-    """Raises PlanMismatchError unless what was begun is what is wanted, SourceError if a source file has changed."""
+    """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a source has changed."""
     shuffled = begun.metadata.get(SHUFFLED)
     if shuffled is None or shuffled["cache"] is not None:
         cure = "Choose a folder that is new or empty."

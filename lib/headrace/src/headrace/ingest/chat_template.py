@@ -1,15 +1,15 @@
-"""Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox, and which text it marks.
+"""Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox, and the text that it marks.
 
-Templates are files that come with weights from strangers, so they are treated as data: they run in Jinja's immutable
-sandbox, which lets them look at messages and at nothing else. A template renders the same text at any time: there is no
-clock in it (``strftime_now`` is not defined; templates that want a date take it from ``variables``). What a rendering
-makes is bounded (:mod:`headrace.ingest.bounded_jinja`).
+Templates come with weights from strangers, so they are treated as data: they run in Jinja's immutable sandbox, which
+gives them access to messages and nothing else. A template always renders the same text: it has no clock
+(``strftime_now`` is not defined; templates that need a date get it from ``variables``). The size of a rendering is
+limited (:mod:`headrace.ingest.bounded_jinja`).
 
-``{% generation %} ... {% endgeneration %}`` marks what the model is to learn to write. A template without these marks
-is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): what message i adds to the text is its turn, and what
-``add_generation_prompt`` adds before it is its header, which the model is given and does not write.
+``{% generation %} ... {% endgeneration %}`` marks what the model should learn to write. A template without these marks
+is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): the text added by message i is its turn, and the text
+that ``add_generation_prompt`` adds before it is its header, which is given to the model.
 
-Price: 20 to 100 us a render; masks by roles render twice for each turn.
+Price: 20 to 100 us per rendering; masks by roles render twice per turn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str, Any]:
-    """The template of a build, and the special tokens that it may name: JSON values, which the ledger keeps.
+    """The template of a build, and the special tokens that it may name, as JSON values for the ledger.
 
     Raises:
         ConfigError: there is no template.
@@ -72,7 +72,7 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
 
 
 def _of_file(content: str, path: str) -> str:
-    """The template in a file: all of it, or what a ``tokenizer_config.json`` declares."""
+    """The template in a file: its whole content, or the one in a ``tokenizer_config.json``."""
     try:
         config = json.loads(content)
     except ValueError:
@@ -86,7 +86,7 @@ def _of_file(content: str, path: str) -> str:
 
 
 def _declared(value: Any) -> str | None:
-    """The template of a config file: a text, or the one named ``default`` of several."""
+    """The template of a config file: its text, or the one named ``default`` of several."""
     if isinstance(value, list):
         return next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), None)
     return value if isinstance(value, str) else None
@@ -96,7 +96,7 @@ class ChatTemplate:
     """A compiled template.
 
     Raises:
-        ConfigError: it is no template, or Jinja is not installed.
+        ConfigError: it is not a valid template, or Jinja is not installed.
 
     Example:
         >>> chat = ChatTemplate({"text": "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}"
@@ -164,7 +164,7 @@ class ChatTemplate:
     def spans_of_turns(
         self, messages: Sequence[Message], wanted: Sequence[bool], tools: Any = None
     ) -> tuple[str, Spans]:
-        """The text of a conversation, and the characters that the turns that are wanted add to it.
+        """The text of a conversation, and the characters that the selected turns add to it.
 
         Raises:
             BadRecordError: the template refuses it, or does not render turns one after the other.

@@ -1,5 +1,5 @@
-"""The choices of a source and of a build, spelled once: configs and the command line, which reads no more than this to
-answer ``--help``, take them from here.
+"""The choices of sources and builds, defined once for configs and the command line, which reads only this module to
+answer ``--help``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The code points on which two encoders of one tokenizer disagree, found by comparing every one of them.
+"""The code points on which two encoders of one tokenizer disagree, found by comparing all of them.
 
-Encoders cut a text into words by classes of characters (letters, digits, spaces, the rest), and those come from the
-version of Unicode that each was built with. A cut shows in the ids only where a token could have reached across it, so
-the ids of a tokenizer prove little. A **probe** shows all cuts: a tokenizer with the same rules for cutting, in whose
-vocabulary every byte that can end a character merges with every byte that can begin one. With it each code point is
-compared between letters and between punctuation; letters between capitals too; and all that is neither an ideograph
-(``Lo``), private nor unassigned between digits, spaces, line ends and quotes as well. With the tokenizer itself each is
+Encoders cut a text into words by classes of characters (letters, digits, spaces, the rest), which depend on the version
+of Unicode that each was built with. A cut is visible in the ids only where a token could have crossed it, so the ids of
+a tokenizer prove little. A **probe** shows all cuts: a tokenizer with the same cutting rules, in whose vocabulary every
+byte that can end a character merges with every byte that can begin one. With the probe, each code point is compared
+between letters and between punctuation; letters also between capitals; and everything that is neither an ideograph
+(``Lo``), private nor unassigned also between digits, spaces, line ends and quotes. With the tokenizer itself, each is
 compared alone.
 
 Price: 1.1 million code points take 12 to 20 s of CPU on all cores, nearly all of it in the ``tokenizers`` library. The
-answer is kept in the user's cache folder (``$XDG_CACHE_HOME/headrace``, 20 kB), by a digest of the tokenizer and the
+result is cached in the user's cache folder (``$XDG_CACHE_HOME/headrace``, 20 kB), by a digest of the tokenizer and the
 versions of both libraries.
 """
 
@@ -32,7 +32,7 @@ ALL_POINTS = 0x110000
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Code points as runs ``start .. stop``, increasing."""
 Encode: TypeAlias = Callable[[Sequence[str]], list[bytes]]
-"""Encodes texts; gives the ids of each as the bytes of uint32."""
+"""Encodes texts; returns the ids of each as the bytes of uint32."""
 
 _VERSION = 1
 _SURROGATES = range(0xD800, 0xE000)
@@ -45,12 +45,12 @@ _BETWEEN_SOME = ("11", "  ", "\n\n", "''", "//", "..", "AA")
 def differing_code_points(
     tokenizer: tuple[Encode, Encode], probe: tuple[Encode, Encode], points: Iterable[int] = range(ALL_POINTS)
 ) -> Ranges:
-    """The code points, among ``points``, whose texts the two encoders of a pair give other ids.
+    """The code points among ``points`` for which the two encoders of a pair give different ids.
 
     Args:
         tokenizer: Two encoders of the tokenizer.
         probe: Two encoders of its probe, see :func:`probe_of`.
-        points: What to compare; surrogates are left out.
+        points: Code points to compare; surrogates are left out.
     """
     every = [p for p in points if p not in _SURROGATES]
     categories = {p: unicodedata.category(chr(p)) for p in every}
@@ -65,14 +65,14 @@ def differing_code_points(
 
 
 def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
-    """The ranges that the user's cache folder has for a digest; where it has none, computes and keeps them."""
+    """The ranges in the user's cache folder for a digest; computes and saves them if there are none."""
     path = _folder() / f"code-points-{digest}.json"
     with suppress(OSError, ValueError, TypeError, LookupError):
         content = json.loads(path.read_text())
         if content["digest"] == _digest_of_ranges(content["ranges"]):
             return tuple((int(start), int(stop)) for start, stop in content["ranges"])
     ranges = compute()
-    with suppress(OSError):  # a folder that cannot be written costs the time again, no more
+    with suppress(OSError):  # if the folder cannot be written, they are computed again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         own_file = path.with_suffix(f".{os.getpid()}.tmp")
         own_file.write_text(json.dumps({"digest": _digest_of_ranges(ranges), "ranges": ranges}))
@@ -81,7 +81,7 @@ def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
 
 
 def digest_of(tokenizer: bytes, *versions: str) -> str:
-    """What tells a comparison from others: the tokenizer, and the versions of what was compared."""
+    """Digest of a comparison: the tokenizer, and the versions of the libraries."""
     return hashlib.sha256("\n".join((str(_VERSION), *versions)).encode() + b"\n" + tokenizer).hexdigest()
 
 
@@ -129,7 +129,7 @@ def ids_as_bytes(ids: Iterable[int]) -> bytes:
 
 
 def _compare(encoders: tuple[Encode, Encode], between: str, points: Sequence[int]) -> Iterator[int]:
-    """The points that the encoders give other ids, each between two of ``between``."""
+    """The points for which the encoders give different ids, each between two of ``between``."""
     runs = [points[i : i + _POINTS_A_TEXT] for i in range(0, len(points), _POINTS_A_TEXT)]
     for start in range(0, len(runs), _TEXTS_AT_ONCE):
         some = runs[start : start + _TEXTS_AT_ONCE]

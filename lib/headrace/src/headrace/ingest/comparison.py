@@ -1,12 +1,11 @@
-"""Which documents of a part are encoded twice, by a faster encoder and by ``tokenizers``, and what a difference does.
+"""Selects documents of a part that both a faster encoder and ``tokenizers`` encode, to compare the ids.
 
-The first documents of each part, as a new kind of text would show there, and one of every 1,024 after them, at places
-that the part's name decides: so a resumed or repeated build compares the same ones. Of a document of more than 64 Ki
-characters its beginning is compared, encoded by itself. A difference stops the part; it is built again with
-``tokenizers`` alone.
+These are the first documents of each part, where a new kind of text would show, and then one in 1,024, selected by the
+part's name, so that a resumed or repeated build compares the same ones. Of a document of more than 64 Ki characters,
+its beginning is encoded separately and compared. A difference stops the part, which is built again with ``tokenizers``.
 
-Price: ``tokenizers`` takes about a thousand times as long for a document as all else, so one in 1,024 costs 5% to 10%
-of a build, and the first documents, at most 32 KiB where documents are shorter, 30 ms a part.
+Price: ``tokenizers`` takes about a thousand times as long for a document as everything else, so one in 1,024 costs 5%
+to 10% of a build, and the first documents (at most 32 KiB if documents are shorter) 30 ms per part.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ MOST_CHARS = 1 << 16
 
 
 class EncodersDifferError(Exception):
-    """Two encoders gave a document other ids.
+    """Two encoders gave different ids for a document.
 
     Attributes:
         part: Name of the part.
-        place: Which document.
+        place: The document.
     """
 
     def __init__(self, part: str, place: str) -> None:
@@ -40,11 +39,11 @@ class EncodersDifferError(Exception):
 
 
 def compared_indices(part: str, first: int, sizes: Sequence[int]) -> list[int]:
-    """Which of some documents in a row to compare.
+    """Indices of the documents to compare, among consecutive ones.
 
     Args:
         part: Name of the part.
-        first: How many documents of the part are before these.
+        first: Number of documents of the part before these.
         sizes: Bytes of each.
 
     Example:
@@ -70,13 +69,13 @@ def first_difference(
     encoded: EncodedBatch,
     kinds: tuple[DocumentKind, DocumentKind],
 ) -> int | None:
-    """Which document ``tokenizers`` gives other ids; None if it gives all the same.
+    """The first document for which ``tokenizers`` gives different ids; None if there is none.
 
     Args:
-        indices: Which of the documents to compare.
+        indices: Indices of the documents to compare.
         documents: Documents of one part.
-        encoded: What the faster encoder made of them.
-        kinds: What encodes with the faster encoder, and with ``tokenizers``.
+        encoded: The result of the faster encoder.
+        kinds: The kind with the faster encoder, and with ``tokenizers``.
     """
     faster, plain = kinds
     stops = np.cumsum(encoded.lengths)

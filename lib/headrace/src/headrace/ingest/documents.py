@@ -1,7 +1,7 @@
-"""Documents out of files: the container's records, made into documents by the kind, with what is bad about them.
+"""Reads documents from files: the container's records, converted to documents by the kind, or errors about them.
 
-What cannot be read is named with file and row; it is never dropped in silence: the policy (``on_bad_line``) either
-stops the build or counts. Price: that of the container's reader; memory is bounded by one document.
+Errors name file and row, and nothing is dropped silently: the policy (``on_bad_line``) either stops the build or
+counts. Price: that of the container's reader; memory is bounded by one document.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ READERS: dict[str, type[Reader]] = {
     "hf": HubReader,
     "python": FunctionReader,
 }
-"""By the format of the file."""
+"""Readers by the format of the file."""
 MIN_SLICE_BYTES = 1 << 20
-"""Smaller slices are not worth a reader: it reads that much at once."""
+"""Smallest useful slice: a reader reads this much at once."""
 
 
 class Document(NamedTuple):
     """One document, before it is encoded.
 
     Attributes:
-        text: Its text; empty if it is made of ids.
+        text: Its text; empty if it consists of ids.
         num_bytes: Length of the text in UTF-8, or of the ids.
-        leaves: Values of the leaves that were asked for, in their order.
+        leaves: Values of the requested leaves, in order.
         spans: Characters ``start .. stop`` that are trained on, increasing; None if the kind has no masks.
-        cut: Characters of a prompt, which is encoded apart from what follows it; 0 if there is none.
-        framed: Whether the special tokens of the policy stand around it (a prompt has none after it).
-        ids: Its ids, if they are ready.
-        mask: Its mask, if that is ready: uint8 ``[len(ids)]``.
-        label: What a kind says of it: 1 for the chosen one of a pair.
+        cut: Characters of a prompt, which is encoded separately from what follows; 0 if there is none.
+        framed: Whether the special tokens of the policy are added around it (a prompt has none after it).
+        ids: Its ids, if the source has them.
+        mask: Its mask, if the source has it: uint8 ``[len(ids)]``.
+        label: Label from the kind: 1 for the chosen one of a pair.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Document(NamedTuple):
 
 
 class DocumentMaker(Protocol):
-    """What makes documents of a record; see :mod:`headrace.ingest.kinds`."""
+    """Converts records to documents; see :mod:`headrace.ingest.kinds`."""
 
     columns: list[str]
     optional: set[str]
@@ -80,7 +80,7 @@ class DocumentMaker(Protocol):
 
 
 class DocumentReader:
-    """Iterates over the documents of one file or slice, once; ``row`` is that of the document given last."""
+    """Iterates over the documents of one file or slice, once; ``row`` is that of the last document."""
 
     def __init__(self, file: SourceFile, config: SourceConfig, maker: DocumentMaker) -> None:
         self.file, self.config, self._maker = file, config, maker
@@ -119,30 +119,30 @@ class DocumentReader:
                 self.row = row
                 yield from documents
         except SourceError:
-            self._check_unchanged()  # if the file is being written to, that is the news, not the half line
+            self._check_unchanged()  # if the file is being written, report that and not the incomplete line
             raise
         self._check_unchanged()
         self._ended = True
 
     def refusal(self, row: int, bad: BadRecordError) -> str:
-        """What is wrong with the record of a row, if such records are skipped; otherwise it is raised."""
+        """The problem of a row's record, if such records are skipped; otherwise raises it."""
         if self.config.on_bad_line == "error":
             cure = (
                 f"{bad.cure} Or leave such lines out: --restart --on-bad-line skip (in Python: restart=True,"
                 ' on_bad_line="skip").'
             )
-            raise SourceError(bad.problem, field=self.place(row), cure=cure.strip())
-        return f"{self.place(row)}: {bad.problem}"
+            raise SourceError(bad.problem, field=self.describe_row(row), cure=cure.strip())
+        return f"{self.describe_row(row)}: {bad.problem}"
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """A row for a message, with the file."""
-        return self._reader.place(row)
+        return self._reader.describe_row(row)
 
     def _check_unchanged(self) -> None:
         try:
             now = stat_source(self.file)
         except Exception:  # noqa: BLE001 (clients raise what they like)
-            return  # gone or unreachable after it was read whole: what was read is what was listed
+            return  # gone or unreachable after it was read completely: its content matched the listing
         if now != (self.file.size, self.file.version):
             raise SourceError(
                 "changed while the cache was being built",
@@ -152,9 +152,10 @@ class DocumentReader:
 
 
 def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]) -> SourceConfig:
-    """The source, its ``loss_mask`` named if it is of ready ids and nobody said: as the first record has it or not.
+    """The source, with ``loss_mask`` added if it has token ids and the first record has a mask, unless it is
+    configured.
 
-    Every part is built with the same leaves, so that is settled before the first; a record that differs is an error.
+    Every part is built with the same leaves, so this is decided before the first; a record that differs is an error.
 
     Raises:
         SourceError: a file cannot be read.
@@ -173,10 +174,10 @@ def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceF
 
 
 def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
-    """The reader of some fields of a file or slice, some of which need not be there.
+    """Opens the reader of some fields of a file or slice, some of which are optional.
 
     Raises:
-        ConfigError: the file is compressed as a whole, and such files cannot be.
+        ConfigError: the file is compressed, which its format does not support.
     """
     kind = READERS[file.format]
     if issubclass(kind, BlockReader):
@@ -194,7 +195,7 @@ def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[s
 def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
     """The slices of a file that is larger than ``target_bytes`` (1 MiB at least), in order; or the file.
 
-    A function of the file and of ``target_bytes`` alone. Opens large files of formats that have an index in them.
+    Depends only on the file and on ``target_bytes``. Opens large files of formats with an internal index.
     """
     target_bytes = max(target_bytes, MIN_SLICE_BYTES)
     reader, slices = READERS[file.format], list[Slice]()
@@ -208,7 +209,7 @@ def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
 
 
 def described(file: SourceFile) -> SourceFile:
-    """A listed file with what its name alone does not tell: the size of a dataset, the version of an index."""
+    """A listed file, completed with the size of a dataset or the version of an index."""
     reader = READERS[file.format]
     if issubclass(reader, DatasetReader):
         size, version, _ = reader.describe(file.path, 1 << 62)
@@ -220,7 +221,7 @@ def described(file: SourceFile) -> SourceFile:
 
 
 def stat_source(file: SourceFile) -> tuple[int | None, str]:
-    """Size and version of a file as it is now.
+    """Current size and version of a file.
 
     Raises:
         FileNotFoundError: it is gone.

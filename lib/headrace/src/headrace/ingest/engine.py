@@ -1,4 +1,4 @@
-"""Turning part tasks into parts: one pipeline, in this process.
+"""Builds parts from part tasks: one pipeline, in this process.
 
 ::
 
@@ -6,14 +6,14 @@
     files -> documents  ->   encode_batch (all cores,   ->  PartWriter -> part.json
              in batches      without the interpreter lock)
 
-The pipeline runs across the borders of parts, so it is filled once, not once a part. It is a function of its tasks: a
-worker process or a remote task runs the same :func:`run_parts` on the tasks that it is given, and every part comes
-out the same, bit for bit, whoever builds it, however often, and in whatever company.
+The pipeline runs across the borders of parts, so it is filled once, not once per part. It is a function of its tasks: a
+worker process or a remote task runs the same :func:`run_parts` on its tasks, and every part is bit-identical, whichever
+worker builds it, however often, and with whatever other parts.
 
-Memory is bounded in bytes, never in documents: a batch ends with the document that reaches its bytes, at most
-``QUEUE_BATCHES`` of them wait, three are being encoded. So it is bounded by the largest document where that is larger.
+Memory is bounded in bytes, not in documents: a batch ends with the document that reaches its limit, at most
+``QUEUE_BATCHES`` batches wait, and three are being encoded. A larger document exceeds this limit.
 
-Price: a thread switch and a few queue operations a batch (0.5 MiB of text on two cores): under 0.1%.
+Price: a thread switch and a few queue operations per batch (0.5 MiB of text on two cores): under 0.1%.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ QUEUE_BATCHES = 4
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What all parts of a build have in common. Picklable: all that a worker needs besides its task, but for the
-    tokenizer itself, which is read from the cache's copy.
+    """What all parts of a build have in common. Can be pickled: everything that a worker needs besides its task, except
+    the tokenizer, which is read from the cache's copy.
 
-    ``code_points`` are those that ``tokenizers`` encodes where ``gigatoken`` encodes the rest; None: it encodes all.
+    ``code_points`` are those that ``tokenizers`` encodes if ``gigatoken`` encodes the rest; None: it encodes all.
     """
 
     root: str
@@ -82,7 +82,7 @@ class BuildJob:
         return WORKER_BYTES + 2 * self.layout.shard_elements * bytes_each
 
     def part_builder(self) -> BuildPart:
-        """Builds parts with the cache's copy of the tokenizer, which is there when the first part is begun."""
+        """Builds parts with the cache's copy of the tokenizer, which exists when the first part is started."""
         tokenizer = self.encoding(recorded_tokenizer(self.root, self.tokenizer))
 
         def build(task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
@@ -103,8 +103,8 @@ _NONE_SKIPPED = (sys.maxsize, 0, "")
 
 @dataclass
 class _Counts:
-    """What a part's record keeps besides documents and tokens. ``first_skipped``: which file of the part, the row, and
-    what is wrong there.
+    """Counters of a part's record besides documents and tokens. ``first_skipped``: the file of the part, the row, and
+    the problem.
     """
 
     empty_documents: int = 0
@@ -135,9 +135,9 @@ class _Counts:
 
 @dataclass
 class _Batch:
-    """Documents of one part, on their way, with file number, row and reader of each; those of a record are together.
+    """Documents of one part in the pipeline, with file number, row and reader of each; those of a record stay together.
 
-    The last batch of a part closes it (and may hold none). ``counts`` are of what was seen since the batch before.
+    The last batch of a part closes it (and may be empty). ``counts`` cover what was read since the previous batch.
     """
 
     task: PartTask
@@ -151,11 +151,11 @@ class _Batch:
     compared: int = 0
 
     def encoded(self, kind: DocumentKind, plain: DocumentKind | None = None) -> tuple[_Batch, EncodedBatch]:
-        """The batch with its ids, less the records that the tokenizer cannot encode; some compared with ``plain``.
+        """The batch with its ids, without records that the tokenizer cannot encode; compares some with ``plain``.
 
         Raises:
             SourceError: it cannot encode one, and such records are not skipped.
-            EncodersDifferError: the two kinds give one of the compared documents other ids.
+            EncodersDifferError: the two kinds give different ids for one of the compared documents.
         """
         try:
             encoded = kind.encode(self.documents)
@@ -175,7 +175,7 @@ class _Batch:
         differing = first_difference(indices, self.documents, encoded, (kind, plain))
         if differing is not None:
             _, row, reader = self.origins[differing]
-            raise EncodersDifferError(self.task.name, reader.place(row))
+            raise EncodersDifferError(self.task.name, reader.describe_row(row))
         self.compared = len(indices)
 
     def _accepted(
@@ -197,15 +197,15 @@ def run_parts(
     report: Callable[[Progress], None] | None = None,
     batch_bytes: int | None = None,
 ) -> Generator[PartRecord]:
-    """Builds the parts of ``tasks``, one after the other, each from its start.
+    """Builds the parts of ``tasks`` in order, each from its start.
 
-    A part in which a faster encoder differs from ``tokenizers`` is begun again with the latter.
+    A part in which a faster encoder differs from ``tokenizers`` is restarted with the latter.
 
     Yields:
         The record of each part, when it is complete on disk.
 
     Raises:
-        SourceError: a file cannot be read. The parts before it are complete.
+        SourceError: a file cannot be read. Earlier parts are complete.
         CacheError: the cache cannot be written.
     """
     tokenizer = tokenizer or job.encoding(recorded_tokenizer(job.root, job.tokenizer))
@@ -247,11 +247,11 @@ def _encoded_parts(
     encode: Callable[[_Batch], tuple[_Batch, EncodedBatch]],
     limit: int,
 ) -> Generator[tuple[_Batch, EncodedBatch, PartRecord | None]]:
-    """All batches as they are written, with the record of the part that one completes."""
+    """All batches as they are written, with the record of a part when one completes it."""
     reading = _Prefetch(
         _batches(job.source, kind, tasks, limit), weigh=lambda b: b.weight, capacity=QUEUE_BATCHES * limit
     )
-    # A worker with one core encodes with one thread: others would only wait for the same core.
+    # A worker with one core encodes with one thread: more would only wait for the same core.
     encoders = ENCODERS if encoding_threads() > 1 else 1
     pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
     try:
@@ -298,7 +298,7 @@ def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask]
 
 
 def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
-    """``map`` on a pool: results in order, little more in flight than the pool can work on."""
+    """``map`` on a pool: results in order, with little more in flight than the pool can process."""
     pending: deque[Future[R]] = deque()
     stream = iter(items)
     failure: Exception | None = None
@@ -314,10 +314,9 @@ def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iter
 
 
 class _Prefetch(Generic[T]):
-    """Iterates over ``items`` in a thread of its own, ahead of the consumer by at most ``capacity``.
+    """Iterates over ``items`` in a separate thread, ahead of the consumer by at most ``capacity``.
 
-    An item heavier than the capacity passes when nothing else waits. An error of the items is raised where it belongs:
-    after all items before it.
+    An item heavier than the capacity passes when nothing else waits. An error is raised after all earlier items.
     """
 
     def __init__(self, items: Iterator[T], weigh: Callable[[T], int], capacity: int) -> None:
@@ -344,7 +343,7 @@ class _Prefetch(Generic[T]):
             raise self._error
 
     def close(self) -> None:
-        """Ends the thread; what waits is dropped."""
+        """Ends the thread and drops waiting items."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Who builds parts: this process, worker processes of this machine, a Ray cluster or a Zephyr pipeline."""
+"""The engines that build parts: this process, worker processes of this machine, a Ray cluster or a Zephyr pipeline."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.store.parts import PartRecord
 
 _LOG = logging.getLogger(__name__)
 POOL_FROM_BYTES = 32 << 20
-"""Less than this is built before worker processes would have started."""
+"""Less than this is built faster than worker processes start."""
 _ONLY_HERE = ("memory://", "local-memory://")
 
 
 def check_engine(engine: Engine, workers: int | None) -> None:
-    """Raises ConfigError if there is no such engine, or no such number of workers."""
+    """Raises ConfigError for an unknown engine or an invalid number of workers."""
     check_choice("engine", engine, get_args(Engine), "is no engine")
     check_whole("workers", workers)
     check_at_least("workers", workers, cure="Leave it out: one a core.")
@@ -31,14 +31,14 @@ def check_engine(engine: Engine, workers: int | None) -> None:
 def choose_engine(
     engine: Engine, job: Job, sizes: Sequence[int | None], paths: Iterable[str], workers: int | None
 ) -> Engine:
-    """The engine, ``auto`` settled: a pool, unless there is too little to do for one.
+    """The engine, with ``auto`` resolved: a pool, unless there is too little to do for one.
 
     Args:
-        engine: What the user says.
-        job: What is to be built.
-        sizes: Bytes to read for each part; None where that is not known.
-        paths: All that is read and written.
-        workers: How many workers the user wants; None: as many as fit.
+        engine: The user's choice.
+        job: The job to run.
+        sizes: Bytes to read for each part; None if unknown.
+        paths: All paths to be read and written.
+        workers: Number of workers; None: as many as fit.
     """
     if engine != "auto":
         return engine

@@ -1,12 +1,11 @@
 """Fill-in-the-middle: a document as prefix, suffix and middle, so that a model learns to fill gaps.
 
-Whether a document is rearranged, and where it is cut, is a function of (seed, document number) alone: the same in every
-order, on any number of hosts, and for one document as for a thousand. While a cache is built no document has a number:
-parts are built apart and in any order, so there a hash of its tokens takes its place. Documents stay apart: a
-rearranged one is three sentinels longer, none is cut or padded, and the lengths that come back are the segments of the
-row.
+Whether a document is rearranged, and where it is cut, depends only on (seed, document number): the same in every order,
+on any number of hosts, for one document or for a thousand. During a build, documents have no numbers, because parts are
+built separately and in any order, so a hash of the tokens is used instead. Documents stay separate: a rearranged one is
+three sentinels longer, none is cut or padded, and the returned lengths are the segments of the row.
 
-Price: 0.1 us a token, vectorised over documents.
+Price: 0.1 us per token, vectorised over documents.
 
 Reference: Bavarian et al., "Efficient training of language models to fill in the middle", 2022: PSM is
 ``[prefix] P [suffix] S [middle] M``, SPM (its second variant) ``[prefix] [suffix] S [middle] P M``.
@@ -42,8 +41,8 @@ class FillInMiddle:
         seed: Integer seed.
         rate: Share of the documents that are rearranged.
         spm_rate: Share of these that are in SPM order.
-        eos_id: A last token of a document that stays last, if it is this.
-        bos_id: A first token of a document that stays first, if it is this.
+        eos_id: If this is the last token of a document, it stays last.
+        bos_id: If this is the first token of a document, it stays first.
 
     Raises:
         ConfigError: a share is not within 0 .. 1.
@@ -72,12 +71,12 @@ class FillInMiddle:
     def rearranges(
         self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]
     ) -> Bool[np.ndarray, " d"]:
-        """Which documents are rearranged. Those of a single token never are, a first ``bos_id`` not counted."""
+        """Which documents are rearranged. Those with a single token besides a first ``bos_id`` never are."""
         least = 1 if self.bos_id is None else 2
         return (self._uniform(documents, _CHOOSE) < self.rate) & (np.asarray(lengths) > least)
 
     def lengths(self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
-        """Tokens of each document afterwards: what a pack plan needs to know."""
+        """Tokens of each document afterwards, for a pack plan."""
         return np.asarray(lengths, np.int64) + 3 * self.rearranges(lengths, documents)
 
     def __call__(
@@ -113,8 +112,8 @@ class FillInMiddle:
     def _runs(
         self, sentinel: int, borders: Int64[np.ndarray, "4 d"], chosen: np.ndarray, documents: np.ndarray
     ) -> tuple[Int64[np.ndarray, "d 8"], Int64[np.ndarray, "d 8"]]:
-        """Each document as eight runs of the source: their starts and sizes. It begins, may be rearranged from there to
-        there, and stops at its ``borders``.
+        """Each document as eight runs of the source: their starts and sizes. ``borders`` has its begin, the range that
+        may be rearranged, and its end.
         """
         begin, first, end, stop = borders
         cuts = [
@@ -156,11 +155,11 @@ def _is(token: int | None, tokens: np.ndarray, places: np.ndarray, there: np.nda
 
 
 def fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: Tokenizer) -> FillInMiddle:
-    """What rearranges documents, if the source says so.
+    """The function that rearranges documents, if the source has one.
 
     Raises:
-        ConfigError: a token is none of the tokenizer's, or two are the same; documents of the kind have parts that
-            belong together.
+        ConfigError: a token is unknown to the tokenizer, or two are equal; documents of the kind have parts that belong
+            together.
     """
     if kind not in ("text", "tokens") or (kind == "tokens" and config.requires(kind, "loss_mask")):
         raise ConfigError(
@@ -183,7 +182,7 @@ def fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: 
 
 
 def content_keys(tokens: Integer[np.ndarray, " t"], lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
-    """A number for each document that follows from its tokens alone: parts are built apart, so none has a number."""
+    """A number for each document that depends only on its tokens, because documents have no numbers during a build."""
     raw = memoryview(tokens.tobytes())
     borders = np.concatenate([[0], np.cumsum(lengths)]) * tokens.itemsize
     digests = [blake2b(raw[begin:stop], digest_size=8).digest() for begin, stop in pairwise(borders.tolist())]

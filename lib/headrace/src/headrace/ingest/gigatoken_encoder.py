@@ -1,15 +1,15 @@
-"""Encoding with ``gigatoken``, tens of times faster than ``tokenizers``, where it gives the same ids.
+"""Encodes with ``gigatoken``, tens of times faster than ``tokenizers``, where it gives the same ids.
 
-What it does not give is settled before the build: :func:`why_not` names what of a tokenizer is not covered, and
-:mod:`headrace.ingest.code_points` finds the code points whose class the two libraries know differently. A text with one
-of those is encoded by ``tokenizers``. What is left is compared while a build runs (:mod:`headrace.ingest.comparison`).
+Differences are handled before the build: :func:`why_not` names unsupported features of a tokenizer, and
+:mod:`headrace.ingest.code_points` finds the code points that the two libraries classify differently; texts with one of
+these are encoded by ``tokenizers``. The rest is compared during the build (:mod:`headrace.ingest.comparison`).
 
-Its caches of words grow without bound, by up to 8 bytes for each byte of text (random words); source code needs .5 of a
-byte. So the encoder is made anew, with empty caches, once the process holds 256 MiB more than when it was made; where
-the system does not tell that, after 32 MiB of text.
+Its caches of words grow without bound, by up to 8 bytes per byte of text (random words); source code needs .5 of a
+byte. The encoder is therefore recreated, with empty caches, once the process uses 256 MiB more than when it was made
+or, if the system does not report that, after 32 MiB of text.
 
-Price: a text costs 1 us, a byte 8 to 12 ns on one core; making the encoder .1 s for 32,000 tokens. It runs one text at
-a time and keeps the interpreter's lock meanwhile: processes of a pool use all cores, threads do not.
+Price: 1 us per text, 8 to 12 ns per byte on one core; .1 s to make the encoder for 32,000 tokens. It encodes one text
+at a time and holds the interpreter's lock: processes of a pool use all cores, threads do not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 PACKAGE = "gigatoken"
 FROM_BYTES = 64 << 20
-"""With less to read, comparing code points takes longer than it saves."""
+"""With less to read, comparing code points costs more time than it saves."""
 MOST_CACHE_BYTES = 256 << 20
 _CACHE_BYTES_A_CHAR = 8
 _PAGE = 4096
@@ -72,12 +72,12 @@ def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: 
 
 
 class Encoding(NamedTuple):
-    """What a build encodes with.
+    """The encoder of a build.
 
     Attributes:
         engine: ``gigatoken`` or ``tokenizers``; empty if there is nothing to encode.
-        reason: Why not with ``gigatoken``; empty where that is no question.
-        code_points: Those that ``tokenizers`` encodes beside ``gigatoken``; None: it encodes all.
+        reason: Why not ``gigatoken``; empty if that does not apply.
+        code_points: Those that ``tokenizers`` encodes instead of ``gigatoken``; None: it encodes all.
     """
 
     engine: str
@@ -91,7 +91,7 @@ class Encoding(NamedTuple):
 
 
 def plan_encoding(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]) -> Encoding:
-    """What to encode parts with, of which so many bytes are to be read; :func:`check_tokenizer_engine` passed."""
+    """Chooses the encoder for parts with this many bytes to read, after :func:`check_tokenizer_engine`."""
     if not sizes or kind == "tokens":
         return Encoding("")
     little = engine == "auto" and sum(sizes) < FROM_BYTES
@@ -104,7 +104,7 @@ def plan_encoding(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, siz
 
 
 def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
-    """What ``gigatoken`` does not cover of a tokenizer and of documents of a kind; None if it covers them."""
+    """What ``gigatoken`` does not support in a tokenizer or a kind of documents; None if it supports them."""
     if not isinstance(tokenizer, FileTokenizer):
         return f"the tokenizer {tokenizer.path!r} is no tokenizer.json"
     if kind != "text":
@@ -124,7 +124,7 @@ def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
 
 
 def code_points_of(tokenizer: FileTokenizer) -> Ranges:
-    """The code points that ``gigatoken`` and ``tokenizers`` do not agree on, for a tokenizer that is covered."""
+    """The code points on which ``gigatoken`` and ``tokenizers`` disagree, for a supported tokenizer."""
     content = _rules_of(tokenizer)
     versions = [f"{name} {importlib.metadata.version(name)}" for name in (PACKAGE, "tokenizers")]
 
@@ -156,7 +156,7 @@ class GigatokenEncoder:
     Args:
         tokenizer: The tokenizer, which encodes the latter.
         code_points: Those that differ.
-        resident_bytes: Memory that the process holds now; None where the system does not tell.
+        resident_bytes: Returns the current memory of the process; None if the system does not report it.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class GigatokenEncoder:
         return [ids[i] for i in range(len(texts))]
 
     def take_counts(self, compared: int = 0) -> EncoderCounts:
-        """What was encoded since the last call, with the number of those that were compared."""
+        """Counters since the last call, with the number of compared documents."""
         with self._lock:
             counts, self._counts = self._counts, EncoderCounts()
         return counts + EncoderCounts(compared=compared)
@@ -206,7 +206,7 @@ class GigatokenEncoder:
         return {wide[i] for i in np.unique(np.searchsorted(stops, hits, side="right")).tolist()}
 
     def _encode(self, text: str) -> np.ndarray | None:
-        """The ids of a text; None if the library fails at it."""
+        """The ids of a text; None if the library fails."""
         try:
             ids = self._fast(text)
         except BaseException as error:
@@ -235,7 +235,7 @@ class GigatokenEncoder:
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process holds; None where the system does not tell."""
+    """Memory of this process; None if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     except OSError:
@@ -251,7 +251,7 @@ def _is_installed() -> bool:
 
 
 def _load(content: str) -> Callable[[str], np.ndarray]:
-    """A function that encodes one text. Batches would come as ``awkward`` arrays, whose import takes a second."""
+    """A function that encodes one text. Batches would be ``awkward`` arrays, whose import takes a second."""
     library: Any = importlib.import_module(PACKAGE)
     return library.Tokenizer.from_json(content).backend.encode
 
@@ -285,7 +285,7 @@ def _uncovered(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _uncovered_cuts(rules: dict[str, Any]) -> Iterator[str]:
-    """What is not covered of a pre-tokenizer: it is ``ByteLevel``, or splits by a regex and then ``ByteLevel``."""
+    """What is unsupported in a pre-tokenizer: it must be ``ByteLevel``, or a regex split followed by ``ByteLevel``."""
     steps: list[dict[str, Any]] = rules.get("pretokenizers", []) if rules.get("type") == "Sequence" else [rules]
     *splits, last = steps or [{}]
     if last.get("type") != "ByteLevel":

@@ -1,9 +1,9 @@
-"""Tokenizers by name, from the Hugging Face hub: ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION``.
+"""Tokenizers by name, from the Hugging Face Hub: ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION``.
 
-A name alone is looked up there too, if nothing lies at that path, and the log says so. What is fetched stays in the
-hub's own cache on this machine (``HF_HOME``), shared with other programs; ``HF_ENDPOINT``, ``HF_TOKEN`` and
-``HF_HUB_OFFLINE`` mean what they mean to those. The commit is kept: caches say ``hf://OWNER/NAME@COMMIT``, and hold a
-copy of the file, so that nothing is ever fetched to read one.
+A bare name is looked up there too if no file has that path, and the log says so. Downloads stay in the Hub's own cache
+on this machine (``HF_HOME``), shared with other programs; ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have
+their usual meaning. The commit is recorded: caches name ``hf://OWNER/NAME@COMMIT`` and contain a copy of the file, so
+reading a cache never downloads anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HubTokenizer(NamedTuple):
     """A tokenizer's files on this machine.
 
     Attributes:
-        folder: Where they lie.
+        folder: Their folder.
         path: ``hf://OWNER/NAME@COMMIT``.
     """
 
@@ -38,10 +38,10 @@ class HubTokenizer(NamedTuple):
 
 
 def find_hub_tokenizer(path: str) -> HubTokenizer | None:
-    """The files of a tokenizer of the hub, fetched if they are not here yet; None if ``path`` is none of the hub's.
+    """The files of a tokenizer on the Hub, downloaded if necessary; None if ``path`` does not name one.
 
     Raises:
-        ConfigError: the hub has no such model, or no tokenizer.json of it; it cannot be reached, or asks who this is.
+        ConfigError: the Hub has no such model, or no tokenizer.json for it; it cannot be reached, or requires a login.
 
     Example:
         >>> find_hub_tokenizer("tokenizers/llama3/tokenizer.json") is None, find_hub_tokenizer("gs://b/llama3") is None
@@ -74,7 +74,7 @@ def _fetch(path: str, repo: str, revision: str | None) -> str:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if re.fullmatch("[0-9a-f]{40}", revision or ""):  # a commit stays what it is: if it is here, nobody is asked
+    if re.fullmatch("[0-9a-f]{40}", revision or ""):  # a commit never changes: if it is here, no request is needed
         with suppress(OSError):
             folder = snapshot_download(repo, revision=revision, local_files_only=True)
             if os.path.exists(os.path.join(folder, _FILES[0])):
@@ -94,7 +94,7 @@ def _fetch(path: str, repo: str, revision: str | None) -> str:
     except (OSError, ValueError, HFValidationError) as error:  # no connection, offline, an answer that is none
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else one_line(error).split(". ")[0].rstrip(".")
         problem = f"is not here, and the Hugging Face hub cannot be asked ({why})"
-        if (known := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
-            cure = f"{known} {cure}"
+        if (suggestion := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
+            cure = f"{suggestion} {cure}"
         cause = error
     raise ConfigError(problem, field="tokenizer", value=path, cure=cure) from cause

@@ -1,4 +1,4 @@
-"""What records become: text, ready token ids, conversations, preference pairs, prompts; each with its leaves.
+"""Kinds of documents: text, token ids, conversations, preference pairs, prompts; each with its leaves.
 
 ============  ==============================================  =====================================================
 kind          a record has                                    becomes
@@ -11,11 +11,11 @@ preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the
 prompts       ``prompt``: a text or messages                  ``[bos] ids``, or the template's text up to the answer
 ============  ==============================================  =====================================================
 
-``loss_mask`` is uint8, one value a token: 1 where the token itself is trained on. A token is, if any character of it
-is. The prompt of a preference pair is encoded apart from the answers, so its ids are the same in both documents, and
-the same that a model is given when it is asked.
+``loss_mask`` is uint8, one value per token: 1 if the token itself is trained on, which it is if any of its characters
+is. The prompt of a preference pair is encoded separately from the answers, so its ids are the same in both documents,
+and the same as for generation.
 
-Price: masks need the place of each token in the text, which costs about as much again as the encoding.
+Price: masks need the position of each token in the text, which costs about as much again as the encoding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHOSEN = LeafSpec("chosen", "uint8", "fixed")
 
 
 class EncodedBatch(NamedTuple):
-    """Documents as a part takes them: ids end to end, int64 lengths ``[documents]``, values of each leaf."""
+    """Documents in the form of a part: ids end to end, int64 lengths ``[documents]``, values of each leaf."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -53,14 +53,14 @@ class EncodedBatch(NamedTuple):
 
 
 class DocumentKind(abc.ABC):
-    """Makes documents of records, and ids of documents."""
+    """Converts records to documents, and documents to ids."""
 
-    own: tuple[LeafSpec, ...] = ()
+    own_leaves: tuple[LeafSpec, ...] = ()
 
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         _check_special_tokens(config, kind)
         self.config, self.template = config, template
-        # What a template writes is meant: there, what a record brings is looked at before.
+        # Text of a template is trusted: there, the record's strings are checked in advance.
         self.tokenizer = tokenizer.reading_special(config.special_tokens_in_text if kind == "text" else "token")
         self.kind: Kind = kind
         self.columns, self.optional = config.columns(kind), config.optional_columns(kind)
@@ -76,7 +76,7 @@ class DocumentKind(abc.ABC):
 
     @property
     def specs(self) -> list[LeafSpec]:
-        return [*self.own, *self._asked]
+        return [*self.own_leaves, *self._asked]
 
     @abc.abstractmethod
     def documents(self, record: Fields) -> Iterable[Document]:
@@ -88,10 +88,10 @@ class DocumentKind(abc.ABC):
 
     @abc.abstractmethod
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
-        """Ids and own leaves."""
+        """Ids and the kind's own leaves."""
 
     def encode(self, documents: Sequence[Document]) -> EncodedBatch:
-        """Ids and leaves of some documents: a function of each document alone."""
+        """Ids and leaves of some documents, each independent of the others."""
         encoded = self._encode(documents)
         if self._fim is not None:
             keys = content_keys(encoded.tokens, encoded.lengths)
@@ -126,12 +126,12 @@ class TextKind(DocumentKind):
 
 
 class TokensKind(DocumentKind):
-    """Ids that others have made: kept as they are, no special token added."""
+    """Token ids from other tools: stored unchanged, without special tokens."""
 
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         super().__init__(config, kind, tokenizer, template)
         if config.requires(kind, "loss_mask"):
-            self.own = (LOSS_MASK,)
+            self.own_leaves = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:
         ids = numbers(self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False)
@@ -142,7 +142,7 @@ class TokensKind(DocumentKind):
                 "Give the tokenizer that it was made with.",
             )
         mask = None
-        if self.own:
+        if self.own_leaves:
             mask = numbers(self._field(record, "loss_mask"), "uint8", self._field_name("loss_mask"))
             if mask.size != ids.size or (mask.size and int(mask.max()) > 1):
                 raise BadRecordError(f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask")
@@ -163,7 +163,7 @@ class TokensKind(DocumentKind):
         ids = [d.ids for d in documents if d.ids is not None]
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         leaves: dict[str, LeafValues] = {}
-        if self.own:
+        if self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, [d.mask for d in documents if d.mask is not None])
         return EncodedBatch(np.concatenate(ids) if ids else np.zeros(0, self.tokenizer.dtype), lengths, leaves)
 
@@ -195,9 +195,9 @@ class MarkedKind(DocumentKind):
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         tokens = np.concatenate(ids).astype(self.tokenizer.dtype) if ids else np.zeros(0, self.tokenizer.dtype)
         leaves: dict[str, LeafValues] = {}
-        if LOSS_MASK in self.own:
+        if LOSS_MASK in self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
-        if PROMPT_LENGTH in self.own:
+        if PROMPT_LENGTH in self.own_leaves:
             leaves[PROMPT_LENGTH.name] = np.array(prompts, np.int32), None
             leaves[CHOSEN.name] = np.array([d.label for d in documents], np.uint8), None
         return EncodedBatch(tokens, lengths, leaves)
@@ -211,7 +211,7 @@ class MarkedKind(DocumentKind):
 
     @abc.abstractmethod
     def _documents(self, record: Fields) -> Iterable[Document]:
-        """The documents of a record, whatever special tokens it spells out."""
+        """The documents of a record, whatever special tokens it contains."""
 
     def _chat(self) -> ChatTemplate:
         if self.template is None:
@@ -230,7 +230,7 @@ class MarkedKind(DocumentKind):
 class ChatKind(MarkedKind):
     """One conversation, one document."""
 
-    own = (LOSS_MASK,)
+    own_leaves = (LOSS_MASK,)
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         messages = check_messages(self._field(record, "messages"), self._field_name("messages"))
@@ -246,7 +246,7 @@ class ChatKind(MarkedKind):
 
 
 def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
-    """Which messages are trained on."""
+    """The messages that are trained on."""
     roles = [str(message["role"]) for message in messages]
     if how.mask == "roles":
         return [role in how.roles for role in roles]
@@ -262,7 +262,7 @@ def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
 class PreferenceKind(MarkedKind):
     """Two answers to one prompt: two documents."""
 
-    own = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
+    own_leaves = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         prompt = self._field(record, "prompt")
@@ -319,7 +319,7 @@ class PreferenceKind(MarkedKind):
 
 
 class PromptsKind(MarkedKind):
-    """One prompt, one document: what a model is given before it answers."""
+    """One prompt, one document: the text that a model continues."""
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         prompt = self._field(record, "prompt")
@@ -348,7 +348,7 @@ def _check_special_tokens(config: SourceConfig, kind: Kind) -> None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings within a JSON value, names of fields too."""
+    """All strings within a JSON value, including names of fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | tuple):
@@ -360,7 +360,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _spoken(value: Any) -> Iterator[str]:
-    """What messages say, in order: a template may put it end to end."""
+    """The texts of messages, in order, which a template may join."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -371,7 +371,7 @@ def _spoken(value: Any) -> Iterator[str]:
 
 
 def template_of(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:
-    """The chat template, where one is needed; prompts and pairs may be plain texts, which need none."""
+    """The chat template, if one is needed; prompts and pairs may be plain texts, which need none."""
     if kind not in ("chat", "preference", "prompts"):
         return None
     try:
@@ -383,10 +383,10 @@ def template_of(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) ->
 
 
 def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None) -> DocumentKind:
-    """What makes the documents of a source.
+    """Makes the kind of a source.
 
     Raises:
-        ConfigError: conversations are to be masked by marks that the template has not, or there is no template.
+        ConfigError: the mask needs marks that the template does not have, or there is no template.
     """
     chat = None if template is None else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
     if kind == "chat" and chat is None:
@@ -402,7 +402,7 @@ def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: 
 
 
 def marked(places: np.ndarray, spans: Spans) -> np.ndarray:
-    """Which tokens have a character within a span.
+    """The tokens with a character within a span.
 
     Returns:
         bool ``[n]``.

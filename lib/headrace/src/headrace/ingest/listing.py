@@ -1,6 +1,6 @@
-"""What lies at a path: one file, the files of a folder, of a glob or of a URL, each with its size and version.
+"""Lists a path: one file, or the files of a folder, a glob or a URL, each with its size and version.
 
-Price: one ``stat`` (or one listing entry) a file; nothing is opened here.
+Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that is there."""
+    """An existing file."""
 
     path: str
     size: int | None
@@ -39,10 +39,10 @@ Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[Entry]]"
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The paths that a pattern with braces stands for, as in a shell; ``{`` without a choice within stays as it is.
+    """Expands braces as in a shell; ``{`` without a choice is kept.
 
     Raises:
-        ConfigError: they are more than 100,000.
+        ConfigError: there are more than 100,000.
 
     Example:
         >>> expand_braces("a/{x,y{1,2}}.txt")
@@ -68,7 +68,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _first_brace(path: str) -> tuple[str, list[str], str] | None:
-    """What stands before the first braces that offer a choice, the choices, and what stands after."""
+    """The text before the first braces with a choice, the choices, and the text after."""
     for opening in (m.start() for m in re.finditer(r"\{", path)):
         depth, commas = 0, [opening]
         for at in range(opening, len(path)):
@@ -102,7 +102,7 @@ def has_magic(path: str) -> bool:
 
 
 def file_name(path: str) -> str:
-    """The path without the query of a web address: what its ending is read off."""
+    """The path without the query of a web address, for its extension."""
     return path.split("?")[0] if files.is_web(path) else path
 
 
@@ -117,17 +117,17 @@ def escape_undecodable(path: str) -> str:
 
 
 def list_path(path: str) -> Listing | None:
-    """What lies at a path; None if there is nothing.
+    """The files at a path; None if there is nothing.
 
     Raises:
-        SourceError: it cannot be listed, or is no regular file.
-        ConfigError: nothing here can open such paths.
+        SourceError: it cannot be listed, or is not a regular file.
+        ConfigError: no installed package can open such paths.
     """
     return _list_local(path) if files.is_local(path) else _list_remote(path)
 
 
 def stat_file(path: str) -> tuple[int | None, str]:
-    """Size and version of a file as it is now, in the terms of :class:`Entry`.
+    """Current size and version of a file, as an :class:`Entry`.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -142,7 +142,7 @@ def stat_file(path: str) -> tuple[int | None, str]:
 
 
 def nearby(path: str) -> str:
-    """What to do about a path where nothing is."""
+    """The cure for a path that does not exist."""
     if has_magic(path):
         return "The pattern matches no file."
     if not files.is_local(path):
@@ -168,7 +168,7 @@ def _list_local(path: str) -> Listing | None:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Files below a folder, those behind links too; a folder that two ways lead to is walked once."""
+    """Files below a folder, also through links; a folder that is reachable twice is walked once."""
     visited = {os.path.realpath(folder)}
     for parent, folders, names in os.walk(folder, followlinks=True):
         fresh = {os.path.realpath(os.path.join(parent, f)): f for f in sorted(folders)[::-1] if not f.startswith(".")}
@@ -205,7 +205,7 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
             matches = re.compile(glob_translate(path)).match
             infos = [info for info in _pages(fs, root, depth) if matches(info["name"])]
         else:
-            infos = _kept(root, fs.glob(path, detail=True).values())
+            infos = _within_folder(root, fs.glob(path, detail=True).values())
         return ("files", list(_remote_entries(fs, infos))) if infos else None
     if fs.isdir(path):
         infos = _pages(fs, path) if files.is_web(url) else fs.find(path, detail=True).values()
@@ -214,8 +214,8 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
 
 
 def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, Any]]:
-    """What the listings of a web server name below a folder, in so many layers. A page may name anything: what lies
-    elsewhere is left out, and there is an end.
+    """Files in the listings of a web server below a folder, to a limited depth. A page may name anything, so entries
+    outside the folder are left out, and the number of requests is limited.
     """
     waiting, folders = [(root, 1)], 0
     while waiting:
@@ -224,15 +224,15 @@ def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, A
             cure = "Name the files, or the folders below it."
             raise SourceError(f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure)
         folder, layer = waiting.pop()
-        for info in _kept(folder, fs.ls(folder, detail=True)):
+        for info in _within_folder(folder, fs.ls(folder, detail=True)):
             if info["type"] == "directory":
                 waiting += [(info["name"], layer + 1)] if layer != depth else []
             else:
                 yield info
 
 
-def _kept(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of a listing that lie below its folder; others are left out, and said."""
+def _within_folder(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a listing that are below its folder; others are left out, and logged."""
     root = folder.rstrip("/") + "/" if folder else ""
     entries: list[dict[str, Any]] = []
     others: list[str] = []

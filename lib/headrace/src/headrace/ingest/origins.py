@@ -117,7 +117,7 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
         stored = document_at.get(number)
         if stored is not None and np.array_equal(kind.encode([document]).tokens, cache.document(stored)):
             path = reader.file.shown_path
-            origins[stored] = Origin(path if reader.file.format == "text" else redact(reader.place(reader.row)))
+            origins[stored] = Origin(path if reader.file.format == "text" else redact(reader.describe_row(reader.row)))
         if number >= last:
             break
     return origins

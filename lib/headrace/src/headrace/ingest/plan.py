@@ -1,19 +1,19 @@
-"""Which files make which part: the plan of a build, fixed before anything is tokenized, and whether a build that was
-interrupted may go on by the plan of now.
+"""The plan of a build: which files make which part, fixed before anything is tokenized; and whether an interrupted
+build may continue with the current settings.
 
-A part is the unit of work and of resuming: a run of consecutive files of about ``part_bytes`` stored bytes, or a slice
-of a larger one, turned into one part of the cache by one worker, always with the same result. The plan is a pure
-function of the list of files, their sizes and where they can be cut, and is written into the ledger, so that every
-worker and every later run of the command works on the same one. The last slice of a file ends where the file ends.
+A part is the unit of work and of resuming: consecutive files of about ``part_bytes`` stored bytes, or a slice of a
+larger one, converted to one part of the cache by one worker, always with the same result. The plan is a pure function
+of the list of files, their sizes and where they can be cut. It is written into the ledger, so that every worker and
+every later run of the command uses the same one. The last slice of a file ends where the file ends.
 
-What was begun and what is wanted must agree in everything that decides a byte of the result. Paths as they were typed
-may differ (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; so may the place of the tokenizer's
-file, as long as it is the same tokenizer. The ledger keeps size and version (etag, modification time) of every source
-file, which costs nothing. On request it keeps a hash as well, for sources whose modification times mean nothing: then a
-file that was copied or touched counts as the same, and one that was changed within its time stamp as another. Every
-file is read once more for it, a few at a time.
+To continue, old and new settings must agree in everything that affects the result. Paths may be written differently
+(``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the location of the tokenizer's file may differ
+as long as it is the same tokenizer. The ledger stores size and version (etag, modification time) of every source file,
+at no cost. On request it also stores a hash, for sources with unreliable modification times: a file that was copied or
+touched is then the same, and one that was changed without a new time stamp is not. For this, every file is read once
+more, a few at a time.
 
-Price: what a killed build loses is at most one part (default 64 MiB of text, some seconds); the largest corpus has some
+Price: a killed build loses at most one part (default 64 MiB of text, some seconds); the largest corpus has some
 thousands of parts, so the ledger stays small and opening a cache stays fast.
 """
 
@@ -37,7 +37,7 @@ DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
 _FEW_PARTS = 16  # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
 _LEAST_BYTES = 1 << 20
-_SHOWN = 4
+_MOST_LISTED = 4
 _AT_ONCE = 4
 _BLOCK = 1 << 20
 
@@ -63,12 +63,11 @@ def plan_parts(
     """Cuts the list of files into parts.
 
     Args:
-        files: In the order that their documents shall have.
-        part_bytes: Stored bytes in a part at most, about: a part ends with the file or slice that reaches it. Larger
-            for corpora that would have more than 4096 parts; smaller, down to 1 MiB, for those that would have fewer
-            than 16.
-        split: Cuts a file that is larger than so many bytes into slices; files stay whole if None. Compressed ones are
-            cut where that makes parts of a sixteenth of the corpus, or larger ones.
+        files: Files in the order of their documents.
+        part_bytes: Approximate stored bytes in a part: a part ends with the file or slice that reaches it. Larger for
+            corpora that would have more than 4096 parts; smaller, down to 1 MiB, for those with fewer than 16.
+        split: Cuts a file that is larger than a number of bytes into slices; None: files stay whole. Compressed files
+            are cut if the resulting parts are at least a sixteenth of the corpus.
 
     Raises:
         ConfigError: ``part_bytes`` is below 1.
@@ -79,14 +78,14 @@ def plan_parts(
         [('00000', 2), ('00001', 2), ('00002', 1)]
     """
     check_at_least("part_bytes", part_bytes, cure="Count in bytes.")
-    # A file of unknown size counts as something, yet is no part of its own.
+    # A file of unknown size counts as something, but does not make a part.
     weights = [part_bytes // 16 if f.size is None else f.size for f in files]
     few = max(_LEAST_BYTES, sum(weights) // _FEW_PARTS)
     target = max(min(part_bytes, few), -(-sum(weights) // (MAX_PARTS - 1)))
     tasks: list[PartTask] = []
     members: list[SourceFile] = []
     filled = 0
-    packed = max(target, few)  # to cut a compressed file costs unpacking, so that is done for want of parts alone
+    packed = max(target, few)  # cutting a compressed file costs unpacking, so it is only done if there are few parts
     slices = [
         s for f in files for s in ([f] if split is None else split(f, target if f.compression == "none" else packed))
     ]
@@ -100,9 +99,7 @@ def plan_parts(
 
 
 def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
-    """The plan as JSON: one record a file or slice, with the part that it goes into. The ledger keeps this, so paths
-    are without credentials.
-    """
+    """The plan as JSON for the ledger: one record per file or slice, with its part. Paths have no credentials."""
     records: list[dict[str, Any]] = []
     for task in tasks:
         for file in task.files:
@@ -113,7 +110,7 @@ def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
 
 
 def tasks_from_records(records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]) -> list[PartTask]:
-    """The plan that :func:`source_records` wrote down."""
+    """The plan from the records of :func:`source_records`."""
     tasks: list[PartTask] = []
     for name, group in groupby(records, key=lambda r: str(r["part"])):
         files = tuple(
@@ -130,10 +127,10 @@ def tasks_from_records(records: Sequence[dict[str, Any]], listed: Mapping[str, S
 
 
 def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
-    """Refuses to go on with other settings than those that a build was begun with.
+    """Refuses to continue a build with other settings.
 
     Raises:
-        PlanMismatchError: they differ; every difference is named.
+        PlanMismatchError: they differ; names every difference.
     """
     changes = differences(begun, wanted)
     if changes:
@@ -146,19 +143,19 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
 
 
 def cure_of_begun(output: str, what: str = "settings") -> str:
-    """What to do where a build was begun otherwise; of a cache that is appended to, the output stays."""
+    """The cure if a build was started with other settings; when appending, the output stays the same."""
     other = "" if cache_of_generation(output) else " choose another output,"
     return f"Give the {what} that it was begun with,{other} or pass --restart to delete it and start over."
 
 
 def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
-    """Whether a build with other settings ended before its first part: a wrong text field, say, that is mended now."""
+    """Whether a build with other settings failed before its first part, for example because of a wrong text field."""
     names = {str(source["part"]) for source in begun.sources}
     return bool(differences(begun, wanted)) and all(read_part_record(output, name) is None for name in names)
 
 
 def differences(begun: Ledger, wanted: Ledger) -> list[str]:
-    """What differs between two plans, one phrase each; empty if a build of one can go on as the other."""
+    """Differences between two plans, one phrase each; empty if a build of one can continue with the other."""
     changes = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
     changes += differing_values(begun.layout, wanted.layout)
     changes += differing_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
@@ -176,13 +173,13 @@ def differences(begun: Ledger, wanted: Ledger) -> list[str]:
 def changed_sources(
     output: str, begun: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]], done: Collection[str]
 ) -> list[dict[str, Any]]:
-    """The plan of an interrupted build with the source files as they are now.
+    """The plan of an interrupted build with the current source files.
 
     Returns:
-        The records of ``begun``, in the same parts, with the sizes, versions and hashes of now.
+        The records of ``begun``, in the same parts, with current sizes, versions and hashes.
 
     Raises:
-        SourceError: a file changed whose part is complete.
+        SourceError: a file changed after its part was completed.
     """
     current = {str(s["path"]): s for s in now}
     updated = [as_now(s, current[s["path"]]) for s in begun]
@@ -200,7 +197,7 @@ def changed_sources(
 
 
 def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """What differs between the tokenizers of two ledgers, a phrase each; empty if they are the same.
+    """Differences between the tokenizers of two ledgers, one phrase each; empty if they are the same.
 
     Example:
         >>> differing_tokenizers({"fingerprint": "a"}, {"fingerprint": "a"})
@@ -217,7 +214,7 @@ def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[
 
 
 def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
-    """Those of some keys, or of all, that differ, a phrase each.
+    """The keys that differ (of some, or of all), one phrase each.
 
     Example:
         >>> differing_values({"a": 1, "b": 2}, {"a": 1, "b": None})
@@ -230,11 +227,13 @@ def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collec
 
 def _some(names: Collection[str]) -> str:
     listed = sorted(names)
-    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+    return ", ".join(listed[:_MOST_LISTED]) + (
+        f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+    )
 
 
 def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:
-    """SHA-256 of each file's stored bytes, by the path that the ledger shows. Data sets of a hub have no file to hash.
+    """SHA-256 of each file's stored bytes, by its path in the ledger. Datasets of a hub have no file to hash.
 
     Raises:
         SourceError: a file cannot be read.
@@ -255,7 +254,7 @@ def with_hashes(records: Iterable[dict[str, Any]], hashes: dict[str, str]) -> li
 
 
 def is_changed(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether a source file is another than the one recorded: by its hash if both have one, else by size and version.
+    """Whether a source file differs from its record: by hash if both have one, else by size and version.
 
     Example:
         >>> touched = {"size": 1, "version": "mtime:2", "sha256": "x"}
@@ -270,7 +269,7 @@ def is_changed(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def as_now(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The record of a file in its part, with its size, version and hash of now.
+    """The record of a file in its part, with current size, version and hash.
 
     Example:
         >>> as_now({"part": "0", "size": 1, "version": "a", "sha256": "x"}, {"size": 2, "version": "b", "part": "1"})

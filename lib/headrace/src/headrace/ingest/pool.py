@@ -1,13 +1,13 @@
-"""Worker processes of this machine, one a core as far as memory allows: what they do, and what they say.
+"""Worker processes of this machine, one per core as far as memory allows, and their protocol.
 
-A worker takes part tasks from a pipe, builds them, says how it went. It is started as ``python -c "from
-headrace.ingest.pool import main; main(FD, PID)"``, so it needs nothing of the program that builds: no guard around its
-main module, no fork of its threads. It ends with the process that started it, at once and whatever ends that: two
-builders of one cache never write side by side.
+A worker receives part tasks from a pipe, builds them, and reports the result. It is started as ``python -c "from
+headrace.ingest.pool import main; main(FD, PID)"``, so it is independent of the building program: its main module needs
+no guard, and its threads are not forked. It ends immediately when the process that started it ends, for whatever
+reason, so two builders never write to one cache at the same time.
 
-Each worker encodes with its share of the cores (one thread each, if there are as many workers as cores), so no core has
-two masters. A worker holds about 0.5 GiB and one shard of each leaf, whatever it builds: documents wait in bytes, never
-in files. So as many are started as fit into three quarters of the memory that is free.
+Each worker encodes with its share of the cores (one thread each, if there are as many workers as cores), so cores are
+not oversubscribed. A worker uses about 0.5 GiB and one shard of each leaf, whatever it builds, because its queues are
+bounded in bytes. As many are started as fit into three quarters of the free memory.
 
 Price: about 0.7 s until the first document is encoded, once, while the modules are loaded.
 """
@@ -43,14 +43,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def workers_for(job: Job, parts: int, memory: int | None = None) -> int:
-    """How many workers a build gets here: one a core, no more than parts, no more than memory has room for."""
+    """Number of workers for a build on this machine: one per core, at most one per part, and as memory allows."""
     free = free_memory() if memory is None else memory
     fits = parts if free is None else int(_SHARE * free) // job.worker_bytes
     return max(1, min(cores(), parts, fits))
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that this process and its children may still take; None if the system does not say."""
+    """Bytes of memory that this process and its children may still use; None if unknown."""
     limits: list[int] = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -140,7 +140,7 @@ class PoolWorkers:
 
     @staticmethod
     def _end(worker: _Worker, grace_s: float = 0.0) -> str:
-        """Kills a worker and tells how it ended. Killed, not asked: parts are idempotent, and it may hang in a read."""
+        """Kills a worker, as it may hang in a read and parts are idempotent. Returns how it ended."""
         try:
             code = worker.process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ class PoolWorkers:
 
 
 class Reporter:
-    """Collects what was done and tells the sum, at most five times a second; ``encoder``: what encoders did in all."""
+    """Collects progress and reports the sum, at most five times a second; ``encoder``: total counters of encoders."""
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
         self._tell, self._sum, self._told = tell, NOTHING, time.monotonic()
@@ -164,7 +164,7 @@ class Reporter:
             self.flush()
 
     def flush(self) -> None:
-        """Tells what is left."""
+        """Reports the rest."""
         if self._sum != NOTHING:
             self._tell(self._sum)
         self._sum, self._told = NOTHING, time.monotonic()
@@ -173,7 +173,7 @@ class Reporter:
 def build_one_part(
     build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
 ) -> tuple[PartRecord, Spent]:
-    """Builds one part below ``root``; its record, and what it took."""
+    """Builds one part below ``root``; returns its record and its costs."""
     wire_before, reporter = wire(), Reporter(tell)
     record = build(task, root, reporter)
     reporter.flush()
@@ -203,7 +203,7 @@ def main(fd: int, parent: int) -> None:
 
 
 def _travelling(error: BaseException) -> Exception:
-    """The error, or what can be said of it if it cannot be sent, or would end the process that it is sent to."""
+    """The error, or a replacement if it cannot be sent, or would end the receiving process."""
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

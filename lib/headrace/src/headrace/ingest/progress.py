@@ -1,4 +1,4 @@
-"""How far a build is: what was done, its sum and rates, and a bar on the terminal."""
+"""The progress of a build: counters, rates, and a bar on the terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.store.retry import Wire
 
 @dataclass(frozen=True)
 class EncoderCounts:
-    """What a faster encoder did, and where another one took its place.
+    """Counters of a faster encoder, and of documents that it did not encode.
 
     Attributes:
         fast: Documents that it encoded; a piece of a long one counts as one.
-        slow: Documents that ``tokenizers`` encoded, as they have a code point that the two know differently.
+        slow: Documents that ``tokenizers`` encoded because they have a code point on which the two differ.
         compared: Documents that both encoded.
-        restarts: How often it was made anew, as its caches had grown.
-        differences: The documents that both encoded with other ids; their parts were built with ``tokenizers``.
+        restarts: How often it was recreated because its caches had grown.
+        differences: Documents for which the two gave different ids; their parts were built with ``tokenizers``.
     """
 
     fast: int = 0
@@ -35,7 +35,7 @@ class EncoderCounts:
 
 @dataclass(frozen=True)
 class Progress:
-    """What came through the pipeline since the last report."""
+    """What the pipeline processed since the last report."""
 
     documents: int
     tokens: int
@@ -47,7 +47,7 @@ class Progress:
         return Progress(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def __neg__(self) -> Progress:
-        """What to add when work is lost; what an encoder did is counted where it was done."""
+        """The amount to add when work is lost; counters of encoders stay."""
         return Progress(-self.documents, -self.tokens, -self.text_bytes, -self.stored_bytes)
 
 
@@ -55,7 +55,7 @@ NOTHING = Progress(0, 0, 0, 0)
 
 
 class Spent(NamedTuple):
-    """What a part took besides its source: requests over HTTP, and who encoded it."""
+    """The costs of a part besides its source: requests over HTTP, and counters of encoders."""
 
     wire: Wire = Wire()
     encoder: EncoderCounts = EncoderCounts()
@@ -71,7 +71,7 @@ def show_progress(total: int, what: str = "building") -> Iterator[Callable[[Prog
         task = bar.add_task(what, total=total or None, rate="")
 
         def report(done: Progress) -> None:
-            bar.update(task, advance=done.stored_bytes, rate=rates.after(done))
+            bar.update(task, advance=done.stored_bytes, rate=rates.add(done))
 
         yield report
 
@@ -81,15 +81,15 @@ class Rates:
 
     Example:
         >>> rates = Rates(clock=iter([0.0, 2.0]).__next__)
-        >>> rates.after(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
+        >>> rates.add(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
         '1.50 M tokens/s  6.0 MB/s'
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started, self._done = clock, clock(), NOTHING
 
-    def after(self, done: Progress) -> str:
-        """The rates, ``done`` included."""
+    def add(self, done: Progress) -> str:
+        """Adds ``done`` and returns the rates."""
         self._done += done
         seconds = max(self._clock() - self._started, 1e-9)
         done = self._done

@@ -1,9 +1,8 @@
 """The same part tasks on a Ray cluster: an existing one (``RAY_ADDRESS``), or one started on this machine.
 
-The cache must lie where all nodes see it under the same path: an object store or a shared folder; the sources too.
-``headrace`` must be installed on the nodes, in the same version. Ray's own retries are off: a lost worker or node is
-handled by the rules of :mod:`headrace.ingest.schedule`, which are those of the pool. Progress comes through a small
-actor beside the builder.
+All nodes must see the cache and the sources under the same path: an object store or a shared folder. ``headrace`` must
+be installed on the nodes, in the same version. Ray's own retries are disabled: lost workers and nodes are handled by
+the rules of :mod:`headrace.ingest.schedule`, as for the pool. A small actor on the builder's node reports progress.
 
 Price: starting Ray here takes about 9 s and 0.4 GiB; a task some milliseconds.
 """
@@ -35,11 +34,11 @@ class Board:
         self._moved: dict[int, Progress] = {}
 
     def add(self, attempt: int, progress: Progress) -> None:
-        """An attempt got on."""
+        """Adds the progress of an attempt."""
         self._moved[attempt] = self._moved.get(attempt, NOTHING) + progress
 
     def take(self) -> dict[int, Progress]:
-        """What came since the last call."""
+        """Returns the progress since the last call."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -120,7 +119,7 @@ class RayWorkers:
         return moved
 
     def _warn_of_silence(self, *, heard: bool) -> None:
-        """A cluster may grow slowly, so waiting for its first worker is no error; but it is said, once."""
+        """Logs once that the build waits for its first worker, which is not an error: a cluster may grow slowly."""
         if heard:
             self._silent_since = None
         elif self._silent_since is not None and time.monotonic() - self._silent_since > _SILENCE_S:

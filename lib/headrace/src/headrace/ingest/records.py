@@ -1,12 +1,11 @@
-"""What every container hands over: records, one mapping of fields each, with the row that they stand in; and which of
-their fields are kept as leaves beside the tokens.
+"""Records: mappings of fields, with their row, that every container returns; and the fields that are stored as leaves.
 
-A **container** is how a file is packed (JSONL, Parquet, WARC, ...); a **record** is what it holds, the same for all of
-them; a **kind** (:mod:`headrace.ingest.kinds`) makes documents of records. A container knows nothing of kinds, a kind
-nothing of containers, so each new one works with all of the others.
+A **container** is a file format (JSONL, Parquet, WARC, ...); a **record** is its content, the same for all containers;
+a **kind** (:mod:`headrace.ingest.kinds`) converts records to documents. Containers and kinds do not depend on each
+other, so each new one works with all of the others.
 
-The invariant: the records of a file and their rows depend on the file alone, and the slices of a file, read one after
-the other, give the same records as the whole. Price of a leaf: a look-up and a small array a document, about 1 us.
+Invariant: the records of a file and their rows depend only on the file, and the slices of a file, read in order, give
+the same records as the whole. Price of a leaf: a look-up and a small array per document, about 1 us.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ Row: TypeAlias = "tuple[int, Fields | BadRecordError]"
 
 @dataclass(frozen=True)
 class Slice:
-    """A run of a file's units (bytes, row groups, rows, ...: the container says which), read as if it were a file.
+    """A run of a file's units (bytes, row groups, rows, ..., depending on the container), read as if it were a file.
 
     Attributes:
         start: First unit.
-        stop: One past the last; None: to the end of the file, however long it is then.
+        stop: One past the last; None: to the end of the file, whatever its length then.
         num_bytes: Stored bytes in it, about.
     """
 
@@ -65,11 +64,11 @@ class Reader(abc.ABC):
     """Iterates over the records of one file, or of a slice of it, once.
 
     Attributes:
-        columns: Fields that are asked for (dotted paths); others need not be there.
-        optional: Those of them that need not be there either.
+        columns: Requested fields (dotted paths).
+        optional: Those of them that are optional.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
-        ignored: Records that are of no interest here, by what they are (``text/html``).
-        max_record_bytes: A record of more is a bad one, where a record is read as a whole before it is looked at.
+        ignored: Ignored records, by type (``text/html``).
+        max_record_bytes: A larger record is a bad one, if records are read as a whole.
     """
 
     unit: ClassVar[str] = "row"
@@ -82,13 +81,13 @@ class Reader(abc.ABC):
         self.max_record_bytes = MAX_RECORD_BYTES
 
     def too_long(self) -> BadRecordError:
-        """What is said of a record of more than ``max_record_bytes``."""
+        """The error for a record of more than ``max_record_bytes``."""
         cure = "If it is meant to be so long, pass a larger --max-record-bytes."
         return BadRecordError(f"has more than {self.max_record_bytes:,} bytes", cure)
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Row]:
-        """The records in order, each with its row; what is bad about one in its place.
+        """The records in order, each with its row; an error instead of a bad one.
 
         Raises:
             SourceError: the file cannot be read.
@@ -100,15 +99,15 @@ class Reader(abc.ABC):
         return []
 
     def units(self, count: int) -> range:
-        """Which of the ``count`` units of the file are read."""
+        """The units of the file to read, of ``count``."""
         part = self.part or Slice(0, None, 0)
         return range(part.start, count if part.stop is None else min(part.stop, count))
 
     def columns_of(self, present: Sequence[str]) -> list[str]:
-        """Which of the columns of a table to read.
+        """The columns of a table to read.
 
         Raises:
-            SourceError: one that is asked for is not there.
+            SourceError: a requested one is missing.
         """
         for column in self.columns:
             if column not in self.optional and column not in present and column.split(".")[0] not in present:
@@ -120,14 +119,14 @@ class Reader(abc.ABC):
         top_level = {c if c in present else c.split(".")[0] for c in self.columns}
         return [name for name in present if name in top_level]
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """A row for a message, e.g. ``corpus/a.jsonl, line 7``."""
         return f"{self.path}, {self.unit} {row}"
 
 
 @contextmanager
 def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[None]:
-    """Turns whatever goes wrong while ``path`` is read into a :class:`~headrace.errors.SourceError` about it."""
+    """Converts errors while ``path`` is read to a :class:`~headrace.errors.SourceError` about it."""
     try:
         yield
     except (HeadraceError, BadRecordError, GeneratorExit):
@@ -151,10 +150,10 @@ def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[
 
 
 def import_extra(module: str, extra: str, path: str) -> Any:
-    """A package that comes with an extra.
+    """Imports a package that comes with an extra.
 
     Raises:
-        ConfigError: it is not installed; the extra is named.
+        ConfigError: it is not installed; names the extra.
     """
     try:
         return importlib.import_module(module)
@@ -195,14 +194,14 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
 
 
 def string_of(value: Any, field: str) -> str:
-    """A value that must be a string; if it is none, a BadRecordError."""
+    """A value that must be a string; otherwise raises BadRecordError."""
     if not isinstance(value, str):
         raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a string")
     return value
 
 
 def utf8_length(text: str) -> int:
-    """Bytes of ``text`` in UTF-8; refuses half characters (lone surrogates), which no tokenizer takes."""
+    """Bytes of ``text`` in UTF-8; refuses lone surrogates, which no tokenizer accepts."""
     if text.isascii():
         return len(text)
     try:
@@ -214,13 +213,13 @@ def utf8_length(text: str) -> int:
 
 
 def not_utf8(error: UnicodeDecodeError, what: str) -> BadRecordError:
-    """What is wrong with bytes that are not UTF-8."""
+    """The error for bytes that are not UTF-8."""
     problem = f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at byte {error.start} of the {what})"
     return BadRecordError(problem, UTF8_CURE)
 
 
 def type_name(value: Any) -> str:
-    """What JSON calls a value's type."""
+    """The JSON name of a value's type."""
     if isinstance(value, np.ndarray):
         return "list"
     names = {
@@ -236,10 +235,10 @@ class LeafConfig:
     Attributes:
         field: The field; ``a.b`` is field b within a.
         dtype: ``text`` (kept as UTF-8 bytes), or the dtype of a number or of a list of numbers, e.g. ``float32``.
-        kind: ``fixed``: one number a document; ``ragged``: a list; ``auto``: ragged for text and for what tokens have,
+        kind: ``fixed``: one number per document; ``ragged``: a list; ``auto``: ragged for text and values per token,
             else fixed.
-        width: Of ready ids, how many numbers the field has for each: a list of numbers, or a list of lists with so many
-            numbers. None: they are not of tokens.
+        width: For token ids, the number of values per id: a list of numbers (1), or a list of lists. None: not values
+            of tokens.
 
     Example:
         >>> LeafConfig("meta.score", "float32").spec("score")
@@ -259,10 +258,10 @@ class LeafConfig:
             )
 
     def spec(self, name: str) -> LeafSpec:
-        """The leaf as the store knows it.
+        """The leaf's specification for the store.
 
         Raises:
-            ConfigError: the dtype or the kind is not usable.
+            ConfigError: the dtype or the kind is invalid.
         """
         if self.dtype == TEXT:
             if self.kind == "fixed":
@@ -278,7 +277,7 @@ class LeafConfig:
         """The values of one document: ``[n]``, in the leaf's dtype; n is 1 if it is fixed.
 
         Raises:
-            BadRecordError: the field is missing, or holds something else.
+            BadRecordError: the field is missing, or has another type.
         """
         value = lookup(record, self.field, _LEAF_CURE)
         if self.dtype == TEXT:
@@ -293,7 +292,7 @@ class LeafConfig:
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
-    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]`` or ``NAME=FIELD:DTYPE:token[:WIDTH]``.
+    """Parses a leaf from the command line: ``NAME=FIELD[:DTYPE[:KIND]]`` or ``NAME=FIELD:DTYPE:token[:WIDTH]``.
 
     Raises:
         ConfigError: it is none.
@@ -322,7 +321,7 @@ def parse_leaf(text: str) -> tuple[str, LeafConfig]:
 
 
 def _flat(value: Any, width: int, field: str) -> Any:
-    """A list with ``width`` numbers for each token as a flat one; what has one for each is one already."""
+    """Flattens a list with ``width`` numbers per token; with one number it is already flat."""
     if width == 1 or not isinstance(value, np.ndarray | list | tuple) or not len(value):
         return value
     rows = list(cast("Sequence[Any]", value))
@@ -335,7 +334,7 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
     """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``: true is 1.
 
     Raises:
-        BadRecordError: it is no list of such numbers.
+        BadRecordError: it is not a list of such numbers.
     """
     if not isinstance(value, np.ndarray | list | tuple):
         raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a list of numbers")
@@ -366,7 +365,7 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
 
 
 def joined(spec: LeafSpec, values: Sequence[np.ndarray]) -> LeafValues:
-    """Values of several documents end to end, as the store takes them."""
+    """Values of several documents end to end, in the form of the store."""
     data = np.concatenate(values) if values else np.zeros(0, spec.dtype)
     if spec.kind == "fixed":
         return data, None

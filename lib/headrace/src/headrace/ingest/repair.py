@@ -1,14 +1,13 @@
-"""Mending a finished cache: the damaged parts are built anew from their sources, and nothing else is touched.
+"""Repairs a finished cache: rebuilds damaged parts from their sources, and touches nothing else.
 
-Each part is built in a folder of its own, as its build was set up, and takes the place of the damaged one only if it is
-what the ledger says: the same documents, tokens and digests. So a repair gives back the cache that was built, to the
-bit, or leaves the damage as it is and says why: a source that is gone or has changed, a shuffled cache (whose own
-command deals all documents again), one of an older release that tokenized otherwise, a source that is a function: code
-that a ledger names is not run.
+Each part is built in a separate folder with the settings of its build, and replaces the damaged one only if it matches
+the ledger: the same documents, tokens and digests. A repair therefore restores the original cache, bit for bit, or
+leaves the damage and says why: a source is missing or has changed; the cache is shuffled (its own command distributes
+all documents again); an older release tokenized differently; or the source is a function, because code that a ledger
+names is not run.
 
-The ledger is never written, so that a repair that is interrupted, at whatever moment, leaves parts that are damaged or
-missing, which :func:`~headrace.store.verify.verify` finds and the same call mends. Price: that of building the damaged
-parts.
+The ledger is never written, so an interrupted repair leaves parts that are damaged or missing, which
+:func:`~headrace.store.verify.verify` finds and the same call repairs. Price: that of building the damaged parts.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from headrace.store.verify import Damage
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair did.
+    """The result of a repair.
 
     Attributes:
-        rebuilt: Parts that were built anew.
-        restored: Files that were written anew from what the ledger or the sources hold.
-        dropped: Pack plans and filters that were deleted: they are made again when they are asked for.
-        left: What is damaged still, by part (or file), and why.
+        rebuilt: Parts that were rebuilt.
+        restored: Files that were rewritten from the ledger or the sources.
+        dropped: Pack plans and filters that were deleted; they are made again when they are needed.
+        left: Remaining damage, by part (or file), with the reason.
     """
 
     rebuilt: list[str] = field(default_factory=list[str])
@@ -57,11 +56,11 @@ class RepairReport:
 
 
 def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
-    """Mends what a deep check found, as far as its sources are there.
+    """Repairs what a deep check found, as far as sources exist.
 
     Args:
         path: Folder or URL of a finished cache that headrace built.
-        damages: Of :func:`~headrace.store.verify.verify` with ``deep=True``.
+        damages: From :func:`~headrace.store.verify.verify` with ``deep=True``.
 
     Raises:
         CacheError: it cannot be written, is being built, or is not finished.
@@ -97,7 +96,7 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
 
 
 def _mend(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport, check: Any) -> None:
-    """Mends all but ``ledger.bin``, which says what is there then."""
+    """Repairs everything but ``ledger.bin``, which describes the result."""
     damaged = dict.fromkeys(d.part for d in damages if d.part)
     for name in [n for n in damaged if all(_is_record(d) for d in damages if d.part == n)]:
         write_part_record(path, _record(ledger, name))
@@ -124,7 +123,7 @@ def _record(ledger: Ledger, name: str) -> PartRecord:
 
 
 def _cannot(ledger: Ledger) -> str:
-    """Why no part of a cache can be built by itself; empty if it can."""
+    """Why no single part of a cache can be rebuilt; empty if it can."""
     if SHUFFLED in ledger.metadata:
         return "its documents were shuffled, and are dealt again as a whole"
     if ledger.metadata.get("source", {}).get("format") == "python":
@@ -137,7 +136,7 @@ def _cannot(ledger: Ledger) -> str:
 
 
 def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> None:
-    """Deletes damaged pack plans and filters: whoever asks for one makes it again."""
+    """Deletes damaged pack plans and filters, which are made again when they are needed."""
     for root in (files.join(path, folder) + "/" for folder in (PLANS_FOLDER, FILTERS_FOLDER)):
         for name in sorted({d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}):
             files.remove_tree(root + name)
@@ -145,7 +144,7 @@ def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> N
 
 
 def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport) -> Tokenizer | None:
-    """The tokenizer of the cache; its copy there is mended if that is damaged and the original is the same."""
+    """The tokenizer of the cache; restores a damaged copy if the original is the same."""
     record = ledger.tokenizer
     url = files.join(path, str(record.get("file")))
     if not any(d.file == url for d in damages):
@@ -193,7 +192,7 @@ def _rebuild(
 
 
 def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledger: Ledger) -> str:
-    """Builds a part and puts it into its place; what keeps it from being the one that was there, if anything does."""
+    """Rebuilds a part and moves it into place; returns why it does not match the original, if it does not."""
     try:
         (built_part,) = run_parts(job, [task], tokenizer=tokenizer)
     except SourceError as error:
@@ -207,7 +206,7 @@ def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledge
 
 
 def _listed(source: SourceConfig) -> Mapping[str, SourceFile]:
-    """The source files that are there, by the path that the ledger shows."""
+    """The existing source files, by their path in the ledger."""
     source_files: dict[str, SourceFile] = {}
     for path in source.paths:
         try:

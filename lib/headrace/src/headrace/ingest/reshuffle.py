@@ -1,18 +1,18 @@
-"""``reshuffle``: a copy of a cache whose documents lie in a shuffled order, all leaves with them.
+"""``reshuffle``: a copy of a cache with its documents, and all their leaves, in shuffled order.
 
-In a shuffled store neighbouring documents have nothing to do with each other, so an order that reads it block by block
-trains like a full shuffle (measured: docs/order.md). What lies on disk decides what is left to do::
+In a shuffled store, neighbouring documents are unrelated, so an order that reads it block by block trains like a full
+shuffle (measured: docs/order.md). Only the files on disk determine what is left to do::
 
     ledger.json, finished: false   the plan: parts, and the runs and slices that follow from the memory
     runs/                          documents on their way (:mod:`headrace.ingest.shuffle_parts`)
     parts/00000/...  part.json     one folder a part; its record is its last write
     ledger.json, finished: true    written last, when runs/ is gone
 
-The invariant: the order is a function of (documents of the original, seed, unit), and each part of it is one of a fixed
-range of places; so the finished folder is the same, bit for bit, whatever memory, engine and workers it was made with,
-and whatever was killed. A shuffled cache that is shuffled again is what shuffling its original gives.
+Invariant: the order is a function of (documents of the original, seed, unit), and each part has a fixed range of
+positions. The finished folder is therefore bit-identical with any memory, engine and workers, and after any kill.
+Shuffling a shuffled cache again gives the same as shuffling its original.
 
-Price: the cache is read and written twice. On disk, for as long as it takes, twice the cache.
+Price: the cache is read and written twice; until the end, twice the cache on disk.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from headrace.store.parts import PartRecord
 from headrace.store.tombstones import copy_tombstones
 
 PLAIN_FOLDER = "unshuffled"
-"""Where ``headrace build --shuffle`` keeps the cache that it shuffles, below the output, until it is done."""
+"""Folder in the output where ``headrace build --shuffle`` keeps the plain cache until it is done."""
 _RUNS = "runs"
 
 
 @dataclass(frozen=True)
 class ReshuffleReport:
-    """What was done: ``parts_built`` and ``runs_dealt`` by this call, ``parts_reused`` were there already."""
+    """The result: ``parts_built`` and ``runs_dealt`` by this call; ``parts_reused`` already existed."""
 
     path: str
     documents: int
@@ -84,24 +84,24 @@ def reshuffle(
     restart: bool = False,
     progress: bool = True,
 ) -> ReshuffleReport:
-    """Writes a copy of a cache, headrace's or Levanter's, with its documents shuffled; or finishes one that was begun.
+    """Writes a copy of a cache, headrace's or Levanter's, with its documents shuffled; or finishes an interrupted one.
 
     Args:
-        cache: What to shuffle: open, or its path.
-        output: Folder or URL, new or empty, or what an interrupted call left there.
+        cache: The cache to shuffle: open, or its path.
+        output: Folder or URL: new, empty, or with an interrupted copy.
         how: Seed and limits.
-        engine: Who works; as of :func:`~headrace.ingest.build.build_cache`. No effect on the result.
-        workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
-        restart: Delete what is there and start over.
-        progress: Show bars, if stderr is a terminal.
+        engine: As for :func:`~headrace.ingest.build.build_cache`. No effect on the result.
+        workers: Number of workers; None: as many as cores and memory allow. No effect on the result.
+        restart: Delete existing content and start over.
+        progress: Show bars if stderr is a terminal.
 
     Returns:
-        What was done. If the copy is finished already, nothing was.
+        A report. If the copy was already finished, nothing is done.
 
     Raises:
-        ConfigError: the memory is too little for the shards of the cache, or another value is not usable.
-        PlanMismatchError: the output was begun from another cache, or with other settings.
-        CacheError: the output holds something else, is being written, has no room, or cannot be written.
+        ConfigError: the memory is too little for the shards of the cache, or another value is invalid.
+        PlanMismatchError: the output was started from another cache, or with other settings.
+        CacheError: the output contains something else, is being written, has no room, or cannot be written.
         ReadError: the cache is damaged.
 
     Example:
@@ -149,7 +149,7 @@ def _check_apart(cache: str, output: str) -> None:
 
 
 def clear(output: str, begun: Ledger) -> None:
-    """Deletes a shuffled cache, or what there is of one, its ledger last."""
+    """Deletes a shuffled cache, finished or not, its ledger last."""
     if SHUFFLED not in begun.metadata:
         cure = "Choose a folder that is new or empty, or delete it yourself."
         raise CacheError("holds a cache that was not shuffled here", field="output", value=output, cure=cure)
@@ -162,8 +162,8 @@ def clear(output: str, begun: Ledger) -> None:
 
 @dataclass(frozen=True)
 class Reshuffling:
-    """A shuffle whose output is leased: see :func:`reshuffle`. ``origin``: what the ledger calls the cache; None if it
-    is deleted afterwards, and the files that it was built from are named.
+    """A shuffle whose output is leased: see :func:`reshuffle`. ``origin``: the cache's name in the ledger; None if the
+    cache is deleted afterwards and its source files are named instead.
     """
 
     cache: TokenCache
@@ -184,7 +184,7 @@ class Reshuffling:
         files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
         old_ledger = read_ledger(output)
         sizes = sizes_of(self.cache, self.how, _recorded_runs(old_ledger).get("memory"))
-        planned = _begun(sizes, self.origin)
+        planned = _start_ledger(sizes, self.origin)
         if old_ledger is not None:
             _check_same(output, old_ledger, planned)
         names = [str(s["part"]) for s in planned.sources]
@@ -208,7 +208,7 @@ class Reshuffling:
     def _build(
         self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None, records: dict[str, PartRecord], held: Lease
     ) -> int:
-        """Writes the parts that are missing, and adds their records; returns how many runs were dealt for it."""
+        """Writes the missing parts, and adds their records; returns the number of runs that were dealt."""
         plan = self._planned(sizes, wanted, begun)
         edges = sizes.edges.tolist()
         shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.shuffle.documents
@@ -246,7 +246,7 @@ class Reshuffling:
         return records
 
     def _planned(self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None) -> ShufflePlan:
-        """The plan that was begun, if it was for as much memory; else another, and the runs of that one are deleted."""
+        """The existing plan if it is for the same memory; else a new one, and the runs of the old one are deleted."""
         recorded = _recorded_runs(begun)
         if recorded.get("memory") != sizes.memory:
             runs, slices = cut_runs_and_slices(sizes)
@@ -273,7 +273,7 @@ def _recorded_runs(begun: Ledger | None) -> dict[str, Any]:
 
 
 def _absolute(path: str) -> str:
-    """The path as workers in other folders spell it."""
+    """The path for workers in other folders."""
     return str(files.local_path(path).absolute()) if files.is_local(path) else path
 
 
@@ -281,7 +281,7 @@ def _settings(sizes: ShuffleSizes) -> dict[str, int]:
     return {"seed": sizes.shuffle.seed, "unit": sizes.shuffle.unit, "part_bytes": sizes.how.part_bytes}
 
 
-def _begun(sizes: ShuffleSizes, origin: str | None) -> Ledger:
+def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
     source = sizes.cache.whole_ledger
     original: dict[str, Any] = source.metadata.get(SHUFFLED) or {
         "fingerprint": sizes.cache.fingerprint,
@@ -302,7 +302,7 @@ def _begun(sizes: ShuffleSizes, origin: str | None) -> Ledger:
 
 
 def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
-    """Raises PlanMismatchError unless what was begun is what is wanted."""
+    """Raises PlanMismatchError if the interrupted copy has other settings."""
     one, two = begun.metadata.get(SHUFFLED), wanted.metadata[SHUFFLED]
     if one is None:
         cure = "Choose a folder that is new or empty."
@@ -321,7 +321,7 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
 
 
 def _check_room(output: str, needed: int) -> None:
-    """Raises CacheError if a local disk has no room for so many bytes."""
+    """Raises CacheError if a local disk has no room for this many bytes."""
     if not files.is_local(output):
         return
     free = shutil.disk_usage(files.local_path(output)).free

@@ -1,13 +1,11 @@
-"""Which worker builds which part when: the same rules for processes of this machine and for a Ray cluster.
+"""Assigns parts to workers, with the same rules for processes of this machine and for a Ray cluster.
 
-The rules: a part whose worker was lost is built again by another; when workers are idle and no part waits, the part
-that takes unusually long is built a second time, and the first of the two to finish counts; an error ends it all.
+A part whose worker was lost is built again by another. When workers are idle and no part waits, a part that takes
+unusually long is also built by another worker, and the first to finish counts. An error ends the build.
 
-The invariant: parts are idempotent, so whoever builds them, however often, the cache is the same to the bit. Two
-attempts at one part never write to the same place: the second one works in ``attempts/``, and its part is moved into
-place after the other was stopped.
-
-Price: nothing but a few messages a second.
+Invariant: parts are idempotent, so the cache is bit-identical whichever workers build them, however often. Two attempts
+at one part never write to the same folder: the second one works in ``attempts/``, and its part is moved into place
+after the first was stopped. Price: a few messages per second.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from headrace.store.retry import RetryPolicy
 
 ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
-"""Workers that may be lost on one part before the build gives up: it is probably the part that kills them."""
+"""Number of workers that may be lost on one part before the build gives up, because the part probably kills them."""
 STRAGGLER_S = 20.0
 STRAGGLER_FACTOR = 2.0
 _POLL_S = 0.5
 
 
 class Task(Protocol):
-    """What becomes one part."""
+    """The task of building one part."""
 
     @property
     def name(self) -> str:
@@ -49,20 +47,20 @@ class Task(Protocol):
 
 
 BuildPart: TypeAlias = Callable[[Any, str, Callable[[Progress], None]], PartRecord]
-"""Builds the part of a task below a root, reports what it did, and gives the part's record once it is complete."""
+"""Builds the part of a task below a root, reports progress, and returns the part's record once it is complete."""
 
 
 class Job(Protocol):
-    """What all parts have in common. Picklable: a worker needs nothing besides it and its tasks."""
+    """What all parts have in common. Can be pickled: a worker needs only this and its tasks."""
 
     @property
     def root(self) -> str:
-        """Folder or URL that the parts are for."""
+        """Folder or URL of the cache."""
         ...
 
     @property
     def retries(self) -> RetryPolicy:
-        """How workers ask a store again."""
+        """The retry policy of workers."""
         ...
 
     @property
@@ -71,19 +69,19 @@ class Job(Protocol):
         ...
 
     def part_builder(self) -> BuildPart:
-        """Loads what a worker needs for all its parts."""
+        """Loads what a worker needs for its parts."""
         ...
 
 
 class Moved(NamedTuple):
-    """An attempt got on."""
+    """An attempt made progress."""
 
     attempt: int
     progress: Progress
 
 
 class Done(NamedTuple):
-    """An attempt finished its part; ``spent`` is what it took."""
+    """An attempt finished its part; ``spent`` has its costs."""
 
     attempt: int
     record: PartRecord
@@ -91,7 +89,7 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """An attempt ended with an error, and any other would too."""
+    """An attempt ended with an error that would recur."""
 
     attempt: int
     error: BaseException
@@ -108,21 +106,21 @@ Event: TypeAlias = Moved | Done | Failed | Lost
 
 
 class Workers(Protocol):
-    """What runs attempts: processes here, or tasks of a cluster."""
+    """Runs attempts: processes here, or tasks of a cluster."""
 
     def slots(self) -> int:
-        """How many attempts may run at once, now."""
+        """Number of attempts that may currently run at once."""
         ...
 
     def start(self, attempt: int, task: Task, root: str) -> None:
-        """Begins to build a part below ``root``."""
+        """Starts to build a part below ``root``."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened; returns after ``timeout_s`` at the latest."""
+        """Waits for events, at most ``timeout_s``."""
         ...
 
     def stop(self, attempt: int) -> None:
-        """Ends an attempt; when this returns it writes no more. No event of it follows."""
+        """Ends an attempt; afterwards it writes nothing and sends no events."""
 
     def close(self) -> None:
         """Ends all attempts."""
@@ -141,10 +139,10 @@ class Scheduler:
     """Builds parts on workers.
 
     Attributes:
-        workers: What builds the parts; closed at the end.
-        report: Called with what was done since its last call; less than nothing if work was lost.
-        straggler_s: A part is not built twice before it has taken that long, in seconds.
-        spent: Called with what each finished part took.
+        workers: The workers; closed at the end.
+        report: Called with the progress since its last call; negative if work was lost.
+        straggler_s: Seconds before a part may be built twice.
+        spent: Called with the costs of each finished part.
     """
 
     job: Job
@@ -165,11 +163,11 @@ class Scheduler:
         """Builds the parts.
 
         Yields:
-            The record of each, when it is complete on disk; in the order in which they are.
+            The record of each, in the order of their completion on disk.
 
         Raises:
             SourceError: a source cannot be read. Parts that were yielded are complete.
-            CacheError: the cache cannot be written, or workers are lost again and again.
+            CacheError: the cache cannot be written, or workers are lost repeatedly.
         """
         attempts = files.join(self.job.root, ATTEMPTS_FOLDER)
         files.remove_tree(attempts)
@@ -209,7 +207,7 @@ class Scheduler:
         self._next += 1
 
     def _straggler(self) -> _Attempt | None:
-        """The attempt that has run longest, if that is unusually long and it is the only one at its part."""
+        """The longest-running attempt, if it is unusually long and the only one at its part."""
         limit = max(self.straggler_s, STRAGGLER_FACTOR * median(self._seconds)) if self._seconds else float("inf")
         names = [a.task.name for a in self._running.values()]
         slow = [a for a in self._running.values() if self.clock() - a.began > limit and names.count(a.task.name) == 1]
@@ -253,7 +251,7 @@ class Scheduler:
 
 
 def cure_of_lost(reason: str) -> str:
-    """What to do about workers that end for a reason."""
+    """The cure for workers that end for a known reason."""
     if "signal 9" in reason or "memory" in reason.lower():
         return "They probably ran out of memory: give fewer --workers; then run the same command again."
     return "What they printed last says why. Finished parts are kept; --engine inline builds the others here."

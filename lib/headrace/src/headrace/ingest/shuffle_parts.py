@@ -1,15 +1,16 @@
-"""The two passes that shuffle a cache: documents are dealt to slices of the new order, then each part is put in order.
+"""The two passes that shuffle a cache: the first deals documents to slices of the new order, the second sorts each
+part.
 
 A *run* is a range of documents of the cache that fits into memory. The first pass reads a run, and writes its documents
-slice by slice: ``runs/parts/<run>/<file>.bin`` and ``index.bin``, which says where each slice lies, with its crc32c. A
-*slice* is a range of places of the new order that fits into memory. The second pass reads a slice out of all runs, puts
-its documents in order and appends them to its part.
+slice by slice: ``runs/parts/<run>/<file>.bin`` and ``index.bin``, which has the position of each slice, with its
+crc32c. A *slice* is a range of positions of the new order that fits into memory. The second pass reads a slice from all
+runs, sorts its documents and appends them to its part.
 
-The invariant: a part is a function of the documents, the seed and its first and last place; runs and slices, which
-follow from the memory, decide nothing of it. Every run and part is written whole or not at all, whoever writes it.
+Invariant: a part depends only on the documents, the seed and its first and last position; runs and slices, which depend
+on the memory, do not affect it. Every run and part is written completely or not at all.
 
-Price: the values are read twice and written twice; runs x slices reads of what is in between. Memory: a run and a
-slice of it, or a slice twice over, and the writer of one part (:func:`writer_bytes`).
+Price: the values are read twice and written twice; runs x slices reads of intermediate files. Memory: a run and a slice
+of it, or a slice twice, and the writer of one part (:func:`writer_bytes`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _READS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class ShuffleTask:
-    """A run to deal, or a part to put in order: documents of the cache, or places of the new order."""
+    """A run to deal, or a part to sort: documents of the cache, or positions of the new order."""
 
     name: str
     first: int
@@ -58,7 +59,7 @@ class ShuffleTask:
 
 @dataclass(frozen=True)
 class Column:
-    """The tokens or another leaf: any number of values a document if it is ``ragged``, else one."""
+    """The tokens or another leaf: any number of values per document if it is ``ragged``, else one."""
 
     name: str
     dtype: np.dtype[Any]
@@ -70,17 +71,17 @@ class ShufflePlan:
     """What all tasks share.
 
     Attributes:
-        cache: Path of the cache that is shuffled; only read while documents are dealt.
+        cache: Path of the cache to shuffle; only the first pass reads it.
         output: Folder or URL of the shuffled cache.
-        shuffle: Where documents of the original go.
-        earlier: How the cache itself was shuffled; None if it was not.
+        shuffle: The shuffle of the original's documents.
+        earlier: The shuffle of the cache itself; None if it is not shuffled.
         layout: Layout of the tokens to write.
-        leaves: Leaves beside the tokens.
+        leaves: Leaves other than the tokens.
         runs: int64 ``[runs + 1]``: the first document of each run, and the end.
-        slices: int64 ``[slices + 1]``: the first place of each slice, and the end. Parts begin with slices.
-        memory: Bytes that a worker may take.
-        counters: What the record of the first part keeps; those of the others keep as many zeros.
-        generations: How many generations of the cache are shuffled.
+        slices: int64 ``[slices + 1]``: the first position of each slice, and the end. Parts begin with slices.
+        memory: Bytes that a worker may use.
+        counters: Counters for the record of the first part; the others get zeros.
+        generations: Number of generations of the cache to shuffle.
     """
 
     cache: str
@@ -98,7 +99,7 @@ class ShufflePlan:
 
     @property
     def runs_root(self) -> str:
-        """Where runs lie."""
+        """Folder of the runs."""
         return files.join(self.output, RUNS_FOLDER)
 
     @property
@@ -107,11 +108,11 @@ class ShufflePlan:
         return columns_of(self.layout, self.leaves)
 
     def new_places(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Where documents of the cache go."""
+        """New positions of documents of the cache."""
         return self.shuffle.stored_at(documents if self.earlier is None else self.earlier.originals(documents))
 
     def old_places(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Which documents of the cache go to places."""
+        """Documents of the cache at new positions."""
         originals = self.shuffle.originals(places)
         return originals if self.earlier is None else self.earlier.stored_at(originals)
 
@@ -160,7 +161,7 @@ class OrderJob(_PassJob):
 
 @dataclass(frozen=True)
 class _Documents:
-    """Values of one leaf of some documents, which lie in some arrays: in which, where each begins, how many it has."""
+    """Values of one leaf of documents in several arrays: each document's array, begin and number of values."""
 
     arrays: list[np.ndarray]
     array: Int64[np.ndarray, " n"]
@@ -169,7 +170,7 @@ class _Documents:
 
     @classmethod
     def end_to_end(cls, arrays: list[np.ndarray], documents: np.ndarray, length: np.ndarray) -> _Documents:
-        """Documents end to end in arrays, so many in each. Short ones are put into one array."""
+        """Documents end to end in arrays, with their number in each. Short ones are joined in one array."""
         if len(arrays) > 1 and sum(a.size for a in arrays) < _SHORT_DOCUMENT * length.size:
             arrays, documents = [np.concatenate(arrays)], documents.sum(keepdims=True)
         array = np.repeat(np.arange(len(arrays)), documents)
@@ -229,7 +230,7 @@ def deal_run(
 def _packed(
     columns: Sequence[Column], leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]
 ) -> Iterator[UInt8[np.ndarray, " b"]]:
-    """What is written of some documents: the lengths in all ragged leaves, then the values in all leaves."""
+    """The file content for some documents: the lengths in all ragged leaves, then the values in all leaves."""
     for column, leaf in zip(columns, leaves, strict=True):
         if column.ragged:
             yield leaf.length[order].view(np.uint8)
@@ -238,7 +239,7 @@ def _packed(
 
 
 def write_part(plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
-    """Writes the part of some places of the new order."""
+    """Writes the part for some positions of the new order."""
     columns = plan.columns
     first, last = np.searchsorted(plan.slices, [task.first, task.last]).tolist()
     indices = _read_indices(plan, first, last)
@@ -280,7 +281,7 @@ def _batches(leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]) -> It
 
 
 def _read_indices(plan: ShufflePlan, first: int, last: int) -> Int64[np.ndarray, "r k 4"]:
-    """Where the slices ``first .. last`` lie in each run."""
+    """Positions of the slices ``first .. last`` in each run."""
     row = 4 * 8  # bytes
 
     def read(number: int) -> np.ndarray:
@@ -356,12 +357,12 @@ def _file(folder: str, number: int) -> str:
 
 
 def writer_bytes(layout: CacheLayout, leaves: Sequence[LeafSpec], elements: int, documents: int) -> int:
-    """Memory of the writer of a part, in bytes, at most: some copies of a shard of each leaf, and the lengths.
+    """Largest memory of the writer of a part, in bytes: some copies of a shard of each leaf, and the lengths.
 
     Args:
         layout: Layout of the tokens.
-        leaves: Leaves beside them.
-        elements: Values of the leaf that has most in a part, about.
+        leaves: Other leaves.
+        elements: Approximate number of values of the largest leaf in a part.
         documents: Documents of a part.
     """
     layouts = [layout, *(layout.leaf(spec) for spec in leaves)]

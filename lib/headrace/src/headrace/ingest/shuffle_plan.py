@@ -1,10 +1,10 @@
-"""What a shuffle of a cache will take, and how it is cut: into parts, and into what fits into memory.
+"""The plan of a shuffle: its costs, its parts, and the pieces that fit into memory.
 
-Parts are ranges of places of the new order that follow from the documents and the size of a part. Runs (ranges of
-documents of the cache) and slices (ranges of places) follow from the lengths of all documents and the memory, exactly:
-a run or a slice takes no more than half of what is left beside the writer of a part, unless it is one document.
+Parts are ranges of positions of the new order, which depend on the documents and the size of a part. Runs (ranges of
+documents of the cache) and slices (ranges of positions) depend exactly on the lengths of all documents and the memory:
+a run or a slice takes at most half of the memory that the writer of a part leaves, unless it is a single document.
 
-Price: the lengths of all documents are read once, 8 bytes a document and ragged leaf; 0.2 us a document.
+Price: the lengths of all documents are read once, 8 bytes per document and ragged leaf; 0.2 us per document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.store.layout import CacheLayout, LeafSpec
 DEFAULT_PART_BYTES = 256 << 20
 MAX_PARTS = 4096
 BASE_BYTES = 192 << 20
-"""Memory of a worker without documents: the interpreter, its libraries, and reads in flight."""
+"""Memory of a worker without documents: the interpreter, its libraries and reads in flight."""
 _LEAST_DOCUMENTS = 16 << 20
 _READ_BYTES = 1 << 20  # reads between the passes are at least so long where memory is left to headrace
 _LEAST_MEMORY = 1 << 30
@@ -41,10 +41,10 @@ class ReshuffleConfig:
 
     Attributes:
         seed: Integer seed of the order.
-        unit: So many neighbouring documents stay together; None: 2 for a cache of preference pairs, else 1.
-        memory: Bytes of memory that each worker may take; None: what suits the size, 1 GiB up to some 100 GB. A larger
-            document is held all the same. No effect on the result.
-        part_bytes: Stored bytes in a part, about; more for caches that would have more than 4,096 parts.
+        unit: Number of neighbouring documents that stay together; None: 2 for a cache of preference pairs, else 1.
+        memory: Bytes of memory per worker; None: depends on the size, 1 GiB up to some 100 GB. A larger document is
+            still held whole. No effect on the result.
+        part_bytes: Approximate stored bytes in a part; more for caches that would have more than 4,096 parts.
 
     Raises:
         ConfigError: a value is out of range.
@@ -63,7 +63,7 @@ class ReshuffleConfig:
 
 @dataclass(frozen=True)
 class ReshuffleCost:
-    """What a shuffle takes, known before it begins; bytes of values and offsets, without compression.
+    """The costs of a shuffle, known in advance; bytes of values and offsets, without compression.
 
     Attributes:
         documents: Documents of the cache.
@@ -71,8 +71,8 @@ class ReshuffleCost:
         parts: Parts that will be written.
         bytes_read: Read in both passes together.
         bytes_written: Written in both passes together.
-        temporary_bytes: Of these those that are deleted at the end.
-        memory: Bytes that each worker may take.
+        temporary_bytes: Those of them that are deleted at the end.
+        memory: Bytes that each worker may use.
     """
 
     documents: int
@@ -89,7 +89,7 @@ class ReshuffleCost:
 
 @dataclass(frozen=True)
 class ShuffleSizes:
-    """What a cache is to be shuffled into, from its ledger alone."""
+    """The parts of a shuffle, from the cache's ledger alone."""
 
     cache: TokenCache
     how: ReshuffleConfig
@@ -107,11 +107,11 @@ class ShuffleSizes:
 
 
 def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
-    """What it takes to shuffle a cache. Reads nothing but its ledger.
+    """The costs of shuffling a cache. Reads only its ledger.
 
     Raises:
-        ConfigError: the memory is too little, or ``unit`` parts what must stay together.
-        CacheError: the cache holds no documents.
+        ConfigError: the memory is too little, or ``unit`` separates documents that must stay together.
+        CacheError: the cache has no documents.
 
     Example:
         >>> import headrace.testing
@@ -126,7 +126,7 @@ def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
 
 
 def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None = None) -> ShuffleSizes:
-    """Parts and memory; the memory that was begun with, where it is left to headrace."""
+    """Parts and memory; if headrace chooses the memory, that of an interrupted shuffle is kept."""
     documents = cache.num_documents
     if not documents:
         raise CacheError("holds no documents", field="cache", value=cache.path, cure="Shuffle another cache.")
@@ -165,7 +165,7 @@ def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None =
 
 
 def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
-    """Where runs and slices begin, and the end: each fits into its share of the memory, or is of one unit.
+    """Borders of runs and slices: each fits into its share of the memory, or is a single unit.
 
     Reads the lengths of all documents.
     """

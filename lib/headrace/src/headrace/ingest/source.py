@@ -1,15 +1,14 @@
-"""Which files a corpus is made of and what is in them: the config, and its files as one sorted list.
+"""The config of a source: the files of a corpus and their content, as one sorted list.
 
-The list is a pure function of what lies at the given paths: sorted by path, whatever the order of the arguments or of
-the file system, so that the same corpus gives the same cache on every machine. Each file comes with its size and a
-version (modification time, or an object store's etag), by which a resumed build knows that it still reads the same
-text.
+The list is a pure function of the files at the given paths: sorted by path, whatever the order of the arguments or of
+the file system, so the same corpus gives the same cache on every machine. Each file has its size and a version
+(modification time, or an object store's etag), by which a resumed build checks that it still reads the same text.
 
-Two settings say what is in the files. ``format`` is how a file is packed: see :data:`FORMATS`. ``kind`` is what its
-records become: documents of text, ready token ids, conversations, preference pairs or prompts (see
-:mod:`headrace.ingest.kinds`). Any format goes with any kind.
+Two settings describe the files. ``format`` is the file format: see :data:`FORMATS`. ``kind`` is what its records
+become: documents of text, token ids, conversations, preference pairs or prompts (see :mod:`headrace.ingest.kinds`). Any
+format can be combined with any kind.
 
-Price: one ``stat`` (or one listing entry) a file; nothing is opened here.
+Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "hf": (),
     "python": (),
 }
-"""How files are packed, and the endings that tell it. ``hf`` and ``python`` are no files, see their readers."""
+"""File formats and their extensions. ``hf`` and ``python`` are not files, see their readers."""
 IN_FOLDERS = ("jsonl", "text", "parquet", "arrow", "warc")
-"""Formats that are taken from folders unasked; ``.bin`` and ``.npy`` files are many things."""
+"""Formats that are read from folders by default; ``.bin`` and ``.npy`` files may be anything."""
 USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
 PRE_TOKENIZED = ("megatron", "nmoe")
 FIELDS: dict[str, dict[str, str]] = {
@@ -52,11 +51,11 @@ FIELDS: dict[str, dict[str, str]] = {
     "preference": {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"},
     "prompts": {"prompt": "prompt"},
 }
-"""What each kind takes from a record, and the field that it takes it from."""
+"""What each kind reads from a record, and its default field."""
 OPTIONAL = (("tokens", "loss_mask"), ("chat", "tools"), ("preference", "prompt"))
-"""What a record may lack, unless its field is named."""
+"""What is optional in a record, unless its field is named."""
 NOTHING = "none"
-"""Names no field: what is optional is not taken, whether records have it or not."""
+"""Selects no field: an optional value is ignored, whether records have it or not."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 HF_SCHEME = "hf://"
@@ -68,11 +67,11 @@ class SourceFile:
     """One file of a corpus, or a slice of one, as it was when it was listed.
 
     Attributes:
-        path: As the user spelled its folder (relative stays relative), or a URL.
-        format: How it is packed.
-        compression: How it is stored.
-        size: Stored bytes; None if the server does not say.
-        version: Changes when the content does: ``mtime:<ns>`` or an etag; empty if the server says neither.
+        path: As the user wrote its folder (relative stays relative), or a URL.
+        format: File format.
+        compression: Compression of the file.
+        size: Stored bytes; None if unknown.
+        version: Changes when the content does: ``mtime:<ns>`` or an etag; empty if unknown.
         part: The slice; None for the whole file.
     """
 
@@ -85,27 +84,27 @@ class SourceFile:
 
     @property
     def num_bytes(self) -> int | None:
-        """Stored bytes of the file or the slice, about; None if nobody knows."""
+        """Approximate stored bytes of the file or the slice; None if unknown."""
         return self.size if self.part is None else self.part.num_bytes
 
     @property
     def shown_path(self) -> str:
-        """The path as it is written down: without credentials."""
+        """The path without credentials, for messages and ledgers."""
         return redact(self.path)
 
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """How conversations become text, and which tokens of it are trained on.
+    """How conversations become text, and which of its tokens are trained on.
 
     Attributes:
-        template: A Jinja template: its text, or a file with it. None: what lies beside the tokenizer
+        template: A Jinja template: its text, or a file with it. None: the one next to the tokenizer
             (``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``).
         mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the turns of ``roles``, as
             the template renders them; ``all``: everything; or the turns of a mode of :mod:`headrace.batch.masks`,
             of which ``customized`` asks each message for its ``trainable`` (or ``weight``).
-        roles: With ``mask: roles``, whose turns.
-        variables: Given to the template, e.g. ``{"date_string": "1 Jan 2025"}``.
+        roles: Roles for ``mask: roles``.
+        variables: Variables of the template, e.g. ``{"date_string": "1 Jan 2025"}``.
     """
 
     template: str | None = None
@@ -127,10 +126,10 @@ class ChatConfig:
 class FimConfig:
     """Documents stored for filling in the middle; see :mod:`headrace.ingest.fim`.
 
-    What becomes of a document follows from its tokens and the seed: the same in any build, whatever is built with it.
+    The result for a document depends only on its tokens and the seed, so it is the same in any build.
 
     Attributes:
-        prefix: Token before the prefix, or its id where there is no tokenizer (``ids:N``).
+        prefix: Token before the prefix, or its id if there is no tokenizer (``ids:N``).
         suffix: Token before the suffix.
         middle: Token before the middle.
         rate: Share of the documents that are rearranged.
@@ -153,28 +152,28 @@ class SourceConfig:
     Attributes:
         paths: Files, folders (searched recursively, hidden files left out), globs (``**`` too), braces
             (``part-{00..99}.parquet``) or URLs. ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset
-            of the Hugging Face hub or, as ``hf://./FOLDER``, one of this machine (``&streaming=true`` reads it without
-            a copy on disk); with ``format="python"`` a path is ``module:function``.
-        format: How files are packed, or ``auto``: by file name.
-        text_field: The field of a record that holds the text. ``a.b`` is field b within a.
+            of the Hugging Face Hub or, as ``hf://./FOLDER``, on this machine (``&streaming=true`` reads it without a
+            copy on disk); with ``format="python"`` a path is ``module:function``.
+        format: File format, or ``auto``: by file name.
+        text_field: The field of a record with the text. ``a.b`` is field b within a.
         on_bad_line: ``error`` names file and row; ``skip`` leaves the record (or the undecodable text file) out and
             counts it.
-        extensions: File name endings to take from folders, e.g. ``[".py"]``; empty for the usual ones of the format.
-            Endings that no format has are read as text. ``.gz`` and ``.zst`` may always follow.
+        extensions: File extensions to read from folders, e.g. ``[".py"]``; empty for the usual ones of the format.
+            Files with other extensions are read as text. ``.gz`` and ``.zst`` may always follow.
         kind: What records become: ``text``, ``tokens``, ``chat``, ``preference`` or ``prompts``; ``auto``: tokens if
-            the files hold ids, else text.
-        fields: Other fields than the usual ones of the kind, e.g. ``{"messages": "conversation"}``; ``none`` for what
-            shall not be taken: ``{"tools": "none"}``. What is named here, every record must have.
-        leaves: What else to keep of each document, by name.
+            the files contain ids, else text.
+        fields: Fields that differ from the usual ones of the kind, e.g. ``{"messages": "conversation"}``; ``none``
+            ignores a field: ``{"tools": "none"}``. Every record must have the fields named here.
+        leaves: Further values to store for each document, by name.
         chat: Template and masks of conversations.
-        fim: How documents of text or ready ids are rearranged for filling in the middle; None: they are not.
-        max_record_bytes: A JSON line, or a plain text file, of more bytes, unpacked, is a bad one: it is not held in
-            memory (encoding takes about eight times as much). So is a record of which a chat template makes more, in
-            characters and steps (never more than 64 Mi).
-        special_tokens_in_text: What becomes of a special token that a text spells out, such as ``<|endoftext|>``:
-            ``token``: it is that token; ``text``: it is encoded as any text; ``error``: the record is a bad one.
-            Special tokens are those that the tokenizer marks so. In conversations: those that a record brings, not
-            those of the template; there, ``token`` and ``error`` only.
+        fim: How documents of text or token ids are rearranged for filling in the middle; None: they are not.
+        max_record_bytes: A JSON line or a plain text file with more unpacked bytes is a bad one, and is not held in
+            memory (encoding takes about eight times as much). So is a record for which a chat template produces more,
+            in characters and steps (never more than 64 Mi).
+        special_tokens_in_text: What to do with the name of a special token in a text, such as ``<|endoftext|>``:
+        ``token``: it becomes that token; ``text``: it is encoded like any text; ``error``: the record is bad. Special
+            tokens are those that the tokenizer marks as such. In conversations, this applies to the record's strings,
+            not to the template; ``text`` is not available there.
 
     Raises:
         ConfigError: a value is not usable.
@@ -230,10 +229,10 @@ class SourceConfig:
             check_choice("fields", name, field_names, f"is nothing that kind {self.kind!r} takes from a record")
 
     def kind_of(self, listed: Iterable[SourceFile]) -> Kind:
-        """The kind, ``auto`` settled by the formats of the files.
+        """The kind, with ``auto`` resolved by the formats of the files.
 
         Raises:
-            ConfigError: some files hold ids and others text, or a field is named and plain text has none.
+            ConfigError: some files contain ids and others text, or a field is named although plain text has none.
         """
         listed = list(listed)
         if self.text_field != "text" and listed and all(f.format == "text" for f in listed):
@@ -251,17 +250,17 @@ class SourceConfig:
         return "tokens" if ready == {True} else "text"
 
     def field_of(self, kind: Kind, name: str) -> str | None:
-        """The field that a kind takes something from; None if it takes nothing."""
+        """The field that a kind reads a value from; None if it reads none."""
         usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
         field = self.fields.get(name, usual)
         return None if field == NOTHING and (kind, name) in OPTIONAL else field
 
     def is_optional(self, kind: Kind, name: str) -> bool:
-        """Whether a record may lack what a kind takes."""
+        """Whether a value of a kind is optional."""
         return (kind, name) in OPTIONAL and name not in self.fields
 
     def requires(self, kind: Kind, name: str) -> bool:
-        """Whether a kind takes something, and every record must have it."""
+        """Whether a kind reads a value that every record must have."""
         return self.field_of(kind, name) is not None and not self.is_optional(kind, name)
 
     def columns(self, kind: Kind) -> list[str]:
@@ -270,7 +269,7 @@ class SourceConfig:
         return list(dict.fromkeys([*named, *(leaf.field for leaf in self.leaves.values())]))
 
     def optional_columns(self, kind: Kind) -> set[str]:
-        """Those of them that need not be there."""
+        """Those of them that are optional."""
         names = {f for name in FIELDS[kind] if self.is_optional(kind, name) and (f := self.field_of(kind, name))}
         return names - {leaf.field for leaf in self.leaves.values()}
 
@@ -278,7 +277,7 @@ class SourceConfig:
         """The files of the corpus, sorted by path.
 
         Args:
-            left_out: Gets the endings of files in folders that are of no format that is taken from them.
+            left_out: Receives the extensions of skipped files in folders.
 
         Raises:
             SourceError: a path is missing, matches nothing, is given twice, or is of no known format; or all files
@@ -307,10 +306,10 @@ class SourceConfig:
         return source_files
 
     def source_file(self, path: str, size: int | None, version: str) -> SourceFile:
-        """A listed file, with format and compression read off its name.
+        """A listed file, with format and compression from its name.
 
         Raises:
-            SourceError: the name says nothing and no format is set, or names a packing that is not read.
+            SourceError: the extension is unknown and no format is set, or the compression is not supported.
         """
         if (spelled := escape_undecodable(path)) != path:
             cure = "Rename the file: a ledger names files in UTF-8."
@@ -358,7 +357,7 @@ class SourceConfig:
         kind, entries = listing
         if kind == "folder":
             entries = list(entries)
-            chosen = [e for e in entries if self._wanted(e.path)]
+            chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
                 problem = (
@@ -369,12 +368,12 @@ class SourceConfig:
                     most = endings.most_common(1)[0][0]
                     cure = f"Choose others with --extension {most} (in Python: extensions=[{most!r}]), or name files."
                 raise SourceError(problem, field="source", value=path, cure=cure)
-            left_out.update(_ending(e.path) for e in entries if not self._wanted(e.path))
+            left_out.update(_ending(e.path) for e in entries if not self._is_wanted(e.path))
             entries = chosen
         for entry in entries:
             yield self.source_file(entry.path, entry.size, entry.version)
 
-    def _wanted(self, path: str) -> bool:
+    def _is_wanted(self, path: str) -> bool:
         stem, _ = split_compression(path)
         return os.path.splitext(stem)[1].lower() in self._wanted_extensions()
 
@@ -385,7 +384,7 @@ class SourceConfig:
 
 
 def split_compression(path: str) -> tuple[str, Compression]:
-    """A path without the ending of its compression, and the compression.
+    """A path without the extension of its compression, and the compression.
 
     Example:
         >>> split_compression("a.jsonl.gz")
@@ -401,7 +400,7 @@ def _ending(path: str) -> str:
 
 
 def endings_in_words(endings: Counter[str]) -> str:
-    """What a folder has in place of what was looked for.
+    """The extensions in a folder without matching files.
 
     Example:
         >>> endings_in_words(Counter([".py", ".png", ".py"])), endings_in_words(Counter())

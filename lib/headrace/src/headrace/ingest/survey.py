@@ -1,4 +1,4 @@
-"""What texts lie in a folder, and how they fall into sources: what ``headrace init`` begins with."""
+"""Finds texts in a folder and groups them into sources: the first step of ``headrace init``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from headrace.ingest.source import USUAL_ENDINGS, SourceConfig, endings_in_words
 from headrace.store import files
 
 MOST_SOURCES = 20
-"""Folders within a folder that become a source each; more of them are one source."""
+"""Largest number of subfolders that become a source each; more of them become one source."""
 _HEAD, _HEADS = 4096, 5
 
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A source that lies in a folder.
+    """A source found in a folder.
 
     Attributes:
-        name: Of the component: that of the folder, with letters, digits, ``_`` and ``-`` alone.
-        paths: What :class:`~headrace.ingest.source.SourceConfig` is given.
-        endings: Endings of file names that are taken.
-        files: Files that are taken.
-        bytes: Their size, as they are stored.
-        left_out: Other files, by their endings.
+        name: Name of the component: that of the folder, reduced to letters, digits, ``_`` and ``-``.
+        paths: Paths for :class:`~headrace.ingest.source.SourceConfig`.
+        endings: Extensions of its files.
+        files: Number of files.
+        bytes: Their stored size.
+        left_out: Other files, by extension.
     """
 
     name: str
@@ -41,16 +41,16 @@ class FoundSource:
     left_out: Counter[str]
 
     def config(self, text_field: str = "text", on_bad_line: OnBadLine = "error") -> SourceConfig:
-        """The source, to be built."""
+        """The config of the source."""
         return SourceConfig(self.paths, text_field=text_field, on_bad_line=on_bad_line, extensions=self.endings)
 
 
 def survey(folder: str) -> list[FoundSource]:
-    """The sources of a folder: one for each folder in it and one for the files beside them; last, without files, those
-    that hold no text. Files count as text if their names end as text usually does, or if most of the first with their
-    ending are UTF-8.
+    """The sources of a folder: one for each subfolder and one for the files next to them; last, without files, those
+    that hold no text. Files count as text if they have a usual extension, or if most of the first with their extension
+    are UTF-8.
 
-    Price: one listing, and 4 KiB each of some files for each unusual ending.
+    Price: one listing, and 4 KiB each of some files for each unusual extension.
 
     Raises:
         SourceError: there is no such folder, or no text in it.
@@ -104,7 +104,7 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
 
 
 def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
-    """Sources whose names differ: of two folders ``a b`` and ``a-b`` the second is ``a-b-2``."""
+    """Makes names of sources unique: of two folders ``a b`` and ``a-b``, the second becomes ``a-b-2``."""
     counts: Counter[str] = Counter()
     result: list[FoundSource] = []
     for source in sources:
@@ -119,7 +119,7 @@ def _own_name(root: str) -> str:
 
 
 def _ending(path: str) -> str:
-    """The ending that says what a file holds, ``.gz`` and ``.zst`` aside; its name if it has none."""
+    """The extension of a file without ``.gz`` and ``.zst``; its name if it has none."""
     stem, _ = split_compression(path)
     return escape_undecodable(os.path.splitext(stem)[1].lower() or os.path.basename(stem))
 

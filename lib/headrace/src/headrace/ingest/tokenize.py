@@ -1,16 +1,15 @@
-"""Text to token ids: any file of Hugging Face ``tokenizers``, or bytes; and which special tokens stand around a
-document.
+"""Text to token ids: any file of Hugging Face ``tokenizers``, or bytes; with the special tokens around documents.
 
-The policy is explicit and ours: the file's own post-processor, truncation and padding are switched off, and each
-document becomes ``[bos] ids [eos]`` exactly as the config says. (Caches that lost their BOS, or were cut to 512
-tokens by a setting in the file, are found out weeks later.) Special tokens that a text spells out are read as such,
-as everywhere in the field, unless the source says ``special_tokens_in_text: text`` or ``error``.
+The policy is explicit: the file's own post-processor, truncation and padding are disabled, and each document becomes
+``[bos] ids [eos]`` exactly as the config says. (Otherwise, caches that lost their BOS, or were cut to 512 tokens by a
+setting in the file, are noticed weeks later.) Names of special tokens in a text are read as such, as is usual, unless
+the source says ``special_tokens_in_text: text`` or ``error``.
 
-The invariant: the ids of a document, and where a long one is cut, depend on nothing but the document, the tokenizer and
-the policy; not on its batch, not on the number of cores.
+Invariant: the ids of a document, and where a long one is cut, depend only on the document, the tokenizer and the
+policy; not on its batch or the number of cores.
 
-Price: besides encoding itself 20 ns a token to fetch the ids into an array (about 2% of encoding with a BPE of 8
-thousand). Encoding holds about 115 bytes of memory a byte of text and runs one text on one core, so long texts are
+Price: besides encoding itself, 20 ns per token to fetch the ids into an array (about 2% of encoding with a BPE of 8
+thousand). Encoding uses about 115 bytes of memory per byte of text and runs one text on one core, so long texts are
 encoded in pieces: 200 MB as one document take 1.5 GB, not 23, on all cores. A cut, one in 256 Ki characters, costs
 three encodings of at most 1024 characters: under 1%.
 """
@@ -66,18 +65,17 @@ THREADS_VARIABLE = "RAYON_NUM_THREADS"
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Which tokenizer, and which special tokens around each document.
+    """The tokenizer, and the special tokens around each document.
 
     Attributes:
-        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that holds one; ``hf://OWNER/NAME`` of the
-            Hugging Face hub (:mod:`headrace.ingest.hub`); ``ids:N`` for ready ids below N whose tokenizer is not at
-            hand.
+        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that contains one; ``hf://OWNER/NAME`` on the
+            Hugging Face Hub (:mod:`headrace.ingest.hub`); ``ids:N`` for token ids below N without a tokenizer.
         bos: Token before each document: ``none`` (or None), ``auto``, or the token itself.
         eos: Token after each document: ``auto`` (the usual end-of-text token among the special ones), ``none`` (or
-            None), or the token itself, e.g. ``"<|im_end|>"``; of ``ids:N`` the id that documents end with already.
+            None), or the token itself, e.g. ``"<|im_end|>"``; for ``ids:N``, the id that already ends documents.
         engine: Which library encodes when a cache is built: ``tokenizers``; ``gigatoken``, tens of times faster;
-            ``auto``: gigatoken where it is installed, covers the tokenizer, and there is enough to do. No effect on
-            the result, nor on what the cache says of its tokenizer.
+            ``auto``: gigatoken if it is installed, supports the tokenizer, and there is enough to do. No effect on the
+                result, or on the tokenizer's record in the cache.
 
     Example:
         >>> load_tokenizer(TokenizerConfig("bytes")).eos_id
@@ -95,18 +93,18 @@ class TokenizerConfig:
 
 
 def batch_chars() -> int:
-    """Characters to encode at once: enough to keep all cores busy, little enough to bound memory (0.25 Mi a core)."""
+    """Characters to encode at once: enough to keep all cores busy, few enough to limit memory (0.25 Mi per core)."""
     return max(2, min(64, encoding_threads())) << 18
 
 
 def cores() -> int:
     """Cores that this process may use."""
-    # Not every system tells which cores are ours.
+    # Not every system reports which cores are ours.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def encoding_threads() -> int:
-    """Threads that encode in this process: one a core, unless the environment gives it fewer (a worker's share)."""
+    """Threads that encode in this process: one per core, unless the environment sets fewer (a worker's share)."""
     text = os.environ.get(THREADS_VARIABLE, "")
     return int(text) if text.isdigit() and int(text) > 0 else cores()
 
@@ -115,7 +113,7 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer of a config.
 
     Raises:
-        ConfigError: there is no such file, it is no tokenizer, or the policy names a token that it does not have.
+        ConfigError: the file does not exist or is not a tokenizer, or the policy names a token that it does not have.
 
     Example:
         >>> tokenizer = load_tokenizer(TokenizerConfig("bytes"))
@@ -133,7 +131,7 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
 
 
 def tokenizer_folder(config: TokenizerConfig) -> str | None:
-    """Where a tokenizer's files lie; None if it has none."""
+    """Folder of a tokenizer's files; None if it has none."""
     if config.path == "bytes" or config.path.startswith(IDS):
         return None
     hub = find_hub_tokenizer(config.path)
@@ -145,7 +143,7 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a cache was built with, from the cache alone.
 
     Raises:
-        CacheCorruptError: the cache's copy of the tokenizer is missing or another one.
+        CacheCorruptError: the cache's copy of the tokenizer is missing or differs.
     """
     bos, eos = record["bos"] or "none", record["eos"] or "none"
     url = files.join(root, record["file"] or record["path"])
@@ -165,10 +163,10 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
 
 def cache_tokenizer(cache: TokenCache, instead: str | None = None) -> Tokenizer | None:
     """The tokenizer that a cache was built with, if it has a copy, or the one named ``instead``. None for a cache of
-    ready ids.
+    token ids.
 
     Raises:
-        ConfigError: ``instead`` is not a tokenizer, or another one than the cache's own.
+        ConfigError: ``instead`` is not a tokenizer, or differs from the cache's own.
         CacheCorruptError: the copy is missing or damaged.
     """
     record = cache.ledger.tokenizer
@@ -203,10 +201,10 @@ class FileTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library.
 
     Attributes:
-        encoder: What encodes texts; another one may stand in for :meth:`encode_plain` if it gives the same ids.
+        encoder: The function that encodes texts; it may replace :meth:`encode_plain` if it gives the same ids.
 
     Raises:
-        ConfigError: it is no tokenizer, or has not the tokens that the policy names.
+        ConfigError: it is not a tokenizer, or does not have the tokens that the policy names.
     """
 
     def __init__(
@@ -217,7 +215,7 @@ class FileTokenizer(Tokenizer):
         eos: str | None = "auto",
         declared: dict[str, str] | None = None,
     ) -> None:
-        # Set or not, it is on by default; set, the library does not warn each time that a process forks later.
+        # It is on by default; setting it stops the library from warning at each later fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.path, self.content = path, content
         self.encoder: Callable[[Sequence[str]], list[np.ndarray]] = self.encode_plain
@@ -258,7 +256,7 @@ class FileTokenizer(Tokenizer):
         return np.concatenate(arrays, dtype=self.dtype, casting="unsafe"), np.array(lengths, np.int64)
 
     def encode_plain(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, uint32, by ``tokenizers``; no special tokens added."""
+        """The ids of each text, uint32, by ``tokenizers``, without added special tokens."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         # The library hands out lists of ints; an array is the fastest way out of one (5 ns an id; numpy 13).
         return [np.frombuffer(array("I", e.ids), np.uint32) for e in encodings]
@@ -279,7 +277,7 @@ class FileTokenizer(Tokenizer):
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def _groups(self, texts: Sequence[str]) -> Iterator[list[_Piece]]:
-        """The texts, long ones in pieces, in groups that are encoded at once: what bounds the memory."""
+        """The texts, long ones in pieces, in groups that are encoded at once, which limits the memory."""
         limit = batch_chars()
         group: list[_Piece] = []
         chars = 0
@@ -297,7 +295,7 @@ class FileTokenizer(Tokenizer):
             yield group
 
     def _check_special(self, ids: np.ndarray) -> None:
-        """Refuses ids of a text that hold special tokens, unless that is how texts are read."""
+        """Refuses ids of a text that contain special tokens, unless the setting allows it."""
         if self.special_tokens_in_text == "token" or not (hits := self._refused[ids]).any():
             return
         token = self._tokenizer.id_to_token(int(ids[int(hits.argmax())]))
@@ -313,7 +311,7 @@ class FileTokenizer(Tokenizer):
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """A panic of the library's Rust comes as a BaseException, as if somebody wanted the process to end."""
+    """Converts a panic of the library's Rust code, which arrives as a BaseException."""
     try:
         yield
     except BaseException as error:
@@ -324,7 +322,7 @@ def _panics_as_errors() -> Iterator[None]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns whatever the library raises while it encodes into a :class:`BadRecordError`."""
+    """Converts errors of the library during encoding to a :class:`BadRecordError`."""
     try:
         with _panics_as_errors():
             yield
@@ -335,7 +333,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _unknown_id(content: bytes, id_of: Callable[[str], int | None]) -> int | None:
-    """The id of what a model does not know: a special token by name, and in many texts that spell out none."""
+    """The id for unknown text: a special token by name, which may occur in texts without special tokens."""
     model: dict[str, Any] = json.loads(content).get("model") or {}
     if model.get("unk_id") is not None:  # Unigram
         return int(model["unk_id"])
@@ -357,7 +355,7 @@ def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
 
 
 def _read_tokenizer(path: str) -> tuple[bytes, str, str]:
-    """The file's bytes, its folder, and how a cache calls it."""
+    """The file's bytes, its folder, and its name for a cache."""
     try:
         for url, folder in ((files.join(path, FILE_NAME), path), (path, os.path.dirname(path))):
             is_none = path.startswith(HUB) or (url == path and files.is_local(url) and os.path.isdir(url))
@@ -387,10 +385,10 @@ def cut_points(
 ) -> Iterator[int]:
     """Where a long text can be cut into pieces whose ids, end to end, are the ids of the whole.
 
-    A cut is made only where the tokenizer itself shows that it changes nothing: the 512 characters before and after it,
-    encoded together, have the same ids as encoded apart. Tokenizers that work within words or lines have such places
-    everywhere; one that puts a mark before each text has none, and then a cut is forced after ``max_piece_chars``
-    (4 Mi characters; shorter texts are always whole): memory must end somewhere.
+    A cut is made only where the tokenizer itself shows that it changes nothing: the 512 characters before and after it
+    have the same ids when encoded together or separately. Tokenizers that work within words or lines have such
+    positions everywhere; one that adds a mark before each text has none, and then a cut is forced after
+    ``max_piece_chars`` (4 Mi characters; shorter texts are always whole), to limit memory.
 
     Yields:
         Positions in ``text``, increasing, none at its ends.

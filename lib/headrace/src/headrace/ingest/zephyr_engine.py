@@ -1,16 +1,16 @@
 """The same part tasks as a pipeline of Marin's Zephyr: on the cluster of the current Fray client, or in threads here.
 
-Zephyr decides which worker builds which part, and gives a part to another one if its worker is lost; that worker may
-still be at it. So every attempt writes to a folder of its own in ``attempts/`` and moves its part into place when it is
-complete, unless the part is there already: who comes last changes nothing, as parts are the same to the bit.
+Zephyr decides which worker builds which part, and reassigns a part if its worker is lost, although that worker may
+still be running. Every attempt therefore writes to its own folder in ``attempts/`` and moves its part into place when
+it is complete, unless the part is already there: a later attempt changes nothing, because parts are bit-identical.
 
-Zephyr's own result comes at the end and all at once. What is complete before is seen in the cache itself, once a
-second, so that progress shows and a build that is interrupted goes on from there. A part whose source is bad ends the
-pipeline early: parts that were not begun are skipped.
+Zephyr's own result arrives only at the end. Completed parts are found in the cache itself, once a second, so that
+progress is visible and an interrupted build can be resumed. A part with a bad source ends the pipeline early: parts
+that were not started are skipped.
 
-The cache and the sources must lie where all workers see them under the same path, and ``headrace`` must be installed
-there. Price: the pipeline starts in about a second here; one listing of ``parts/`` a second; in an object store, a copy
-of each part within the store.
+All workers must see the cache and the sources under the same path, and ``headrace`` must be installed there. Price: the
+pipeline starts in about a second here; one listing of ``parts/`` per second; in an object store, a copy of each part
+within the store.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def build_on_zephyr(
     report: Callable[[Progress], None] | None = None,
     spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
-    """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr gives.
+    """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr provides.
 
     Args:
         job: What the parts have in common.
         tasks: The parts.
-        count: Workers.
-        report: Called with what each part added, when it is complete.
-        spent: Called with what each part took, at the end.
+        count: Largest number of workers.
+        report: Called with the progress of each completed part.
+        spent: Called with the costs of each part, at the end.
 
     Yields:
-        The record of each part, when it is complete on disk; in the order in which they are.
+        The record of each part, in the order of their completion on disk.
 
     Raises:
         ConfigError: Zephyr is not installed.
@@ -69,7 +69,7 @@ def build_on_zephyr(
         try:
             while not wait([running], _POLL_S).done:
                 yield from _finished(job.root, waiting, report)
-        except BaseException:  # interrupted: what is being built is finished, nothing more is begun
+        except BaseException:  # interrupted: parts in progress are finished, no others are started
             files.write_atomic(files.join(attempts, _FAILED), b"interrupted")
             raise
         finally:
@@ -97,10 +97,10 @@ def build_on_zephyr(
 
 
 def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
-    """On a worker: builds one part in a folder of its own and puts it into place; what it took.
+    """On a worker: builds one part in a separate folder and moves it into place; returns its costs.
 
-    An error that would come again is returned, since Zephyr tries what is raised again; ``attempts/failed`` tells the
-    other workers to begin nothing.
+    A recurring error is returned, because Zephyr retries what is raised; ``attempts/failed`` tells the other workers
+    not to start anything.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a worker has one core
     use_policy(job.retries)
@@ -156,7 +156,7 @@ def _pipeline(job: Job, count: int | None, scratch: str) -> tuple[Any, Any]:
 
 
 def _close_threads_here(context: Any) -> None:
-    """Ends the threads of a client that the context made for itself, as there was no other: nobody else can."""
+    """Ends the threads of a client that the context made for itself."""
     local = importlib.import_module("fray.local_backend").LocalClient
     current = importlib.import_module("fray.current_client").current_client
     if isinstance(context.client, local) and context.client is not current():

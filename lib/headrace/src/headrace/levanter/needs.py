@@ -9,7 +9,7 @@ from headrace.errors import ConfigError
 
 _PACKAGE = "marin-levanter"
 _LAST_OF_311, _NEWEST = "0.2.20.dev202606180959", "0.2.227.dev40316220070"
-_THEIRS = ("levanter", "haliax", "draccus")
+_LEVANTER_PACKAGES = ("levanter", "haliax", "draccus")
 
 
 def install_command(python: tuple[int, int] = sys.version_info[:2]) -> str:
@@ -29,7 +29,7 @@ def install_command(python: tuple[int, int] = sys.version_info[:2]) -> str:
 
 def of_levanter(error: ImportError) -> bool:
     """Whether an import failed since Levanter, or a package that comes with it, lacks a module or a name."""
-    return (error.name or "").split(".")[0] in _THEIRS
+    return (error.name or "").split(".")[0] in _LEVANTER_PACKAGES
 
 
 def wrong_levanter(error: ImportError, field: str) -> ConfigError:

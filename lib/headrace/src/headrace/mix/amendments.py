@@ -1,12 +1,13 @@
-"""What an amendment makes of a mixture: sources and groups are weighed anew, dropped and added where they stand.
+"""Applies an amendment to a mixture: sources and groups are reweighted, dropped and added within the blend.
 
-A name means the one entry of the (nested) blend that bears it, at any depth. A source's weight changes in place, so
-that its group keeps its share of the whole; a group's weight leaves its blend as it was, and its blend, written out
-anew, leaves its weight. A group whose last source is dropped goes with it. Additions join at the top: a source, or a
-group of them. A source that is extended by new documents becomes a group of its name, in its place and with its
-weight, of itself and the source of the new ones, in proportion to their rows; from then on its name means that group.
+A name refers to the one entry of the (nested) blend with that name, at any depth. A source's weight changes in place,
+so its group keeps its share of the whole. A group's new weight does not change its blend, and a new blend does not
+change its weight. A group whose last source is dropped is dropped too. Additions join at the top: a source, or a group
+of them. A source that is extended by new documents becomes a group of the same name, position and weight, which
+consists of the source and the source of the new documents, in proportion to their rows; its name then refers to that
+group.
 
-Invariants: what an amendment does not name keeps its weight and its place; every name that it gives has an effect, or
+Invariants: entries that an amendment does not name keep their weight and position; every name in it has an effect, or
 is refused.
 """
 
@@ -20,7 +21,7 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.mix.blend import check_weights
 from headrace.mix.repeats import REPEAT, without_repeats
 
-Place: TypeAlias = tuple[str, ...]
+BlendPath: TypeAlias = tuple[str, ...]
 """Names from the top of a blend down to one of its entries."""
 
 
@@ -33,13 +34,13 @@ def amend(
     components: Collection[str],
     path: str,
 ) -> dict[str, Any]:
-    """The mixture, a (nested) blend of some ``components``, after an amendment that stands at ``path`` of the config.
+    """The mixture, a (nested) blend of some ``components``, after the amendment at ``path`` of the config.
 
-    What ``add``, ``weights`` and ``drop`` mean is said of :class:`~headrace.mix.stage_config.AmendmentConfig`.
+    For ``add``, ``weights`` and ``drop``, see :class:`~headrace.mix.stage_config.AmendmentConfig`.
 
     Raises:
-        ConfigError: a name that is not in the mixture, or not a component; one that is given twice, or named and
-            dropped; nothing is left.
+        ConfigError: a name is not in the mixture, or not a component; it occurs twice, or is both changed and dropped;
+            nothing is left.
 
     Example:
         >>> before = {"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": 1}
@@ -57,7 +58,7 @@ def amend(
             _check_named(entries, components, mixture, f"{path}.{field}", field)
             check_weights(without_repeats(entries), f"{path}.{field}")
     tree = dict(mixture)
-    touched: list[Place] = []
+    touched: list[BlendPath] = []
     for name in sorted(weights, key=lambda name: _blend_of(weights[name]) is None):  # blends written out anew first
         value, field = weights[name], f"{path}.weights.{name}"
         path_of_entry = _find(tree, name, field, components, group=_blend_of(value) is not None)
@@ -84,7 +85,7 @@ def amend(
 def extend(
     mixture: Mapping[str, Any], newcomers: Mapping[str, str], components: Collection[str], path: str
 ) -> dict[str, Any]:
-    """The mixture with sources extended, each by the source of its new documents; ``path`` as of :func:`amend`.
+    """The mixture with sources extended, each by the source of its new documents; ``path`` as for :func:`amend`.
 
     Raises:
         ConfigError: a source that is not in the mixture.
@@ -123,7 +124,7 @@ def number_of_each(given: int | Sequence[int]) -> list[int]:
 
 
 def family(name: str, names: Iterable[str]) -> list[str]:
-    """Those among the names that are a source or what extends it.
+    """The names of a source and of the sources that extend it.
 
     Example:
         >>> family("web", ["code", "web", "web@2", "web2"])
@@ -139,7 +140,7 @@ def _is_extended(name: str, value: object) -> bool:
 
 
 def check_disjoint(add: Mapping[str, Any], weights: Mapping[str, Any], drop: Sequence[str], path: str) -> None:
-    """Raises ConfigError if an amendment says nothing, or says two things of one name, or one thing twice."""
+    """Raises ConfigError if an amendment is empty, contradicts itself, or repeats a name."""
     if not (add or weights or drop):
         raise ConfigError("changes nothing", field=path, cure="Give it add, weights or drop, or leave it out.")
     doubled = next((name for number, name in enumerate(drop) if name in drop[:number]), None)
@@ -165,7 +166,7 @@ def sources_of(weights: Mapping[str, Any]) -> list[str]:
 
 
 def added_sources(amendment_add: Mapping[str, Any], amendment_weights: Mapping[str, Any]) -> set[str]:
-    """Sources that an amendment may bring in: those of its additions and of blends that it writes out anew."""
+    """Sources that an amendment may add: those of its additions and of new blends."""
     anew = {name: value for name, value in amendment_weights.items() if _blend_of(value) is not None}
     return {*sources_of(amendment_add), *sources_of(anew)}
 
@@ -178,7 +179,7 @@ def _blend_of(value: object) -> Mapping[str, Any] | None:
     return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else None
 
 
-def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place, bool]]:
+def _entries(tree: Mapping[str, Any], above: BlendPath = ()) -> Iterator[tuple[BlendPath, bool]]:
     """Place of each entry, at all depths, and whether it is a group."""
     for name, value in tree.items():
         blend, entry_path = _blend_of(value), (*above, str(name))
@@ -187,7 +188,7 @@ def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place
             yield from _entries(blend, entry_path)
 
 
-def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
+def weights_by_place(tree: Mapping[str, Any]) -> dict[BlendPath, Any]:
     """Weight of each entry of a (nested) blend; of a group, without its blend.
 
     Example:
@@ -200,7 +201,7 @@ def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
 
 def _find(
     tree: Mapping[str, Any], name: str, field: str, components: Collection[str], *, group: bool = False, **given: object
-) -> Place:
+) -> BlendPath:
     """The place of a name; ``group``: of a group where a source bears the same name."""
     entries = [entry for entry in _entries(tree) if entry[0][-1] == name]
     if group and sum(is_group for _, is_group in entries) == 1:
@@ -218,13 +219,13 @@ def _find(
     return entries[0][0]
 
 
-def _at(tree: Mapping[str, Any], place: Place) -> Any:
+def _at(tree: Mapping[str, Any], place: BlendPath) -> Any:
     for name in place[:-1]:
         tree = tree[name]["blend"]
     return tree[place[-1]]
 
 
-def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> Any:
+def _weighed(tree: Mapping[str, Any], place: BlendPath, value: Any, field: str) -> Any:
     """What stands at a place after a new weight, or blend, for it."""
     old, anew = _at(tree, place), _blend_of(value)
     blend = _blend_of(old)
@@ -243,7 +244,7 @@ def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> A
     return {"weight": cast("Mapping[str, Any]", value)["weight"] if bare else value, "blend": blend}
 
 
-def _put(tree: Mapping[str, Any], place: Place, value: Any) -> dict[str, Any]:
+def _put(tree: Mapping[str, Any], place: BlendPath, value: Any) -> dict[str, Any]:
     """The tree with another entry at a place; None takes it out, and groups that are empty then."""
     name, *deeper = place
     result = dict(tree)
@@ -260,7 +261,7 @@ def _put(tree: Mapping[str, Any], place: Place, value: Any) -> dict[str, Any]:
 def _check_named(
     given: Mapping[str, Any], components: Collection[str], mixture: Mapping[str, Any], path: str, field: str
 ) -> None:
-    """Refuses what is no component, and what is named twice."""
+    """Refuses unknown components and repeated names."""
     names: set[str] = set()
     groups = {entry_path[-1] for entry_path, group in _entries(mixture) if group}
     for entry_path, group in _entries(given):
@@ -274,7 +275,7 @@ def _check_named(
 
 
 def _check_new(tree: Mapping[str, Any], name: str, value: Any, path: str) -> None:
-    """Refuses an addition that is there already."""
+    """Refuses an addition that already exists."""
     sources = set(sources_of(tree))
     for entry_path, group in _entries({name: value}):
         if not group and entry_path[-1] in sources:

@@ -48,9 +48,9 @@ class Blend:
     Args:
         weights: ``{name: weight}``, or for a nested blend ``{name: {"weight": weight, "blend": {...}}}``; a weight is
             whatever :func:`weight_from_config` reads. ``weight`` may be left out and is then 1.
-        path: Place in the config, for errors.
-        num_steps: The step before which its use ends, if known: what is written for later steps does not count, the
-            weights of the last step stay.
+        path: Path in the config, for errors.
+        num_steps: The step before which its use ends, if known: values for later steps are ignored, and the weights of
+            the last step stay.
         first_step: The step from which on it is used; the same for earlier steps.
 
     Raises:
@@ -80,7 +80,7 @@ class Blend:
     ) -> None:
         self._root = _read(weights, path, ())
         self.path = path
-        """Place in the config, for errors."""
+        """Path in the config, for errors."""
         self.names: tuple[str, ...] = tuple(_leaves(self._root))
         """Names of the leaves, in the order written: component numbers count along it."""
         for name in self.names:
@@ -93,10 +93,10 @@ class Blend:
         self.at(self.bends(first_step, self._last + 1))
 
     def bends(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """``first`` and the break points of the steps ``first .. stop``: all that tell where a weight is zero.
+        """``first`` and the break points of the steps ``first .. stop``, which suffice to find where a weight is zero.
 
-        From one break point to the next a weight is constant, or a straight line that is not negative: it is zero at
-        some step in between only if it is zero at the first.
+        Between break points, a weight is constant or linear and not negative, so it is zero at some step in between
+        only if it is zero at the first.
 
         Example:
             >>> Blend({"a": {"linear": {0: 1, 8: 2, 90: 1}}}).bends(5, 90)
@@ -122,7 +122,7 @@ class Blend:
 
     @property
     def is_constant(self) -> bool:
-        """No weight in it is a schedule."""
+        """Whether no weight in it is a schedule."""
         return not self.breaks
 
     @property
@@ -148,12 +148,12 @@ class Blend:
 
 
 def check_weights(weights: Mapping[str, object], path: str) -> None:
-    """Raises ConfigError unless these can be weights of a blend, each for itself: they may all be zero."""
+    """Raises ConfigError unless each value is a valid weight of a blend; they may all be zero."""
     _read(weights, path, ())
 
 
 def blend_of(weights: Sequence[Weight] | Mapping[str, object] | Blend) -> Blend:
-    """A blend from whatever gives one: a list of weights gets the names ``0``, ``1``, ...
+    """Converts a value to a blend; a list of weights gets the names ``0``, ``1``, ...
 
     Example:
         >>> blend_of([weight_from_config(1), weight_from_config(3)]).at(np.array([0]))
@@ -263,12 +263,12 @@ def temperature_weights(sizes: Mapping[str, float], tau: float) -> dict[str, flo
 
 
 def unimax_weights(sizes: Mapping[str, float], budget: float, max_epochs: float) -> dict[str, float]:
-    """Shares as equal as they can be while no source is seen more than ``max_epochs`` times.
+    """Shares as equal as possible while no source is seen more than ``max_epochs`` times.
 
     Args:
         sizes: Tokens (or examples) of each source.
         budget: Tokens (or examples) of the whole run, the same unit.
-        max_epochs: Most passes over any source, above 0.
+        max_epochs: Largest number of passes over any source, above 0.
 
     Returns:
         Weights that sum to 1.
@@ -308,7 +308,7 @@ def _check_sizes(sizes: Mapping[str, float]) -> None:
 
 
 def is_size_rule(weights: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether weights are a rule and no blend. A component of that name makes it a blend.
+    """Whether weights are a rule rather than a blend. A component of that name makes it a blend.
 
     Example:
         >>> is_size_rule({"temperature": 2}, ["web"]), is_size_rule({"web": 2}, ["web"])
@@ -343,11 +343,11 @@ def weights_of_sizes(
         rule: ``{"temperature": t}``, ``{"unimax": max_epochs}`` or ``{"unimax": {"max_epochs": e, "tokens": n}}``.
         sizes: Tokens of each source.
         run_tokens: Tokens of the whole run, if known.
-        path: Where the rule stands in the config, for errors.
-        budget: The field that ``run_tokens`` follow from, for errors.
+        path: Path of the rule in the config, for errors.
+        budget: The field that determines ``run_tokens``, for errors.
 
     Raises:
-        ConfigError: a value is not usable, or sources do not hold the run.
+        ConfigError: a value is invalid, or the sources are too small for the run.
 
     Example:
         >>> weights_of_sizes({"temperature": 2}, {"big": 400, "small": 100})

@@ -1,10 +1,11 @@
 """``Draws``: from a global example index to (component, ordinal within the component), for any index in any order.
 
-A policy says how many examples of each component a step holds and in which order its rows come; ``Draws`` counts them.
-Ordinals of a component run 0, 1, 2, ... without a gap over the whole run, whatever the weights do; the component's own
-index map turns them into rows of its store.
+A policy determines the number of examples of each component in a step and the order of its rows; ``Draws`` numbers
+them. Ordinals of a component are 0, 1, 2, ... without a gap over the whole run, whatever the weights; the component's
+own order maps them to rows of its store.
 
-Price: 50 us for a step of 1024 rows and 20 components (0.05 us an index), the step's table is kept for the next calls.
+Price: 50 us for a step of 1024 rows and 20 components (0.05 us per index); the step's table is cached for further
+calls.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headrace.mix.shares import UNLIMITED
 from headrace.order.order import check_indices
 
 _TABLES = 32
-_WASTE = 4  # rows computed for each that is asked for, up to which whole steps are cheaper
+_WASTE = 4  # rows computed per requested row, up to which whole steps are cheaper
 
 
 class Draws:
@@ -33,9 +34,9 @@ class Draws:
 
     Args:
         weights: One :class:`Weight` for each component; or a mapping or :class:`Blend` (components in its order of
-            names); they are handed out by :class:`Quota`. Or a policy, which brings its batch schedule and its limits.
-        batch: Examples per step.
-        limits: Most examples of each component in the whole run (see :class:`Quota`).
+            names), drawn by :class:`Quota`. Or a policy, which has its own batch schedule and limits.
+            batch: Examples per step.
+            limits: Largest number of examples of each component in the whole run (see :class:`Quota`).
 
     Raises:
         ConfigError: no component; weights that :class:`Blend` refuses; ``batch`` missing, or given with a policy.
@@ -68,14 +69,15 @@ class Draws:
             self.policy = Quota(blend.at, len(blend.names), batch, limits, max(blend.breaks, default=0))
         self.batch = self.policy.batch
         self.components = self.policy.components
-        # Filled without a lock: threads that meet store equal values.
+        # Filled without a lock: concurrent threads store equal values.
         self._tables: list[tuple[int, StepTable] | None] = [None] * _TABLES
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Rows of each component in ``step``.
 
         Raises:
-            IndexOutOfRangeError: the step is negative, or the mixture ends before it; so for all that asks for a step.
+            IndexOutOfRangeError: the step is negative, or the mixture ends before it; likewise for all methods with a
+                step.
         """
         _check_step(step)
         return self.policy.counts_at(step)
@@ -86,7 +88,7 @@ class Draws:
         return self.policy.starts_at(step)
 
     def anchor_at(self, step: int) -> Anchor | None:
-        """The policy's state near ``step``, as JSON values; None for a policy that has none to save.
+        """The policy's state near ``step``, as JSON values; None for a policy without a state.
 
         Example:
             >>> d, again = (Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1}, BatchSchedule(4)) for _ in range(2))
@@ -99,9 +101,10 @@ class Draws:
         return None if state is None else {"policy": type(self.policy).__name__, "step": step, "state": state}
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
-        """Go on from what :meth:`anchor_at` of equal draws gave: steps from there on cost what the first ones cost.
+        """Continues from the result of :meth:`anchor_at` of equal draws: later steps then cost what the first ones
+        cost.
 
-        Steps before it are walked to from the beginning, as without. Nothing but time depends on it.
+        Earlier steps are counted from the beginning. It only saves time.
 
         Raises:
             ConfigError: it is damaged, or of other draws as far as that can be seen.
@@ -137,7 +140,7 @@ class Draws:
             Components (int32) and ordinals within them (int64), in the order of ``i``.
 
         Raises:
-            IndexOutOfRangeError: an index is negative, no integer, or behind the end of a finite mixture.
+            IndexOutOfRangeError: an index is negative, not an integer, or past the end of a finite mixture.
         """
         i = check_indices(i, None)
         if i.size == 0:
@@ -169,7 +172,7 @@ class Draws:
     def index_of(self, component: int, ordinal: int) -> int | None:
         """Global index of an example of a component: the inverse of :meth:`route`. None if it is never drawn.
 
-        Costs the walk to its step, if no later one was asked before, and about 20 ms.
+        Costs the count up to its step, unless a later one was requested before, and about 20 ms.
         """
         supply = self.policy.supply()
         if not 0 <= ordinal < supply[component]:

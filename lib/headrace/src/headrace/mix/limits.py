@@ -1,17 +1,16 @@
-"""Amounts: what users write about epochs, tokens, shares and steps; where a mixture ends and how much it may take.
+"""Limits on epochs, tokens, shares and steps, and where they end a mixture.
 
-What cannot be is refused when it is written, under the name that it has in the config; numbers only, no data needed.
-
-A source is bounded by ``max_epochs`` (passes over it) and by a budget in examples; what it cannot give is shared by the
-others exactly, and a largest share bounds it at each step (:mod:`headrace.mix.shares`). A stop strategy
-says what the end of a source means for the mixture, in the words that ``datasets`` and Levanter use:
+Impossible values are refused when the config is read, under their name there, before any data is opened. A source is
+limited by ``max_epochs`` (passes over it) and by a budget in examples; the others share exactly what it cannot supply.
+A largest share limits it at each step (:mod:`headrace.mix.shares`). A stop strategy says what the end of a source means
+for the mixture, with the names of ``datasets`` and Levanter:
 
 * ``restart``: nothing, sources start over in a new order; the mixture ends only if limits end it;
 * ``first_exhausted``: the mixture ends before the first example that some source does not have;
 * ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over until then.
 
-A source is used up after one pass, or at its limit if that comes before: limits make no source last longer. One that is
-not drawn any more, since its weight is 0 from some step on, is not waited for by ``all_exhausted``.
+A source is used up after one pass, or at its limit if that comes first: limits never make a source last longer.
+``all_exhausted`` does not wait for a source that is no longer drawn because its weight is 0 from some step on.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
 
 
 def check_epochs(path: str, value: float | None) -> None:
-    """Raises ConfigError unless passes are a finite number above 0, or None."""
+    """Raises ConfigError unless the number of passes is finite and above 0, or None."""
     if value is not None and (isinstance(value, bool | str) or not (math.isfinite(value) and value > 0)):
         cure = "Passes over the source, e.g. 1.5."
         raise ConfigError("must be finite and above 0", field=path, value=value, cure=cure)
 
 
 def check_tokens(path: str, value: float | None, row_tokens: int | None = None) -> None:
-    """Raises ConfigError unless tokens are a whole number from 1 up (from ``row_tokens`` up), or None."""
+    """Raises ConfigError unless tokens are a whole number of at least 1 (or ``row_tokens``), or None."""
     if value is None:
         return
     if isinstance(value, bool) or value < 1 or value != int(value):
@@ -49,14 +48,14 @@ def check_tokens(path: str, value: float | None, row_tokens: int | None = None) 
 
 
 def check_steps(path: str, value: int | None, least: int = 1) -> None:
-    """Raises ConfigError unless a step, or a number of steps, lies in ``least`` to 2**40, or is None."""
+    """Raises ConfigError unless a step or a number of steps is between ``least`` and 2**40, or None."""
     if value is not None and (isinstance(value, bool) or not least <= value <= MAX_STEP):
         problem = f"must be a whole number from {least} to 2**40"
         raise ConfigError(problem, field=path, value=value, cure="Count in steps.")
 
 
 def step_after_tokens(first: int, tokens: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]) -> int:
-    """The step before which so many tokens (at least 1) were delivered since the step ``first``, rounded up.
+    """The step before which this many tokens (at least 1) were delivered since the step ``first``, rounded up.
 
     Example:
         >>> step_after_tokens(0, 1000, BatchSchedule(8), [(0, 16)])  # 7.8 steps of 128 tokens
@@ -92,7 +91,7 @@ def tokens_of_steps(steps: int, batch: BatchSchedule, phases: Sequence[tuple[int
 def check_component_budgets(
     path: str, max_epochs: float | None, max_tokens: int | None, max_share: float | None, row_tokens: int
 ) -> None:
-    """Raises ConfigError for a bound of a component that nothing can meet; ``path`` is the component's."""
+    """Raises ConfigError for a limit of a component that cannot be met; ``path`` is the component's."""
     check_epochs(f"{path}.max_epochs", max_epochs)
     check_tokens(f"{path}.max_tokens", max_tokens, row_tokens)
     if max_share is not None and not 0 < max_share <= 1:
@@ -103,9 +102,9 @@ def check_component_budgets(
 def tightest_bounds(
     epochs: Mapping[str, float], tokens: Mapping[str, int], sizes: Mapping[str, int], own: Collection[str] = ()
 ) -> dict[str, tuple[str, float]]:
-    """Field in the config, and value, of the bound that holds for each component: most passes, or most tokens.
+    """Field in the config, and value, of the limit that applies to each component: passes or tokens.
 
-    ``own`` are the components whose passes are written under their own name, not for all.
+    ``own`` are the components whose passes are set under their own name, not for all.
 
     Example:
         >>> tightest_bounds({"a": 2, "b": 3}, {"b": 100}, {"a": 50, "b": 50})
@@ -151,7 +150,7 @@ def example_limits(
     max_epochs: float | Mapping[str, float] | None = None,
     budgets: Mapping[str, int] | None = None,
 ) -> dict[str, int | None]:
-    """Most examples of each source in the whole run: the smaller of its epochs and its budget; None if it has no bound.
+    """Largest number of examples of each source in the run: the smaller of its epochs and its budget; None: unlimited.
 
     Args:
         sizes: Examples of each source, None for one without an end; limits are in their order.
@@ -159,8 +158,8 @@ def example_limits(
         budgets: Examples of each source, by name.
 
     Raises:
-        ConfigError: a name that is no source; an epoch count or budget that is negative or not finite; epochs of a
-            source without an end, or so few that they hold no example.
+        ConfigError: an unknown source; an epoch count or budget that is negative or not finite; epochs of an endless
+            source, or so few that they contain no example.
 
     Example:
         >>> example_limits({"web": 1000, "docs": 10}, max_epochs={"docs": 2.5}, budgets={"web": 600})
@@ -230,7 +229,7 @@ def mixture_length(
     if stop == "first_exhausted":
         for d, (size, limit) in enumerate(zip(sizes, limits or [None] * len(sizes), strict=True)):
             if limit is not None and (size is None or limit < size):
-                ends.append(_end_of(draws, d, limit))  # it is passed over from then on: there is no example beyond
+                ends.append(_end_of(draws, d, limit))  # it is skipped from then on: there are no further examples
             elif size is not None:
                 ends.append(draws.index_of(d, size))
     elif stop == "all_exhausted":
@@ -243,7 +242,7 @@ def mixture_length(
 
 
 def _end_of(draws: Draws, component: int, size: int) -> int | None:
-    """Examples of the mixture up to the last of a component's first ``size``; None if it never has so many."""
+    """Examples of the mixture up to the last of a component's first ``size``; None if it never has that many."""
     if size == 0:
         return 0
     last = draws.index_of(component, size - 1)

@@ -1,18 +1,17 @@
-"""Tokens as a measure: weights, budgets and sizes may count tokens one by one, where rows hold different numbers.
+"""Counting tokens instead of rows in weights, budgets and sizes, if rows hold different numbers of tokens.
 
-Packed rows are not quite full, so a row is no measure of tokens. ``unit: content_tokens`` counts the tokens of
-documents and ``unit: trained_tokens`` the labels that are trained on; ``examples`` and ``tokens`` count rows and the
-places in them, padding included, as they always did. What each part of a mixture promises then:
+Packed rows are not quite full, so the number of rows does not determine the number of tokens. ``unit: content_tokens``
+counts the tokens of documents, and ``unit: trained_tokens`` the trained labels; ``examples`` and ``tokens`` count rows,
+and tokens with padding. The guarantees of each part of a mixture:
 
 * **weights** (``quota``): shares of tokens, turned into shares of rows by the tokens of a row on average
   (:func:`~headrace.mix.shares.row_shares`). No state, any step at once; exact at the end of each epoch of a source. In
   between, the rows drawn so far hold more or less than the average: like a sample without replacement, by a standard
   deviation of ``s * sqrt(n * (1 - n / N))`` tokens after n of the N rows of an epoch, s being that of a row.
 * **budgets** (``max_tokens``): the rows of a source are added up in its order, once, to the last row that fits.
-* **stages** of so many tokens: as many steps as it takes, the rows of all sources added up in their orders.
-* **least_consumed**: the tokens of each row, one after the other; see :mod:`headrace.mix.policies.least_consumed`.
+* **stages** with a number of tokens: as many steps as needed, with the rows of all sources added up in their orders.
 
-All of them follow from the step alone.
+All of them depend only on the step.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ class TokensInOrder(Protocol):
     """Tokens of a component's examples, in the order in which they are drawn."""
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Of each of the examples ``first .. stop``."""
+        """Tokens of each of the examples ``first .. stop``."""
         ...
 
-    def before(self, examples: int) -> int:
-        """Of the first so many examples together."""
+    def count_first(self, examples: int) -> int:
+        """Tokens of the first ``examples`` examples together."""
         ...
 
 
 @dataclass(frozen=True)
 class TokenMeasure:
-    """What a mixture counts in tokens, one by one.
+    """What a mixture counts in individual tokens.
 
     Attributes:
         counted: Which tokens.
-        budgets: How many each planned stage lasts; None: until the next begins.
-        max_tokens: Most of components in the whole run, by name.
+        budgets: Tokens of each planned stage; None: until the next begins.
+        max_tokens: Largest number of tokens of components in the whole run, by name.
         rows: Tokens of the rows of each component, once they are counted (:class:`headrace.data.row_tokens.RowTokens`).
     """
 
@@ -78,15 +77,15 @@ def time_stages(
     lengths: Sequence[TokensInOrder],
     keep: Callable[[Sequence[Stage], int, Callable[[], int]], int],
 ) -> TimedStages:
-    """Begins each stage at the first step before which the stage before it was given its tokens.
+    """Starts each stage at the first step before which the previous stage had its tokens.
 
     Args:
-        stages: Planned ones, of which the first steps of those behind a budget are not looked at, and amendments.
+        stages: Planned stages (first steps after a budget are ignored) and amendments.
         budgets: Tokens of each planned stage, None for those that end where the next begins.
-        make: The policy over stages.
+        make: Makes the policy over stages.
         lengths: Tokens of the examples of each component.
-        keep: Is given stages, the tokens that the last planned of them lasts, and what finds the step at which these
-            are used up; it gives that step, found or remembered.
+        keep: Called with stages, the tokens of the last planned one, and a function that finds the step at which these
+            are used up; returns that step, computed or saved.
 
     Raises:
         ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment that begins before
@@ -139,7 +138,7 @@ def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrd
     """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the mixture ends before."""
     if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
         raise IndexOutOfRangeError(f"the mixture ends after {policy.length} examples", field="step", value=step)
-    return sum(tokens.before(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
+    return sum(tokens.count_first(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
 
 
 def _step_after(

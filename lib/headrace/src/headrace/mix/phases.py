@@ -1,14 +1,13 @@
-"""Context phases: the length of rows changes at a step, and each source goes on with what no row has touched yet.
+"""Context phases: the length of rows changes at a step, and each source continues with what no row has touched yet.
 
-What makes it possible is that blocks are ranges of *tokens*, the same in all phases, while rows are cut inside blocks.
-An order draws rows from many blocks at a time. When the length changes, the blocks that it has not touched are the
-blocks of the rest of the epoch: a new shuffle goes over them, with rows of the new length. What is left of the touched
-blocks is skipped, and counted. Epochs after that are ordinary ones.
+This is possible because blocks are ranges of *tokens*, the same in all phases, and rows are cut within blocks. An order
+draws rows from many blocks at a time. When the length changes, the untouched blocks are the rest of the epoch: a new
+shuffle covers them, with rows of the new length. The remainders of touched blocks are skipped, and counted. Later
+epochs are ordinary ones.
 
-Invariants: no token comes twice in an epoch, whatever the phases; phases before a change do not know of it.
-
-Price: skipped tokens, about one block a strand, at most two (a braid), or less than a window (a block shuffle); a table
-of two ranges a strand, made once a phase.
+Invariants: no token occurs twice in an epoch, whatever the phases; phases before a change do not depend on it. Price:
+skipped tokens, about one block per strand, at most two (a braid), or less than a window (a block shuffle); a table of
+two ranges per strand, made once per phase.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class BlockOrder(Protocol):
     io_block_size: int
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
-        """Virtual blocks that hold any of the rows at the first ``drawn`` positions of an epoch."""
+        """Virtual blocks with any of the rows at the first ``drawn`` positions of an epoch."""
         ...
 
     def block_permutation(self, epoch: int) -> tuple[str, int, int]:
@@ -78,11 +77,11 @@ def untouched_blocks(order: Order, *, drawn: int, epoch: int, blocks: int, block
     """Map onto the blocks among ``range(blocks)`` that an order's first draws leave whole, in the order's own sequence.
 
     Args:
-        order: A shuffle; one that permutes blocks does so over rows that lie in blocks, full ones first.
-        drawn: Positions of the epoch that are done with.
+        order: A shuffle; one that permutes blocks does so over rows in blocks, full ones first.
+        drawn: Number of positions of the epoch that were drawn.
         epoch: The epoch.
-        blocks: Full blocks; rows behind them belong to none.
-        block_behind: For orders that go through the store from row to row: the first full block behind so many rows.
+        blocks: Number of full blocks; later rows are in no block.
+        block_behind: For sequential orders: the first full block after a number of rows.
 
     Raises:
         ConfigError: the order touches every block from the start.
@@ -124,7 +123,7 @@ class UntouchedBlocks(Order):
 
 
 class RowsOfBlocks(Order):
-    """The rows of the blocks that a map names, one block of ``block`` rows after the other; there are ``n`` rows.
+    """The rows of the blocks that an order returns, block by block (``block`` rows each); there are ``n`` rows.
 
     Example:
         >>> RowsOfBlocks(Slice(5, 3), block=2, n=11)(np.arange(4)).tolist()

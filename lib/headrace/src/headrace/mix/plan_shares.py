@@ -1,14 +1,12 @@
-"""What share of a batch each component gets over all the stages of a plan: the largest ever, and the usual one.
+"""The share of each component in a batch over all stages of a plan: the largest ever, and the usual one.
 
-Strands (order/braid/strands.py) are sized once and for all stages: by the largest share, or a component that grows in a
-later stage would mix within too small a window. Laps fit the usual share: that of the longest stretch over which no
-share changes. Amendments do not count for what was planned, since they must not change the past; what an amendment
-brings in is sized by the amendment.
+Strands (order/braid/strands.py) are sized once for all stages, by the largest share; otherwise a component that grows
+in a later stage would mix within too small a window. Laps fit the usual share: that of the longest stretch without
+changes. Amendments do not affect planned components, because they must not change the past; components that an
+amendment adds are sized by the amendment.
 
-The end of a run is not known here, on purpose: prolonging a run must not change its order. A last stretch without an
-end counts as long as all before it.
-
-Price: some 33 looks between any two break points.
+The end of a run is deliberately not used: extending a run must not change its order. An endless last stretch counts as
+long as everything before it. Price: some 33 evaluations between two break points.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
 
 _SAMPLES = 33  # a normalised share bends between two break points only in nested blends; this many looks are plenty
-_SEEN = 0.5  # laps fit the usual share where it is at least this part of the largest
+_FITTING_SHARE = 0.5  # laps fit the usual share where it is at least this part of the largest
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,10 @@ class _Stretch:
 
 
 def plan_shares(stages: Sequence[Stage]) -> PlanShares:
-    """Shares over stages that follow each other; the last one has no end.
+    """Shares over consecutive stages, of which the last is endless.
 
     Raises:
-        ConfigError: the largest shares that stages allow leave a part of some batch unfilled.
+        ConfigError: the largest shares leave a part of some batch unfilled.
 
     Example:
         >>> from headrace.mix import Blend
@@ -78,7 +76,9 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
     if usual is None:
         return PlanShares(largest, None)
     near = {name: usual.get(name, 0.0) for name in largest}
-    fitting = {name: share if share >= _SEEN * largest[name] else largest[name] for name, share in near.items()}
+    fitting = {
+        name: share if share >= _FITTING_SHARE * largest[name] else largest[name] for name, share in near.items()
+    }
     return PlanShares(largest, fitting)
 
 
@@ -113,7 +113,7 @@ def _bounded(rows: np.ndarray, bound: np.ndarray, steps: np.ndarray, names: tupl
 
 
 def _longest(stretches: Sequence[_Stretch]) -> dict[str, float] | None:
-    """Shares of the longest time without change; of equals the first."""
+    """Shares of the longest stretch without change; the first of equals."""
     best, longest = None, 0
     begin, previous = 0, None
     for stretch in stretches:

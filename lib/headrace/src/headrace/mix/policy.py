@@ -1,12 +1,11 @@
-"""``MixingPolicy``: which component each row of each step comes from. What every policy answers, with what most answer.
+"""``MixingPolicy``: which component each row of each step comes from. The interface of all policies, with defaults.
 
-A policy is pure: any step, any number of times, the same answer. Three questions are its own (``starts_at``,
-``components_at``, ``supply``); the others have an answer here that holds for any policy, and that a policy replaces
-where it knows better.
+A policy is pure: any step, any number of times, gives the same result. Subclasses implement ``starts_at``,
+``components_at`` and ``supply``; the other methods have defaults that work for any policy.
 
-An **anchor** is the exact state of a policy before a step, as JSON: it saves another process the walk there (2 us a
-step for ``quota``, 2 us an example for the others). Without it everything is the same, later. Which run it belongs to
-is known to whoever keeps it (:mod:`headrace.run.manifest`); one that is damaged or of another mixture is refused.
+An **anchor** is the exact state of a policy before a step, as JSON: it saves another process from counting up to that
+step (2 us per step for ``quota``, 2 us per example for the others). It only saves time. :mod:`headrace.run.manifest`
+stores anchors with their run; an anchor that is damaged or of another mixture is refused.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ Anchor: TypeAlias = dict[str, Any]
 StepTable: TypeAlias = tuple[Int32[np.ndarray, " b"], Int64[np.ndarray, " b"]]
 """Component and ordinal of each row of some steps, in stream order."""
 Watch: TypeAlias = Callable[[int, int], None]
-"""Is told how many examples have been counted, and of how many."""
+"""Receives the number of counted examples, and their total."""
 
 
 class MixingPolicy(abc.ABC):
     """Which component each row of each step comes from.
 
-    Whatever is asked of a step raises IndexOutOfRangeError if the mixture ends before it.
+    Methods with a step raise IndexOutOfRangeError if the mixture ends before it.
 
     Attributes:
-        name: What manifests call it.
-        follows_sizes: Whether its draws follow from the sizes of the components or from the length of a row, so that
-            the draws of a run change where these do.
+        name: Its name in manifests.
+        follows_sizes: Whether its draws depend on the sizes of the components or on the length of a row, so that the
+            draws of a run change with them.
         components: Number of components D.
         batch: Examples per step.
         length: Examples after which it ends by its own rule; None: only limits end it.
@@ -73,7 +72,7 @@ class MixingPolicy(abc.ABC):
 
     @abc.abstractmethod
     def supply(self) -> Int64[np.ndarray, " d"]:
-        """Examples of each component in the whole run, ``UNLIMITED`` (2**62) for those drawn for ever."""
+        """Examples of each component in the whole run, ``UNLIMITED`` (2**62) for endless ones."""
 
     def check_limits(self, step: int) -> None:
         """Raises IndexOutOfRangeError if limits leave too few examples for the steps before ``step``."""
@@ -85,7 +84,7 @@ class MixingPolicy(abc.ABC):
 
     def tables_between(self, first: int, stop: int) -> StepTable | None:
         """Component and ordinal of each row of the steps ``first .. stop``, all of one size, in stream order; None if
-        it is not faster than to ask for one step after the other.
+        this is not faster than step by step.
         """
         return None
 
@@ -94,7 +93,7 @@ class MixingPolicy(abc.ABC):
         return None
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
-        """Go on from what :meth:`anchor_at` of an equal policy gave.
+        """Continues from the result of :meth:`anchor_at` of an equal policy.
 
         Raises:
             ConfigError: it is damaged, or of another policy as far as that can be seen.
@@ -102,18 +101,16 @@ class MixingPolicy(abc.ABC):
         raise refused(f"is not one of {type(self).__name__}")
 
     def walk_to(self, step: int, watch: Watch) -> None:
-        """Counts to ``step`` where examples have to be counted one by one, telling ``watch``; later questions begin
-        there.
-        """
+        """Counts up to ``step`` if examples are counted one by one, reporting to ``watch``; later calls start there."""
         return
 
     def describe(self) -> dict[str, Any]:
-        """What tells it from other policies over equal stages, sizes and limits, as JSON values of a manifest."""
+        """What distinguishes it from other policies over equal stages, sizes and limits, as JSON values."""
         return {"policy": self.name}
 
 
 def anchor_integer(anchor: Mapping[str, object], name: str, *, multiple: int = 1, most: int = UNLIMITED) -> int:
-    """A whole number of an anchor, 0 to ``most``; raises ConfigError if it is none, as do the next ones."""
+    """A whole number of an anchor, 0 to ``most``; raises ConfigError otherwise, as do the following functions."""
     value = anchor.get(name)
     if type(value) is not int or not 0 <= value <= most or value % multiple:
         raise refused(f"has no {name!r} that can be")
@@ -131,7 +128,7 @@ def anchor_number(anchor: Mapping[str, object], name: str) -> float:
 def anchor_integers(
     anchor: Mapping[str, object], name: str, n: int, *, signed: bool = False, padded: bool = False
 ) -> Int64[np.ndarray, " n"]:
-    """``n`` whole numbers of an anchor; ``padded``: those that are missing at the end are 0.
+    """``n`` whole numbers of an anchor; ``padded``: missing ones at the end are 0.
 
     Example:
         >>> anchor_integers({"drawn": [3, 4]}, "drawn", 2)

@@ -102,18 +102,17 @@ class Quota(MixingPolicy):
         weights: Steps -> rows of weights that sum to 1, e.g. ``Blend.at``.
         components: Number of components D, 1 to 4096; or their names, for errors.
         batch: Examples per step.
-        limits: Most examples of each component in the whole run, None for no limit. A component is drawn up to its
-            limit exactly; the weight it leaves is shared by the others in proportion to theirs.
-        settled: Step from which on the weights stay the same, None if that is not known: then every step is walked to.
-        largest: Largest share of a step that each component may have, None for no bound.
-        start: What the components should have and have before step 0, of as many examples; by default nothing. Limits
-            and all counts include it.
-        row_tokens: Tokens of a row of each component, on average, where weights and ``largest`` are shares of tokens;
-            None: they are shares of rows.
+        limits: Largest number of examples of each component in the whole run, None for no limit. A component is drawn
+            exactly up to its limit; the others then share its weight in proportion to theirs.
+        settled: Step from which on the weights are constant, None if unknown: every step is then counted.
+        largest: Largest share of each component in a step, None for no limit.
+        start: The account before step 0; by default nothing. Limits and all counts include it.
+        row_tokens: Mean tokens per row of each component, if weights and ``largest`` are shares of tokens; None: they
+            are shares of rows.
 
     Raises:
-        ConfigError: no component, too many, a batch above 2**18, limits that do not fit; later also a step too far to
-            count up to.
+        ConfigError: no component, too many, a batch above 2**18, limits that do not fit; later also a step that is too
+            far to count up to.
 
     Example:
         >>> from headrace.mix import Blend
@@ -146,7 +145,7 @@ class Quota(MixingPolicy):
         self._before = int(start.drawn.sum())
         self._walk = Walk(self._shares, components, batch, self._before)
         promised = 1 - 1 / (4 * (components - 1)) if components > 1 else 0.0
-        # All caches may be filled by several threads at once without a lock: whoever comes second stores equal values.
+        # Several threads may fill the caches at once without a lock: they store equal values.
         self._anchors: dict[int, _Anchor] = {}
         self._chunks: list[int] = []
         self._end: int | None = None
@@ -155,12 +154,12 @@ class Quota(MixingPolicy):
 
     @property
     def late_steps(self) -> int:
-        """Steps, of those prepared so far, at which some component was a full example or more off its share."""
+        """Number of steps, of those prepared so far, at which some component was at least one example off its share."""
         return self._anchors[self._chunks[-1]].late
 
     @property
     def worst_deviation(self) -> float:
-        """Examples; at no step prepared so far was a component further off its share."""
+        """Largest deviation of a component from its share at the steps prepared so far, in examples."""
         return self._anchors[self._chunks[-1]].worst
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
@@ -197,7 +196,7 @@ class Quota(MixingPolicy):
             self._extend(-(-steps // CHUNK))
 
     def account_at(self, step: int) -> Account:
-        """What the components should have and have before ``step``."""
+        """The account of the components before ``step``: what they should have, and what they have."""
         drawn, (chunk, row) = self.starts_at(step), divmod(int(step), CHUNK)
         anchor = self._anchors[chunk]
         if row == 0:
@@ -206,7 +205,7 @@ class Quota(MixingPolicy):
         return Account(shares.whole[-1], shares.part[-1], drawn)
 
     def anchor_at(self, step: int) -> Anchor:
-        """The state from which another process with an equal quota goes on to ``step`` in 1 ms. JSON values."""
+        """The state from which another process with an equal quota reaches ``step`` in 1 ms, as JSON values."""
         self._locate(step, counts=False)
         chunk = int(step) // CHUNK
         state = self._anchors[chunk]
@@ -239,7 +238,7 @@ class Quota(MixingPolicy):
         return np.where(weights > 0, self._shares.limits, self.starts_at(settled))
 
     def find_end(self, stop: int) -> int | None:
-        """The first step before ``stop`` that cannot be filled: all with weight are used up or may have no more of it.
+        """The first step before ``stop`` that cannot be filled: all with weight are used up or at their largest share.
 
         Example:
             >>> from headrace.mix import Blend

@@ -172,19 +172,19 @@ class Walk:
             can = live & (end_counts < self._shares.limits)
             if not can.any():
                 return None
-            end_counts[np.where(can, _behind(plan, row, end_counts), -np.inf).argmax()] += 1
+            end_counts[np.where(can, _deficits(plan, row, end_counts), -np.inf).argmax()] += 1
         for _ in range(-rest):
-            end_counts[np.where(end_counts > drawn, _behind(plan, row, end_counts), np.inf).argmin()] -= 1
+            end_counts[np.where(end_counts > drawn, _deficits(plan, row, end_counts), np.inf).argmin()] -= 1
         return end_counts
 
 
-def _behind(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
+def _deficits(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
     """Share minus examples drawn, per component."""
     return (plan.shares.whole[row] - drawn) + plan.shares.part[row] / ONE
 
 
 def _deviation(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> float:
-    return float(np.abs(_behind(plan, row, drawn)).max())
+    return float(np.abs(_deficits(plan, row, drawn)).max())
 
 
 def _split(extra: Int64[np.ndarray, " d"], roomy: Bool[np.ndarray, " d"]) -> tuple[bytes, Int64[np.ndarray, " d"]]:

@@ -1,11 +1,11 @@
-"""Weights that say how often a source is seen: ``{repeat: 2}`` beside ``{repeat: 1}`` is twice as many passes over it.
+"""Weights by the number of passes: ``{repeat: 2}`` means twice as many passes as ``{repeat: 1}``.
 
-Such a weight is a number, or a schedule, times the rows of the source: what the mixture draws of it in the time in
-which a source of ``{repeat: 1}`` is drawn once, whatever their sizes. A group whose sources all repeat may itself
-``repeat``: it is then drawn as if its sources stood in its place, each that many times more often.
+Such a weight is a number or a schedule, times the rows of the source: the rows drawn from it while a source with
+``{repeat: 1}`` is drawn once, whatever their sizes. A group whose sources all repeat may itself ``repeat``: it is then
+drawn as if its sources were in its place, each that many times more often.
 
-Invariant: over any steps without limits, passes over two sources of one blend are as their repeats, to within a row of
-each. Price: the rows of the sources, which opening their datasets tells; asked only where a weight repeats.
+Invariant: over any steps without limits, the passes over two sources of one blend are in the ratio of their repeats, to
+within a row of each. Price: the datasets are opened for their number of rows, only if a weight repeats.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def repeats_somewhere(weights: Mapping[str, Any]) -> bool:
 
 
 def with_rows(weights: Mapping[str, Any], rows: Callable[[], Mapping[str, int]], path: str) -> dict[str, Any]:
-    """A (nested) blend in which plain weights stand for those that repeat.
+    """A (nested) blend with plain weights instead of those that repeat.
 
     Args:
         weights: The blend.
-        rows: Gives the rows of each source; asked only if a weight repeats.
-        path: Its place in the config, for errors.
+        rows: Returns the rows of each source; called only if a weight repeats.
+        path: Its path in the config, for errors.
 
     Raises:
-        ConfigError: a weight that repeats stands beside one that does not; no number.
+        ConfigError: a blend has weights with and without ``repeat``; a value is not a number.
 
     Example:
         >>> with_rows({"web": {"repeat": 1}, "books": {"repeat": 4}}, lambda: {"web": 900, "books": 25}, "weights")
@@ -48,7 +48,7 @@ def with_rows(weights: Mapping[str, Any], rows: Callable[[], Mapping[str, int]],
 
 
 def without_repeats(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """A (nested) blend with what is repeated as its weights: for checks that know no rows.
+    """A (nested) blend with the repeats as its weights, for checks that do not know the rows.
 
     Example:
         >>> without_repeats({"a": {"repeat": 2}, "b": {"weight": {"repeat": 1}, "blend": {"c": 1}}})
@@ -115,7 +115,7 @@ def blend_of(value: object) -> Mapping[str, Any]:
 
 
 def _repeat_of(value: object) -> Any:
-    """What a weight, or that of a group, says of repeats; None: nothing."""
+    """The repeats of a weight, or of a group's weight; None: there are none."""
     if not isinstance(value, Mapping):
         return None
     fields = cast("Mapping[str, Any]", value)

@@ -1,9 +1,9 @@
 """Weights and batch sizes as pure functions of the **global step**.
 
 A :class:`Weight` is a number, or a schedule over steps: ``step`` (the last point at or before the step) or ``linear``
-(interpolated, held constant outside its points). Because it is a function of the global step and of nothing else, a
-resumed run, a run on other hosts and a simulation see the same weights, and prefetching does not delay them.
-Megatron-Energon's unmerged schedules have the same three kinds; its x axis is a batch counter of each worker.
+(interpolated, held constant outside its points). Because it depends only on the global step, a resumed run, a run on
+other hosts and a simulation have the same weights, and prefetching does not delay them. Megatron-Energon's unmerged
+schedules have the same three kinds; their x axis is a batch counter of each worker.
 
 Invariants: weights are finite and never negative; the same step gives the same bits on every machine (elementwise IEEE
 operations only). Price: about 30 ns a step and weight in blocks of 4096 steps.
@@ -32,9 +32,9 @@ RowOrder: TypeAlias = Literal["locality", "stream"]
 ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 """Order of the rows within a batch."""
 WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]
-"""What weights count, and budgets and sizes; see :mod:`headrace.mix.measure`."""
+"""What weights, budgets and sizes count; see :mod:`headrace.mix.measure`."""
 CountedTokens: TypeAlias = Literal["content", "trained"]
-"""What is counted one by one."""
+"""The tokens that are counted individually."""
 
 MAX_WEIGHT = 1e100
 MIN_WEIGHT = float(np.finfo(np.float64).smallest_normal)
@@ -55,7 +55,7 @@ class Weight:
         kind: ``"constant"`` (one point, its step is ignored), ``"step"`` or ``"linear"``.
         points: ``(step, weight)`` pairs, steps strictly rising from 0 on.
         scale: Factor on all values.
-        path: Where it stands in the config, for errors; no part of its identity.
+        path: Its path in the config, for errors; not part of its identity.
 
     Raises:
         ConfigError: no point, a step that is negative or not rising, a weight or scale that is negative, infinite, not
@@ -97,7 +97,7 @@ class Weight:
 
     @property
     def is_scheduled(self) -> bool:
-        """It was written as a schedule (even one with a single point)."""
+        """Whether it was written as a schedule (even one with a single point)."""
         return self.kind != "constant"
 
     @property
@@ -165,7 +165,7 @@ class Curves:
         self._latest: tuple[int, Float64[np.ndarray, "4 d"]] = (-1, np.empty((4, 0)))
 
     def at(self, steps: Steps) -> Float64[np.ndarray, "n d"]:
-        """Values of all weights at ``steps``, the same bits for a step whatever it is asked together with."""
+        """Values of all weights at ``steps``, bit-identical for a step whatever the other steps."""
         steps = np.asarray(steps, np.int64)
         segments = np.searchsorted(self.breaks, steps, side="right")
         if steps.size == 0 or int(segments.min()) == int(segments.max()):
@@ -202,7 +202,7 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
     by step; YAML may give the steps as strings) and optionally ``scale``; or a :class:`Weight`.
 
     Raises:
-        ConfigError: it is none of these; see :class:`Weight` for the values refused.
+        ConfigError: it is none of these; see :class:`Weight` for refused values.
 
     Example:
         >>> weight_from_config({"stepp": {0: 1}}, "weights.docs")
@@ -262,10 +262,10 @@ def _check_rising(points: Sequence[tuple[int, float]], path: str, value: object)
 
 
 def compose_weights(outer: Weight, inner: Weight) -> Weight:
-    """The product of a weight and one that stands further in on the same path of a nested blend.
+    """The product of a weight and one further down on the same path of a nested blend.
 
     Raises:
-        ConfigError: both are schedules. The product of two ramps is no ramp, and which was meant cannot be told.
+        ConfigError: both are schedules, whose product would be ambiguous.
 
     Example:
         >>> compose_weights(weight_from_config(0.5), weight_from_config({"step": {0: 2}})).to_config()
@@ -321,7 +321,7 @@ class BatchSchedule:
         self.max_size = int(self._sizes.max())
         """The largest batch of any step, in examples."""
         self.unique_sizes: tuple[int, ...] = tuple(sorted({b for _, b in self.points}))
-        """All sizes that occur, ascending: as many shapes as a training step is compiled for."""
+        """All sizes that occur, ascending: a training step is compiled for each."""
 
     def __eq__(self, other: object) -> bool:
         return self.points == other.points if isinstance(other, BatchSchedule) else NotImplemented
@@ -362,7 +362,7 @@ class BatchSchedule:
 
 
 def whole_number(value: object) -> object:
-    """The int that a text with an exponent, or a float, stands for; whatever stands for none, as it is.
+    """Converts a text with an exponent, or a float, to an int if it is one; other values are returned unchanged.
 
     Example:
         >>> [whole_number(v) for v in ("1e9", "1.5e9", 2e9, "1e-3", "1.5", 1.5, "12", True)]

@@ -1,20 +1,18 @@
-"""Shares: what each component should have had after each step, exactly, before anything is rounded to examples.
+"""Shares: the exact amount that each component should have had after each step, before rounding to examples.
 
 A step of B examples gives component d the share B x w_d. Normalised weights are whole multiples of 2**-44 that sum to
 1, and a share is a whole part and 44 bits, with carry: no error accumulates, sums are exact. A component may have a
-limit (its epochs or its budget, in examples): at the step that reaches it, the component gets exactly what is left of
-it, the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
+limit (its epochs or its budget, in examples): at the step that reaches it, the component gets exactly the remainder,
+the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
 
-Where weights count tokens, and rows of the components hold different numbers of them, shares of tokens become shares of
-rows once they are bounded: each is divided by the tokens of a row, on average over an epoch. Rows of a component then
-are as exact as ever, and its tokens are so at the end of each epoch; within it they are off by what the rows drawn
-until then hold above or below the average.
+If weights count tokens, and rows of the components have different numbers of them, shares of tokens are converted to
+shares of rows after limits are applied: each is divided by the mean tokens per row over an epoch. The rows of a
+component are then exact as before, and its tokens are exact at the end of each epoch; within an epoch, they deviate as
+the rows drawn so far deviate from the mean.
 
-Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. Once the components that
-have weight cannot fill a step, since they are used up or at the largest share that they may have, the mixture ends
-before it.
-
-Price: 2 us a step for 64 components, in chunks.
+Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. If the components with
+weight cannot fill a step, because they are used up or at their largest share, the mixture ends before it. Price: 2 us
+per step for 64 components, in chunks.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ _SHORT = 1e-9  # of a step: what rounding may leave of it
 def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]:
     """Rows of weights as multiples of 2**-44 that sum to exactly 2**44; a positive weight never becomes 0.
 
-    Each is within one unit of the weight except the row's largest, which takes the rounding of all (at most half a unit
-    each). At 1e9 examples the drift is thus about 1e-4 examples.
+    Each is within one unit of the weight, except the row's largest, which absorbs the rounding of all (at most half a
+    unit each). At 1e9 examples, the drift is thus about 1e-4 examples.
 
     Raises:
-        ConfigError: a weight is negative or no number, or a row does not sum to 1.
+        ConfigError: a weight is negative or not a number, or a row does not sum to 1.
 
     Example:
         >>> fixed_point(np.array([[0.25, 0.75, 0.0]])) / 2**44
@@ -72,9 +70,9 @@ class ShareRun:
     rate: Int64[np.ndarray, "n d"]
     """Weights in units of 2**-44, 0 for a component that had reached its limit before the step."""
     live: Bool[np.ndarray, "n d"]
-    """The component has weight at the step, used up or not."""
+    """Whether the component has weight at the step, used up or not."""
     filled: int
-    """Steps that can be filled: n, unless the mixture ends. Rows after it mean nothing."""
+    """Number of steps that can be filled: n, unless the mixture ends. Later rows are undefined."""
 
 
 class Shares:
@@ -178,14 +176,14 @@ class Shares:
         return shares if self._row_tokens is None else row_shares(shares, self._row_tokens)
 
     def _row_bound(self, rate: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
-        """The largest shares of the rows of a step, whose rows would hold as many tokens as at this rate."""
+        """The largest shares of rows in a step, at the rate of rows that has the same tokens."""
         if self._row_tokens is None:
             return self._bound
         average = float(np.add.accumulate(rate * self._row_tokens)[-1]) / ONE
         return np.where(self._bound < 1, np.minimum(self._bound * average / self._row_tokens, 1.0), 1.0)
 
     def _below_largest(self, weights: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "n d"], int]:
-        """The weights below the bounds, and how many steps can be met; rows after these mean nothing, but sum to 1."""
+        """The weights below the limits, and the number of steps that can be met; later rows only sum to 1."""
         if not self._bounded:
             return weights, len(weights)
         scaled, short = _bounded_rows(weights, self._bound)
@@ -194,7 +192,7 @@ class Shares:
 
 
 def row_shares(shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "n d"]:
-    """Shares of rows from shares of tokens, where a row of each component holds so many on average.
+    """Shares of rows from shares of tokens, given the mean tokens per row of each component.
 
     Example:
         >>> row_shares(np.array([[0.5, 0.5]]), np.array([18.0, 32.0]))
@@ -207,7 +205,7 @@ def row_shares(shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarra
 def bound_shares(
     rows: Float64[np.ndarray, "n d"], bound: Float64[np.ndarray, " d"], steps: Steps
 ) -> Float64[np.ndarray, "n d"]:
-    """The same shares with no component above its bound at any step; those below theirs share what it may not have.
+    """The same shares with no component above its limit at any step; the others share the excess.
 
     Raises:
         ConfigError: the components with weight at a step, all at their largest share, do not fill it.
@@ -231,7 +229,7 @@ def bound_shares(
 def _bounded_rows(
     rows: Float64[np.ndarray, "n d"], bound: Float64[np.ndarray, " d"]
 ) -> tuple[Float64[np.ndarray, "n d"], Bool[np.ndarray, " n"]]:
-    """The same shares with none above its bound, and the rows in which that leaves a rest."""
+    """The same shares with none above its limit, and the rows that are then not filled."""
     full = np.zeros(rows.shape, bool)
     scaled = rows
     for _ in range(len(bound) + 1):  # each round fills at least one more component, or is the last
@@ -263,10 +261,10 @@ def _pour(
     limits: Int64[np.ndarray, " d"],
     bound: Float64[np.ndarray, " d"],
 ) -> Int64[np.ndarray, " d"] | None:
-    """What each component gets of one step (in 2**-44 examples) in which limits are reached; None: it cannot be filled.
+    """The share of each component in a step that reaches limits (in 2**-44 examples); None: the step cannot be filled.
 
-    Like water into vessels: whoever would get more than it can take gets just that, and the others share the rest anew.
-    Whole numbers of any size throughout.
+    Like filling vessels: a component that would get more than its capacity gets exactly that, and the others share the
+    rest. Uses integers of any size.
     """
     rates = [int(r) for r in rate]
     room = [(int(x) - int(w)) * ONE - int(p) for x, w, p in zip(limits, whole, part, strict=True)]
@@ -289,9 +287,9 @@ def _pour(
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """``total`` things in proportion to ``weights``: each share rounded down, then one more to the largest remainders.
+    """``total`` items in proportion to ``weights``: each share rounded down, then one more to the largest remainders.
 
-    It is Hamilton's method, as nmoe has it; on equal remainders the first gets it.
+    This is Hamilton's method, as in nmoe; of equal remainders, the first gets it.
 
     Raises:
         ConfigError: a negative weight or total, or no positive weight.

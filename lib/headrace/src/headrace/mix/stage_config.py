@@ -1,8 +1,8 @@
-"""What users write about the mixtures of a run, and the stages that it stands for.
+"""The config of a run's mixtures, and the stages that it resolves to.
 
 One mixture: a weight at each component, or a (nested) blend. Several: ``stages``, each from a step on or for a number
-of tokens. A run that goes on otherwise than it began: ``amendments``, each from a step on, which add sources, drop them
-or weigh them anew; they are stages too, so the past stays as it was.
+of tokens. A run that changes after it has started: ``amendments``, each from a step on, which add, drop or reweight
+sources. Amendments are stages too, so the past does not change.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class StageConfig:
 
     Attributes:
         weights: Blend of this stage, over any of the components.
-        name: For reports and errors.
-        step: Step at which it begins; the first stage begins at 0. Left out: where the tokens of the stage before end.
-        tokens: How many tokens it lasts, rounded up to whole steps; may be left out for the last stage. Those of the
-            last stage end the run.
+        name: Name for reports and errors.
+        step: Step at which it begins; the first stage begins at 0. Default: where the tokens of the previous stage end.
+        tokens: Its length in tokens, rounded up to whole steps; optional for the last stage. Those of the last stage
+            end the run.
     """
 
     weights: dict[str, Any]
@@ -40,19 +40,19 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class AmendmentConfig:
-    """A declared change of the mixture of a run that has begun; names mean what bears them, at any depth of a blend.
+    """A declared change of the mixture of a running run; names refer to entries at any depth of a blend.
 
     Attributes:
-        step: First step of the changed mixture. Must not have been trained on yet.
+        step: First step of the changed mixture, which must not have been trained on yet.
         add: Weights of components that join the mixture, or groups of them: ``{y: {weight: 1, blend: {d: 1, e: 1}}}``.
-        weights: New weights of what is in it. A group of a blend keeps its blend, or with ``{blend: ...}`` its weight.
+        weights: New weights of existing entries. A group keeps its blend, or with ``{blend: ...}`` its weight.
         drop: Components, or whole groups, that are no longer drawn.
         remove: Components whose removed documents are no longer trained on (``headrace remove``), each with the
             generation of its cache's tombstones; a list for a component of several caches, one number each.
-        extend: Components that go on with new documents too (``headrace build --append``), each with the generation of
-            its cache up to which it takes them; a list for a component of several caches. What is new of ``web`` is the
-            component ``web@2``, which is written out with the settings of ``web``; both have the weight of ``web``
-            together, in proportion to their rows.
+        extend: Components that also use new documents from now on (``headrace build --append``), each with the
+            generation of its cache up to which it uses them; a list for a component of several caches. The new
+            documents of ``web`` are the component ``web@2`` with the settings of ``web``; the two share the weight of
+            ``web`` in proportion to their rows.
     """
 
     step: int
@@ -64,12 +64,12 @@ class AmendmentConfig:
 
     @property
     def changes_mixture(self) -> bool:
-        """Whether it is a stage of its own; what it removes changes no draw."""
+        """Whether it is a new stage; removals do not change draws."""
         return bool(self.reweighs or self.extend)
 
     @property
     def reweighs(self) -> bool:
-        """Whether it names weights."""
+        """Whether it changes weights."""
         return bool(self.add or self.weights or self.drop)
 
     @property
@@ -80,20 +80,20 @@ class AmendmentConfig:
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """What a config says about its mixtures.
+    """The mixtures of a config.
 
     Attributes:
-        components: Weight of each component, None where it has none of its own.
+        components: Weight of each component, None if it has none of its own.
         batch: Batch sizes, for budgets in tokens.
         phases: First step and row length of each phase, for budgets in tokens.
         weights: A blend of all components, instead of their own weights.
         stages: Stages, instead.
         amendments: Changes, in the order of their steps.
         max_share: Largest shares by component.
-        num_steps: Steps of the run, if they are written.
-        sizes: Gives the tokens of each component; asked only where weights follow from sizes.
-        counted: Which tokens are counted one by one, so that steps that follow from tokens are not known here, and are
-            the earliest that there can be; None: rows count.
+        num_steps: Steps of the run, if they are set.
+        sizes: Returns the tokens of each component; called only if weights depend on sizes.
+        counted: The tokens that are counted individually; steps that depend on tokens are then unknown here, and the
+            earliest possible ones are used. None: rows count.
     """
 
     components: Mapping[str, Any]
@@ -110,8 +110,8 @@ class MixtureConfig:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """One mixture before its blend is made: the step at which it begins, its weights, its name, its place in the config
-    and the place and number of the tokens that it lasts.
+    """One mixture before its blend is made: its first step, its weights, its name, its path in the config, and the path
+    and number of its tokens.
     """
 
     step: int
@@ -125,7 +125,7 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     """The stages of a run, amendments last.
 
     Raises:
-        ConfigError: weights given in two places, an unknown source, steps out of order.
+        ConfigError: weights are set in two places, an unknown source, steps out of order.
 
     Example:
         >>> amended = resolve_stages(
@@ -210,7 +210,7 @@ def _amended(previous: _Mixture, amendment: AmendmentConfig, number: int, compon
 
 
 def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) -> _Mixture:
-    """The mixture with plain weights in place of a rule; what an amendment brings in does not count."""
+    """The mixture with plain weights instead of a rule; components that an amendment adds do not count."""
     weights, path = mixture.weights, mixture.path
     if not is_size_rule(weights, config.components):
         refuse_size_rules(weights, config.components, path)
@@ -225,7 +225,7 @@ def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) ->
 
 
 def _check_tokens_written(rule: Mapping[str, Any], path: str, example: int) -> None:
-    """Raises ConfigError if a rule needs the tokens of the run, which are not known before its weights are."""
+    """Raises ConfigError if a rule needs the tokens of the run, which depend on its weights."""
     value = rule.get("unimax")
     if value is None or (isinstance(value, Mapping) and "tokens" in value):
         return
@@ -239,7 +239,7 @@ def _check_tokens_written(rule: Mapping[str, Any], path: str, example: int) -> N
 
 
 def _check_counted(config: MixtureConfig) -> None:
-    """Raises ConfigError for a step that is given beside tokens from which it follows, once they are counted."""
+    """Raises ConfigError for a step that is set in addition to the tokens that determine it once they are counted."""
     last = len(config.stages) - 1
     for number, stage in enumerate(config.stages):
         following = config.num_steps if number == last else config.stages[number + 1].step
@@ -256,7 +256,7 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
     """Checks the steps and tokens of stages and amendments, before anything else is known.
 
     Raises:
-        ConfigError: negative or unsorted steps, tokens below 1; the field is named.
+        ConfigError: negative or unsorted steps, tokens below 1; names the field.
     """
     reached, where = -1, ""
     for number, stage in enumerate(stages):
@@ -295,7 +295,7 @@ def stage_bounds(
     last stage's tokens are used up, or None.
 
     Raises:
-        ConfigError: a stage without a beginning, tokens that say another step than the next stage does.
+        ConfigError: a stage without a first step, or tokens that contradict the step of the next stage.
 
     Example:
         >>> stages = [StageConfig({"a": 1}, tokens=1000), StageConfig({"b": 1}, tokens=300)]
@@ -321,7 +321,7 @@ def stage_bounds(
 
 
 def run_steps(config: MixtureConfig) -> int | None:
-    """Steps of a run: what it says, or the tokens of its last stage; None if neither, or if tokens have to be counted.
+    """Steps of a run: ``num_steps``, or the tokens of its last stage; None if neither, or if tokens have to be counted.
 
     Raises:
         ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where the run has ended.

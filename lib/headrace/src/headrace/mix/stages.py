@@ -1,27 +1,26 @@
-"""Stages: mixtures that follow each other, over one set of components whose ordinals run on without a gap.
+"""Stages: consecutive mixtures, over one set of components whose ordinals continue without a gap.
 
-A stage begins at a step and has a blend of its own, over any of the components; it hands out exact quotas
-(mix/quota.py). Two things are stages: a **plan** that is known from the start (pretraining, then mid-training, then
-long context) and an **amendment**, which a resumed run declares: sources are added, dropped or weighted anew from a
-step on.
+A stage begins at a step and has its own blend, over any of the components, with exact quotas (mix/quota.py). There are
+two kinds: those of a **plan** that is known from the start (pretraining, then mid-training, then long context), and
+**amendments**, which a resumed run declares: sources are added, dropped or reweighted from a step on.
 
-**What is owed is carried.** Each component has one account over the whole run: its share W (the sum of batch size times
-weight) minus the examples N drawn of it. A stage goes on from it, so that a source with a small weight gets its example
-in the end even if every stage is one step long. Stages over the same components are one quota with weights that change.
-Where components leave, what they are owed (or have had too much) stays on their account, and the others must do with a
-sum that is off by it: they share it **evenly**, each is moved by the same part of an example until the next stage, so
-that a stage's deviations sum to 0 (otherwise one of them would be late for ever, see mix/quota.py). Who comes back
-goes on from its account, a new component from 0; a component that a stage lists but never gives weight has left too.
+**Debts are carried over.** Each component has one account over the whole run: its share W (the sum of batch size times
+weight) minus the number N of its examples drawn. A stage continues from it, so that a source with a small weight gets
+its example eventually, even if every stage is one step long. Stages over the same components are one quota with
+changing weights. If components leave, their debt (or surplus) stays on their account, and the accounts of the others no
+longer sum to 0. They share the difference **evenly**: each is moved by the same part of an example until the next
+stage, so that a stage's deviations sum to 0 (otherwise one of them would be late forever, see mix/quota.py). A
+component that returns continues from its account, a new one starts from 0; a component that a stage lists without ever
+weighting it counts as having left.
 
-Invariant: a step depends on its own stage and on the steps before it, never on a later stage. So an amendment cannot
-touch the past, and a component keeps its place in its order when its weight changes, when it pauses, and when others
-come and go. Within a stage ``|N - W|`` is what ``Quota`` promises, below 1, plus what the stage moved (``moved_at``);
-it is below 1 as long as no component leaves. Measured where they do (``python tests/mix/test_stages.py``): 6000
-stages of 1 to 20 steps, components and weights drawn anew for each, 8 components: never more than 1.48 examples; 20
-components: 1.33. In tests never as many examples as there are components.
+Invariant: a step depends on its own stage and on earlier steps, never on a later stage. An amendment therefore cannot
+change the past, and a component keeps its position in its order when its weight changes, when it pauses, and when
+others come and go. Within a stage ``|N - W|`` is what ``Quota`` promises, below 1, plus what the stage moved
+(``moved_at``); it is below 1 as long as no component leaves. Measured where they do (``python
+tests/mix/test_stages.py``): 6000 stages of 1 to 20 steps, components and weights drawn anew for each, 8 components:
+never more than 1.48 examples; 20 components: 1.33. In tests never as many examples as there are components.
 
-Price: that of ``Quota``; entering stage k walks through the stages before it, once, and not even that where weights are
-constant.
+Price: that of ``Quota``; entering stage k counts through the earlier stages once, unless weights are constant.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class Stage:
         first_step: Global step at which it begins.
         blend: Weights, as functions of the **global** step, of the components that it uses.
         name: For reports and errors.
-        max_share: Largest share of a batch that components may have at any step, by name; the others take the rest.
-        row_tokens: Where weights count tokens: tokens and rows of an epoch of each of its components, by name. Empty:
-            they count rows, or all rows hold as many.
+        max_share: Largest share of components in a batch at any step, by name; the others take the rest.
+        row_tokens: If weights count tokens: tokens and rows of an epoch of each of its components, by name. Empty: they
+            count rows, or all rows have the same number of tokens.
     """
 
     first_step: int
@@ -66,7 +65,7 @@ class Stage:
 
     @property
     def tokens_of_rows(self) -> list[float] | None:
-        """Tokens of a row, on average, in the order of the blend's names; None: weights count rows."""
+        """Mean tokens per row, in the order of the blend's names; None: weights count rows."""
         if not self.row_tokens:
             return None
         return [tokens / rows for tokens, rows in (self.row_tokens[name] for name in self.blend.names)]
@@ -84,7 +83,7 @@ class Stage:
 
 
 def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:
-    """Raises ConfigError if a stage names what is no component, or a component has no weight anywhere, not even 0.
+    """Raises ConfigError if a stage names an unknown component, or a component has no weight anywhere, not even 0.
 
     Example:
         >>> check_components(["web", "code"], [Stage(0, Blend({"web": 1, "coed": 1}, "stages[0].weights"))])
@@ -102,7 +101,7 @@ def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:
 
 
 def check_known(names: Sequence[str], stage: Stage) -> None:
-    """Raises ConfigError if a stage names what is no component."""
+    """Raises ConfigError if a stage names an unknown component."""
     for name in stage.blend.names:
         if name not in names:
             raise ConfigError("is not a component", field=f"{stage.blend.path}.{name}", cure=did_you_mean(name, names))
@@ -110,7 +109,7 @@ def check_known(names: Sequence[str], stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where the components stand before a stage."""
+    """The accounts of the components before a stage."""
 
     drawn: Int64[np.ndarray, " d"]
     owed: Int64[np.ndarray, " d"]  # share minus drawn, in 2**-44 examples
@@ -120,10 +119,10 @@ class _Entry:
 class Stages(MixingPolicy):
     """Exact quotas, stage after stage, for all components, ``names``, in the order in which they are numbered.
 
-    The first ``planned`` stages (None: all) were planned, those after them are amendments.
+    The first ``planned`` stages (None: all) are planned, those after them are amendments.
 
     Raises:
-        ConfigError: no stage, stages that do not begin one after the other, a stage with an unknown component.
+        ConfigError: no stage, stages out of order, a stage with an unknown component.
 
     Example:
         >>> early, late = Blend({"web": 3, "code": 1}), Blend({"code": 1, "math": 1})
@@ -177,7 +176,7 @@ class Stages(MixingPolicy):
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in all steps before ``step``."""
-        return self._before(self.stage_at(step), step)
+        return self._drawn_before(self.stage_at(step), step)
 
     def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
         """Component of each row of ``step``, in stream order."""
@@ -209,26 +208,26 @@ class Stages(MixingPolicy):
             number = max(number for number, entry in enumerate(self._entered) if entry is not None)
             first = self._first_steps[number]
             end = self._quota(number).find_end(self._stops[number] - first)
-            return self._before(number, first + (end or 0))
+            return self._drawn_before(number, first + (end or 0))
         total[self._columns[last]] = self._quota(last).supply()
         return total
 
     def prepare(self, steps: int) -> None:
-        """Walks ahead, so that any step up to ``steps`` takes bounded time."""
+        """Counts ahead, so that any step up to ``steps`` takes bounded time."""
         for number in range(self.stage_at(max(steps - 1, 0)) + 1):
             self._quota(number).prepare(min(self._stops[number], steps) - self._first_steps[number])
 
     @property
     def late_steps(self) -> int:
-        """Steps, of those prepared so far, at which a component was a full example off its share as moved."""
+        """Number of steps, of those prepared so far, at which a component was a full example off its shifted share."""
         quotas = [(number, quota) for number, quota in enumerate(self._quotas) if quota is not None]
         entry = self._entered[quotas[0][0] if quotas else 0]
         return (entry.late if entry else 0) + sum(quota.late_steps for _, quota in quotas)
 
     def moved_at(self, step: int) -> Float64[np.ndarray, " d"]:
-        """Examples by which the share that the stage of ``step`` meets is above that of the whole run, by component.
+        """Examples by which the stage of ``step`` shifts the share of each component, compared with the whole run.
 
-        Constant over a stage, 0 as long as no component has left, and for those that have left.
+        Constant over a stage; 0 as long as no component has left, and for those that have left.
         """
         number = self.stage_at(step)
         entry, used = self._entry(number), self._used(number)
@@ -261,7 +260,7 @@ class Stages(MixingPolicy):
         if self._quotas[number] is None:
             self._entered[number], self._quotas[number] = entry, quota
 
-    def _before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
+    def _drawn_before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
         """Examples drawn before a step of this stage, or before the first step after it."""
         total = self._entry(number).drawn.copy()
         try:
@@ -279,7 +278,7 @@ class Stages(MixingPolicy):
 
     def _entry_after(self, number: int) -> _Entry:
         entry, quota, columns = self._entry(number), self._quota(number), self._columns[number]
-        drawn = self._before(number, self._stops[number])
+        drawn = self._drawn_before(number, self._stops[number])
         account = quota.account_at(self._stops[number] - self._first_steps[number])
         owed = entry.owed.copy()
         owed[columns] += _off(account) - _off(quota.account_at(0))
@@ -310,7 +309,7 @@ class Stages(MixingPolicy):
         )
 
     def _used(self, number: int) -> Bool[np.ndarray, " d"]:
-        """Components that the stage gives weight at some step."""
+        """Components with weight at some step of the stage."""
         first, last, blend = self._first_steps[number], self._stops[number] - 1, self.stages[number].blend
         if self._planned <= number + 1 < len(self.stages):  # an amendment ends it, and must not touch its past
             last, blend = MAX_STEP, blend.without_end()
@@ -320,7 +319,7 @@ class Stages(MixingPolicy):
         return used
 
     def _room(self, entry: _Entry) -> list[int]:
-        """What the components may still be given, in 2**-44 examples."""
+        """Remaining capacity of the components, in 2**-44 examples."""
         limits = [UNLIMITED if limit is None else limit for limit in self._limits]
         return [max(limit - int(n), 0) * ONE for limit, n in zip(limits, entry.drawn, strict=True)]
 
@@ -342,9 +341,9 @@ def _off(account: Account) -> Int64[np.ndarray, " d"]:
 
 
 def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -> Int64[np.ndarray, " d"]:
-    """What components are owed, moved such that it sums to 0 over those in use and is 0 for the others.
+    """The debts of components, shifted so that they sum to 0 over those in use and are 0 for the others.
 
-    All are moved by the same, but nobody beyond the room that its limit leaves; exact in whole numbers.
+    All are shifted equally, but none beyond the capacity that its limit leaves; exact in integers.
     """
     moved = np.zeros(len(used), np.int64)
     capped: set[int] = set()

@@ -1,6 +1,6 @@
-"""``Bits``: a set of many whole numbers, a bit each, in memory or in a file of which pieces are read.
+"""``Bits``: a set of many whole numbers as a bitmap, in memory or in a file that is read in pieces.
 
-Price: an eighth of a byte for each number up to the largest; 5 ms to look at a million numbers, in the set or not.
+Price: an eighth of a byte for each number up to the largest; 5 ms to scan a million numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Integer, UInt8
 
 from headrace.order.intervals import Intervals, ranges_digest
 
-_CHUNK = 1 << 20  # numbers that are looked at together; whole bytes
+_CHUNK = 1 << 20  # numbers per pass; whole bytes
 _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
@@ -21,9 +21,9 @@ class Bits:
     """A set of whole numbers below ``length``.
 
     Args:
-        bits: A bit for each, the first of a byte the highest, zeros behind the last; indexed like an array.
-        length: So many may be in it.
-        total: How many are; None: they are counted.
+        bits: A bit for each number, the first of a byte the highest, zeros after the last; indexed like an array.
+        length: Largest possible size of the set.
+        total: Size of the set; None: computed.
 
     Example:
         >>> numbers = Bits.of_numbers(np.array([9, 2, 3, 9]), 12)
@@ -49,7 +49,7 @@ class Bits:
 
     @classmethod
     def of_masks(cls, mask: Callable[[int, int], Bool[np.ndarray, " n"]], length: int) -> Bits:
-        """The numbers of which ``mask`` says so; it is asked for ranges ``first .. stop``."""
+        """The numbers for which ``mask`` is true; it is called with ranges ``first .. stop``."""
         bits = np.zeros(-(-length // 8), np.uint8)
         for at in range(0, length, _CHUNK):
             stop = min(at + _CHUNK, length)
@@ -68,11 +68,11 @@ class Bits:
         return self if self.length <= length else Bits.of_masks(self.mask, length)
 
     def ranges(self) -> Iterator[Intervals]:
-        """All of the set, as sets that are looked at one after the other, of which none touch."""
+        """The whole set as consecutive sets, of which none touch."""
         last = Intervals.empty()
         for at in range(0, self.length, _CHUNK):
-            here = Intervals.of_mask(self.mask(at, min(at + _CHUNK, self.length)))
-            every = Intervals(np.append(last.start, here.start + at), np.append(last.stop, here.stop + at))
+            ranges = Intervals.of_mask(self.mask(at, min(at + _CHUNK, self.length)))
+            every = Intervals(np.append(last.start, ranges.start + at), np.append(last.stop, ranges.stop + at))
             last = Intervals(every.start[-1:], every.stop[-1:])
             yield Intervals(every.start[:-1], every.stop[:-1])
         yield last
@@ -82,9 +82,9 @@ class Bits:
         return Intervals.union(self.ranges())
 
     def digest(self) -> str:
-        """Names the set, as :meth:`~headrace.order.intervals.Intervals.digest` does."""
+        """Digest of the set, as in :meth:`~headrace.order.intervals.Intervals.digest`."""
         return ranges_digest(self.ranges)
 
 
 NumberSet: TypeAlias = Intervals | Bits
-"""Sets of numbers that are looked at range by range: both have ``total``, ``mask``, ``ranges`` and ``digest``."""
+"""Sets of numbers that are scanned by range: both have ``total``, ``mask``, ``ranges`` and ``digest``."""

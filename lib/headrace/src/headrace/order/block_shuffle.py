@@ -5,13 +5,13 @@ blocks is read and mixed together, so a reader touches each block once per epoch
 block at the end, if any, stays at the end, permuted within itself.
 
 Single batches mix like those of a full shuffle once ``window_blocks`` is about the batch size in examples; over more
-batches windows show, and cost loss where neighbours are alike (:mod:`headrace.analysis.excess`).
+batches, windows show, and cost loss if neighbours are similar (:mod:`headrace.analysis.excess`).
 
-Era shuffle: consecutive eras of a fixed length, each permuted within itself. Levanter's older locality shuffle, kept as
-a baseline and for users who have it in their configs: its reads are sequential, but it never mixes examples that lie
-further apart than an era (Marin measured +14.5% loss on it).
+Era shuffle: consecutive eras of a fixed length, each permuted within itself. This is Levanter's older locality shuffle,
+kept as a baseline and for configs that use it: its reads are sequential, but it never mixes examples that are further
+apart than an era (Marin measured +14.5% loss on it).
 
-Price: two permutations, about 0.1 us an index; of eras, one.
+Price: two permutations, about 0.1 us per index; for eras, one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlockShuffle(KeyedShuffle):
         window_blocks: Blocks that are mixed together.
         seed: Integer seed.
         perm_type: ``"feistel"`` or ``"linear"``.
-        held_windows: Windows that memory must hold; changes no row.
+        held_windows: Number of windows that memory must hold; does not affect rows.
 
     Raises:
         ConfigError: a size below 1, unknown ``perm_type``.
@@ -84,7 +84,7 @@ class BlockShuffle(KeyedShuffle):
         return np.where(tail, virtual, physical)
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
-        """Blocks of the epoch's sequence that hold any of the rows at its first ``drawn`` positions, whole windows."""
+        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions, as whole windows."""
         windows = -(-drawn // (self.io_block_size * self.window_blocks))
         return Intervals(np.zeros(1, np.int64), np.array([min(windows * self.window_blocks, self.num_blocks)]))
 

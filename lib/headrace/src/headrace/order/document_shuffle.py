@@ -1,13 +1,13 @@
-"""The order of documents in a store that was shuffled when it was written: a closed form, both ways.
+"""The order of documents in a store that was shuffled when it was written: a closed form in both directions.
 
-Documents go in units (1, or 2 for the pairs of a cache of preferences); whole units are permuted by
-:func:`~headrace.order.permutation.permute` under a key of the seed, and documents that fill no unit stay at the end.
+Documents form units (1, or 2 for the pairs of a cache of preferences). Whole units are permuted by
+:func:`~headrace.order.permutation.permute` under a key of the seed; documents that fill no unit stay at the end.
 
-The invariant: where a document lies follows from (documents, seed, unit) alone, whatever wrote the store in however
-much memory; and so does which document lies somewhere. So a shuffled store keeps no table: numbers of filters and
-hold-outs, which count the documents of the original, are found in it by arithmetic.
+Invariant: the position of a document depends only on (documents, seed, unit), whatever wrote the store with however
+much memory, and the inverse does too. A shuffled store therefore needs no table: numbers of filters and hold-outs,
+which refer to the original, are located in it by arithmetic.
 
-Price: about 50 ns a document, either way, and no memory.
+Price: about 50 ns per document in either direction, and no memory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from headrace.order.seeds import derive
 
 @dataclass(frozen=True)
 class DocumentShuffle:
-    """Where the documents of a store lie in its shuffled copy.
+    """Positions of the documents of a store in its shuffled copy.
 
     Attributes:
-        documents: How many there are.
+        documents: Number of documents.
         seed: Integer seed.
-        unit: So many neighbouring documents stay together, in their order.
+        unit: Number of neighbouring documents that stay together, in their order.
 
     Raises:
-        ConfigError: ``unit`` below 1, or a seed that is no integer.
+        ConfigError: ``unit`` below 1, or a seed that is not an integer.
 
     Example:
         >>> shuffle = DocumentShuffle(documents=7, seed=0, unit=2)
@@ -52,15 +52,15 @@ class DocumentShuffle:
 
     @property
     def units(self) -> int:
-        """Whole units, those that are permuted."""
+        """Number of whole units, which are permuted."""
         return self.documents // self.unit
 
     def stored_at(self, originals: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Where documents of the original are stored; their numbers, below ``documents``, are not checked."""
+        """Stored positions of documents of the original; their numbers, below ``documents``, are not checked."""
         return self._moved(originals, inverse=False)
 
     def originals(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Which documents of the original are stored somewhere; numbers, below ``documents``, are not checked."""
+        """Documents of the original at stored positions; numbers, below ``documents``, are not checked."""
         return self._moved(stored, inverse=True)
 
     def _moved(self, numbers: Int64[np.ndarray, " n"], *, inverse: bool) -> Int64[np.ndarray, " n"]:

@@ -1,14 +1,13 @@
-"""Megatron-LM's GPT index: which tokens sample k of a corpus holds, for runs that must go on as they began there.
+"""Megatron-LM's GPT index: the tokens of sample k of a corpus, for runs that must continue as they began there.
 
-Documents are shuffled, all epochs in one go, and laid end to end; sample k begins at token ``k * stride`` of that
-stream; then samples are shuffled. One ``numpy.random.RandomState`` does both. The last epoch is shuffled apart where
-fewer than 80 % of its samples are asked for, so that these are not spread over the whole run.
+Documents are shuffled, all epochs at once, and concatenated; sample k begins at token ``k * stride`` of that stream;
+then samples are shuffled. One ``numpy.random.RandomState`` does both. The last epoch is shuffled separately if fewer
+than 80 % of its samples are needed, so that these are not spread over the whole run.
 
-The order is one of a number of samples: with more of them it is another one from the first sample on. Price: 4 bytes a
-document and epoch, 4 bytes a sample, and a shuffle of each, 20 ns an element, when a run begins; nothing is written.
-
-Reference: Megatron-LM ``megatron/core/datasets/gpt_dataset.py`` at d98e8a6, whose sample index follows from the lengths
-of the documents in their order and is not kept.
+The order depends on the number of samples: with more of them, it differs from the first sample on. Price: 4 bytes per
+document and epoch, 4 bytes per sample, and a shuffle of each, 20 ns per element, when a run starts; nothing is written.
+Reference: Megatron-LM ``megatron/core/datasets/gpt_dataset.py`` at d98e8a6; its sample index follows from the lengths
+of the documents in order and is not stored here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jaxtyping import Int32, Int64, UInt
 
 from headrace.errors import ConfigError, check_at_least
 
-_APART = 0.80  # of the last epoch's samples: with fewer it is shuffled apart
+_APART = 0.80  # of the last epoch's samples: with fewer, it is shuffled separately
 
 
 class GptIndex:
@@ -26,21 +25,21 @@ class GptIndex:
 
     Args:
         lengths: Tokens of each document.
-        documents: Numbers of the documents that are sampled, the split's.
+        documents: Numbers of the documents of the split.
         stride: Tokens from one sample to the next: Megatron's sequence length.
-        samples: Samples that the run asks for; None: those of one epoch.
+        samples: Number of samples of the run; None: those of one epoch.
         seed: Megatron's ``--seed``.
         overlap: Tokens that a sample shares with the next one: 1, the token to predict; 0 without
             ``add_extra_token_to_sequence``.
 
     Attributes:
         epochs: Passes over the documents.
-        last_epoch_apart: Whether the last one is shuffled by itself.
+        last_epoch_apart: Whether the last one is shuffled separately.
         documents: Documents of all epochs, in order.
-        order: Sample at each position of the run, of which there may be more than were asked for.
+        order: Sample at each position of the run; there may be more than requested.
 
     Raises:
-        ConfigError: the documents do not fill a sample; a number that cannot be.
+        ConfigError: the documents do not fill a sample; an invalid number.
 
     Example:
         >>> index = GptIndex(np.array([5, 3, 6]), np.arange(3), stride=4, samples=5, seed=1)

@@ -1,14 +1,14 @@
 """A validation split without a table: what is held out is a keyed hash of its number.
 
-Blocks of rows go in groups of ``one_in``; one of each group, drawn by the seed and the group's number, is held out.
-Both sides are closed forms: any row, in any order of asking, in O(1) memory. Whole blocks stay together, so that
-shuffles of either side still read whole chunks. A short last group, and what fills no block, belong to train.
+Blocks of rows form groups of ``one_in``; one block of each group, selected by the seed and the group's number, is held
+out. Both sides are closed forms: any row, in any order of access, in O(1) memory. Whole blocks stay together, so
+shuffles of either side still read whole chunks. A short last group, and rows that fill no block, belong to train.
 
-Invariants: each row lies on exactly one side; the split follows from (rows, block, one_in, seed) alone, not from
-shuffles, epochs or batches; what is appended to the corpus changes no group that was full.
+Invariants: each row is on exactly one side; the split depends only on (rows, block, one_in, seed), not on shuffles,
+epochs or batches; data appended to the corpus changes no full group.
 
-Price: one hash an index, 30 ns. Levanter shuffles all rows and then cuts: its train side reads chunks for the sake of
-rows that are not in it, and a corpus that grows is cut elsewhere.
+Price: one hash per index, 30 ns. Levanter, by contrast, shuffles all rows and then cuts: its train side reads chunks
+that also contain held-out rows, and a corpus that grows is cut elsewhere.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ HoldOutBy: TypeAlias = Literal["blocks", "documents"]
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """What users write under ``validation``: a split of every component; see the module.
+    """The config field ``validation``: a split of every component; see the module.
 
     Attributes:
-        one_in: Of so many blocks or documents, one is held out; default 100.
+        one_in: One block or document in this many is held out; default 100.
         fraction: Instead of ``one_in``: the share that is held out, at most 0.5. One in ``round(1 / fraction)``.
         by: ``blocks`` keeps reads whole and cuts documents at the borders of blocks; ``documents`` keeps documents
             whole and costs reads (see :mod:`headrace.data.token_seq`).
-        seed: Of the split alone: runs with other seeds share their validation data.
-        io_block_size: Examples in a block; None: one stored chunk. Give it the block of the shuffle if that is larger.
+        seed: Seed of the split only: runs with other seeds share their validation data.
+        io_block_size: Examples in a block; None: one stored chunk. Set it to the block of the shuffle if that is
+            larger.
 
     Raises:
-        ConfigError: a value is not usable.
+        ConfigError: a value is invalid.
 
     Example:
         >>> ValidationConfig(fraction=0.002).groups_of
@@ -107,12 +108,12 @@ def _num_groups(members: int, one_in: int, seed: int, what: str) -> int:
 
 
 def _member(group: Int64[np.ndarray, " n"], one_in: int, seed: int) -> Int64[np.ndarray, " n"]:
-    """Which member of each group is held out."""
+    """The member of each group that is held out."""
     return (derive_keys(seed, "holdout", last=group) % np.uint64(one_in)).astype(np.int64)
 
 
 class _SplitSide(Order):
-    """One side of the split of rows by blocks: what both need to know. Arguments: see :class:`ValidationSplit`."""
+    """One side of the split of rows by blocks: what both have in common. Arguments: see :class:`ValidationSplit`."""
 
     trains: bool
     described = ("rows", "one_in", "block", "seed", "groups")
@@ -150,10 +151,10 @@ class ValidationSplit(_SplitSide):
 
     Args:
         n: Rows to split.
-        one_in: Of so many blocks, one is held out; at least 2.
+        one_in: One block in this many is held out; at least 2.
         block: Rows in a block.
         seed: Integer seed.
-        blocks: Full blocks that rows begin with; what follows belongs to train. None: as many as there are.
+        blocks: Number of full blocks, which come first; what follows belongs to train. None: as many as there are.
 
     Raises:
         ConfigError: a size out of range, or fewer full blocks than ``one_in``.

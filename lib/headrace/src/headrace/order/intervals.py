@@ -1,14 +1,14 @@
-"""Sets of whole numbers as ranges: sorted, apart, never empty; what is removed, held out or left of something long.
+"""Sets of whole numbers as sorted, separate, non-empty ranges: what is removed, held out or left of something long.
 
 A set of a trillion tokens with a million holes is two vectors of a million numbers. All operations are a sort or a
 search in these vectors.
 
-:class:`Removal` is what is left of a stored stream after such a set was taken out of it, numbered through. Its map to
-stored positions rises strictly, so a range of it is a few ranges of the stored stream, one more for each gap inside.
+:class:`Removal` is the rest of a stored stream without such a set, numbered consecutively. Its map to stored positions
+rises strictly, so a range of it is a few ranges of the stored stream, one more for each gap inside.
 
-Price: 16 bytes a range, of a :class:`Removal` 8 where there are more than a million; a union or complement takes about
-0.1 us a range; to look up a range of what is left, 0.4 us with a thousand gaps, 0.5 to 1 with a million and 2 with 20
-million.
+Price: 16 bytes per range, for a :class:`Removal` 8 if there are more than a million; a union or complement takes about
+0.1 us per range; looking up a range of the rest takes 0.4 us with a thousand gaps, 0.5 to 1 with a million and 2 with
+20 million.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxtyping import Bool, Int64
 from headrace.errors import IndexOutOfRangeError
 from headrace.order.rising import RunningSums, SumsWriter, bisect
 
-_CHUNK = 1 << 20  # ranges that are looked at together
+_CHUNK = 1 << 20  # ranges per pass
 
 
 class Intervals:
@@ -51,7 +51,7 @@ class Intervals:
         self.stop: Int64[np.ndarray, " k"] = stop
 
     @cached_property
-    def _before(self) -> Int64[np.ndarray, " k"]:
+    def _offsets(self) -> Int64[np.ndarray, " k"]:
         """Numbers of the set before each range."""
         return np.cumsum(self.stop - self.start) - (self.stop - self.start)
 
@@ -119,7 +119,7 @@ class Intervals:
         return Intervals.union([self.complement(end), other]).complement(end)
 
     def within(self, start: int, stop: int) -> Intervals:
-        """What lies in ``start .. stop``, counted from ``start``.
+        """The part of the set in ``start .. stop``, counted from ``start``.
 
         Example:
             >>> Intervals(np.array([2, 8]), np.array([6, 9])).within(4, 10)
@@ -134,7 +134,7 @@ class Intervals:
 
     @property
     def total(self) -> int:
-        """How many numbers there are in the set."""
+        """Size of the set."""
         return int((self.stop - self.start).sum())
 
     def numbers(self, rank: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -144,8 +144,8 @@ class Intervals:
             >>> Intervals(np.array([3, 10]), np.array([5, 12])).numbers(np.array([0, 1, 2]))
             array([ 3,  4, 10])
         """
-        at = np.searchsorted(self._before, rank, side="right") - 1
-        return self.start[at] + (rank - self._before[at])
+        at = np.searchsorted(self._offsets, rank, side="right") - 1
+        return self.start[at] + (rank - self._offsets[at])
 
     def mask(self, first: int, stop: int) -> Bool[np.ndarray, " n"]:
         """Which of the numbers ``first .. stop`` are in the set.
@@ -161,11 +161,11 @@ class Intervals:
         return np.cumsum(edges[:-1], dtype=np.int8).view(bool)
 
     def ranges(self) -> Iterator[Intervals]:
-        """All of the set, as sets that are looked at one after the other."""
+        """The whole set as consecutive sets."""
         yield self
 
     def digest(self) -> str:
-        """Names the set: SHA-256 in 64 hex digits."""
+        """Digest of the set: SHA-256 as 64 hex digits."""
         return ranges_digest(self.ranges)
 
     def __eq__(self, other: object) -> bool:
@@ -181,7 +181,7 @@ class Intervals:
 
 
 def ranges_digest(sets: Callable[[], Iterable[Intervals]]) -> str:
-    """SHA-256, in 64 hex digits, of the starts of all ranges of sets that follow each other, and then of the stops."""
+    """SHA-256, as 64 hex digits, of the starts of all ranges of consecutive sets, and then of the stops."""
     digest = hashlib.sha256()
     for end in ("start", "stop"):
         for one in sets():
@@ -190,7 +190,7 @@ def ranges_digest(sets: Callable[[], Iterable[Intervals]]) -> str:
 
 
 def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges sorted, apart and not empty."""
+    """Ranges, sorted and merged, without empty ones."""
     order = np.argsort(start, kind="stable")
     order = order[stop[order] > start[order]]
     start, reach = start[order], np.maximum.accumulate(stop[order])
@@ -203,7 +203,7 @@ def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray
 class StoredRanges(NamedTuple):
     """Ranges of the remaining stream as ranges of the stored one: int64 vectors, ordered by range and column."""
 
-    range: Int64[np.ndarray, " p"]  # which of the asked ranges this is a piece of
+    range: Int64[np.ndarray, " p"]  # number of the requested range
     column: Int64[np.ndarray, " p"]  # where in it the piece begins
     start: Int64[np.ndarray, " p"]  # first stored position
     size: Int64[np.ndarray, " p"]  # positions. The pieces of a range fill it without gaps; none is empty
@@ -213,9 +213,9 @@ class Removal:
     """A stream of ``length`` stored positions without those of ``removed``.
 
     Args:
-        length: Positions.
-        removed: What is taken out: a set, or the sets of stretches of the stream, in their order.
-        most: Ranges that there may be in those sets together.
+        length: Number of positions.
+        removed: What is removed: a set, or the sets of stretches of the stream, in order.
+        most: Largest number of ranges in those sets together.
 
     Raises:
         IndexOutOfRangeError: a removed position is not in the stream.
@@ -239,18 +239,18 @@ class Removal:
 
     @classmethod
     def of_sums(cls, length: int, remaining_before: RunningSums, removed_before: RunningSums) -> Removal:
-        """The same from the ``sums`` of one that was made once."""
+        """Restores a removal from its ``sums``."""
         removal = cls.__new__(cls)
         removal.length, removal.ranges, removal.remaining = length, removed_before.size - 1, remaining_before.total
         removal._cut, removal._removed_upto = removal.sums = remaining_before, removed_before
         return removal
 
     def digest(self) -> str:
-        """Names what was taken out, as that of a set does."""
+        """Digest of what is removed, like that of a set."""
         return ranges_digest(lambda: (self.removed(at, at + _CHUNK) for at in range(0, self.ranges, _CHUNK)))
 
     def removed(self, first: int = 0, stop: int | None = None) -> Intervals:
-        """What was taken out: the ranges ``first .. stop``, or all."""
+        """What is removed: the ranges ``first .. stop``, or all."""
         stop = self.ranges if stop is None else min(stop, self.ranges)
         upto = self._removed_upto.between(first, stop + 1)
         start = self._cut.between(first + 1, stop + 1) + upto[:-1]
@@ -261,7 +261,7 @@ class Removal:
         return position + self._removed_upto[np.minimum(self._cut.search(position, "right") - 1, self.ranges)]
 
     def kept_before(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Positions that remain before each stored one, itself not counted: where it lies, or would lie, in the rest.
+        """Number of remaining positions before each stored one: its position in the rest, or where it would be.
 
         Example:
             >>> Removal(10, Intervals(np.array([4]), np.array([7]))).kept_before(np.array([4, 5, 7, 10])).tolist()
@@ -287,8 +287,8 @@ class Removal:
 
 
 def _sums(length: int, removed: Iterable[Intervals], most: int) -> tuple[RunningSums, RunningSums]:
-    """Positions that remain before each range and behind the last, and those of the ranges, summed up. Ranges of sets
-    that touch are one.
+    """Positions that remain before each range and after the last, and those of the ranges, summed up. Touching ranges
+    of consecutive sets are merged.
     """
     kept_sums, gap_sums = SumsWriter(most + 1), SumsWriter(most)
     last, end = Intervals.empty(), 0  # the last range so far, which the next set may go on with, and the end before it
@@ -309,19 +309,19 @@ def _sums(length: int, removed: Iterable[Intervals], most: int) -> tuple[Running
 def clean_borders(
     removal: Removal, part_ends: Int64[np.ndarray, " p1"], chunk: int, run: int
 ) -> Int64[np.ndarray, " b"]:
-    """Stored chunk borders from which a stream runs on without a gap for long: good places to begin rows anew.
+    """Stored chunk borders followed by a long stretch without gaps: good positions to restart rows.
 
-    Behind a gap, rows no longer begin where stored chunks do. If they begin anew at the next border, at the cost of the
-    few tokens before it that fill no row, blocks of rows are chunks again until the next gap.
+    After a gap, rows no longer start where stored chunks do. If they restart at the next border, at the cost of the few
+    tokens before it that fill no row, blocks of rows are chunks again until the next gap.
 
     Args:
-        removal: What is left of the stream of all parts.
-        part_ends: Where the parts of the stream begin and end: 0, the end of the first, ..., the end of the last.
+        removal: The stream of all parts, with its gaps.
+        part_ends: Borders of the parts in the stream: 0, the end of the first, ..., the end of the last.
         chunk: Positions of a chunk; each part begins with a new one.
-        run: Positions without a gap, from the border on, that make it worth it.
+        run: Number of positions without a gap, from the border on, for which a restart pays.
 
     Returns:
-        Borders, strictly rising, at most one a gap and none at the ends of parts.
+        Borders, strictly rising, at most one per gap and none at the ends of parts.
 
     Example:
         >>> gaps = Intervals(np.array([5, 22, 31]), np.array([6, 23, 35]))

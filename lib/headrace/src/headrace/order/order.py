@@ -1,8 +1,8 @@
-"""``Order``: a pure function from positions of a run to rows of a store; and the maps that only cut and join.
+"""``Order``: a pure function from positions of a run to rows of a store; and the orders that only slice and join.
 
-An index map is stateless: ``m(i)`` for an int64 array, in any order, any number of times, gives the same rows. Orders
-(shuffles) are maps too; see permutation, block_shuffle and era. Maps take the **epoch** as a second argument,
-so that :class:`Repeat` can give every pass its own order.
+An order is stateless: ``m(i)`` for an int64 array, in any order and any number of times, returns the same rows.
+Shuffles are orders too; see permutation, block_shuffle and braid. Orders take the **epoch** as a second argument, so
+that :class:`Repeat` can use a different order for every pass.
 
 Price: a few numpy calls per batch, never a Python loop over indices.
 """
@@ -22,10 +22,10 @@ _BELOW_ONE = np.nextafter(1.0, 0.0)  # a row above 2**53 over a length as large 
 
 
 class OpenWindow(NamedTuple):
-    """What an order draws from before it turns to other rows."""
+    """The rows that an order draws from before it moves on."""
 
-    blocks: int = 0  # blocks that it keeps open together by design, over all hosts; 0 if it knows no blocks
-    rows: int = 0  # rows of these, or those that come in any order; 0 if rows come as they lie below
+    blocks: int = 0  # blocks that it keeps open by design, over all hosts; 0 if it has no blocks
+    rows: int = 0  # rows of these, or rows in random order; 0 for the order of the wrapped dataset
     windows: int = 1  # such windows that memory must hold
     everywhere: bool = False  # every host draws from all of it, whatever its share of the batch
 
@@ -33,32 +33,32 @@ class OpenWindow(NamedTuple):
 class Order(abc.ABC):
     """Maps positions ``[0, length)`` to rows ``[0, rows)``.
 
-    Subclasses implement :meth:`at`. Call the map itself for epoch 0 with bounds checked.
+    Subclasses implement :meth:`at`. Call the order itself for epoch 0 with bounds checked.
 
     Args:
         length: Number of positions, 0 to 2**62.
-        rows: Number of rows that may be named; ``length`` if the map is a bijection.
+        rows: Number of rows in its range; ``length`` if it is a bijection.
 
     Raises:
         ConfigError: a size is negative or above 2**62.
     """
 
     bijective: bool = False
-    """Every row in ``[0, rows)`` is named exactly once."""
+    """Every row in ``[0, rows)`` occurs exactly once."""
     reorders: bool = False
-    """The map is a shuffle, whose own locality counts; cuts and joins take that of the shuffle beside them."""
+    """It is a shuffle with its own locality; slices and compositions use that of the shuffle they contain."""
     repeats: bool = False
-    """Rows come again, in passes over a map below."""
+    """Rows repeat, in passes over another order."""
     kind: str = "none"
-    """The shuffle's name in configs and reports; cuts and joins take that of the shuffle beside them."""
+    """The shuffle's name in configs and reports; slices and compositions use that of the shuffle they contain."""
     io_block_size: int = 0
-    """Rows of the blocks that the shuffle keeps together; 0 if it knows none."""
+    """Rows per block that the shuffle keeps together; 0 if it has no blocks."""
     strands: int = 0
-    """Blocks that are drawn from in turn; 0 for shuffles without strands."""
+    """Number of strands; 0 for shuffles without strands."""
     endless: bool = False
-    """Passes follow each other without end."""
+    """Passes repeat endlessly."""
     described: tuple[str, ...] = ("length",)
-    """Names of the attributes that, with the class, determine the map."""
+    """Names of the attributes that, with the class, determine the order."""
 
     def __init__(self, length: int, rows: int) -> None:
         for name, value in (("length", length), ("rows", rows)):
@@ -83,26 +83,26 @@ class Order(abc.ABC):
         """Rows at positions ``i`` of the given epochs. Indices are not checked."""
 
     def open_window(self) -> OpenWindow:
-        """What it draws from at a time: the one answer that loaders, forecasts and checks give."""
+        """The rows that it draws from at a time: the answer that loaders, forecasts and checks use."""
         return OpenWindow()
 
     def _shuffle_like(self, order: Order) -> None:
-        """Takes over what another order says of its shuffle."""
+        """Copies the shuffle's attributes from another order."""
         self.reorders, self.kind = order.reorders, order.kind
         self.io_block_size, self.strands = order.io_block_size, order.strands
 
     def passes(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Epoch of each position in the map that is passed over, and its position in that pass."""
+        """Epoch of each position in the repeated order, and its position in that pass."""
         return epoch, i
 
     def touched_rows(self, drawn: int) -> int | None:
-        """Rows from the first on outside which the first ``drawn`` positions of an epoch named none; None: unknown."""
+        """Number of first rows that contain all rows of the first ``drawn`` positions of an epoch; None: unknown."""
         return None
 
     def describe(self) -> dict[str, object]:
-        """The map as JSON values, for fingerprints and reports: maps that differ describe themselves differently."""
+        """The order as JSON values, for fingerprints and reports: different orders have different descriptions."""
         values = {name: getattr(self, name) for name in self.described}
         plain = {name: v.describe() if isinstance(v, Order) else v for name, v in values.items()}
         return {"map": type(self).__name__, **plain}
@@ -110,16 +110,16 @@ class Order(abc.ABC):
     def resolve(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """:meth:`at` and :meth:`locality` at once: rows, and where in the store's reading front each lies."""
+        """:meth:`at` and :meth:`locality` in one call: rows, and their positions in the store's reading front."""
         rows = self.at(i, epoch)
         return rows, np.minimum(rows / max(self.rows, 1), _BELOW_ONE)
 
     def locality(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
     ) -> Float64[np.ndarray, " n"]:
-        """Where in the store's reading front each position lies, in [0, 1).
+        """The position of each row in the store's reading front, in [0, 1).
 
-        The loader sorts the rows of a batch by it, so that a host always reads in the same part of the store.
+        The loader sorts the rows of a batch by it, so that a host always reads from the same part of the store.
         """
         return self.resolve(i, np.zeros_like(i) if epoch is None else epoch)[1]
 
@@ -195,7 +195,7 @@ class Compose(Order):
     """``outer`` after ``inner``: position -> ``inner`` -> ``outer`` -> row.
 
     Raises:
-        ConfigError: ``inner`` may name rows that ``outer`` does not have.
+        ConfigError: ``inner`` may return rows that ``outer`` does not have.
     """
 
     described = ("outer", "inner")
@@ -225,10 +225,10 @@ class Compose(Order):
 
 
 class Repeat(Order):
-    """``base`` again and again, each pass re-keyed with its epoch number.
+    """``base`` repeated, each pass re-keyed with its epoch number.
 
     Args:
-        base: A non-empty map.
+        base: A non-empty order.
         epochs: Number of passes; None for as many as indices can count.
 
     Raises:

@@ -1,19 +1,19 @@
-"""Keyed permutations of ``range(n)`` without a table: any index, any order of asking, O(1) memory.
+"""Keyed permutations of ``range(n)`` without a table: any index, in any order of access, in O(1) memory.
 
 ``permute`` is a balanced Feistel network over the smallest rectangle ``a x b >= n`` with ``a = ceil(sqrt(n))`` (the
 "generalised Feistel" of Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002): a round adds a hash
 of one coordinate to the other, modulo its side. The rectangle exceeds n by less than ``sqrt(n) + 1``, so almost no
-index has to be walked a second time; a power-of-two domain would walk up to four times.
+index needs a second step of cycle walking; a power-of-two domain would need up to four.
 
 Length and key may be arrays: rows of many components, windows and epochs are permuted in one call.
 
-Price: 8 rounds of a 64-bit mixer, about 50 ns an index from batches of 8,192 on; 0.1 us at 1,024; twice that for
+Price: 8 rounds of a 64-bit mixer, about 50 ns per index from batches of 8,192 on; 0.1 us at 1,024; twice that for
 lengths below 64, which get 16 rounds.
 
-Why so many rounds: three show in every instrument of tests/order/test_permutation_quality.py, four rounds of a weaker
-function leave a serial correlation, a multiply-add function leaks the low bits (the test holds all three as
-counter-examples). Where a side has only a few values a round hides little: over many keys, 8 rounds leave the
-differences of neighbours of n = 8 uneven by 25%, 16 rounds by under 2%.
+Why so many rounds: every measure of tests/order/test_permutation_quality.py detects three rounds; four rounds of a
+weaker function leave a serial correlation, and a multiply-add function leaks the low bits (the test has all three as
+counter-examples). If a side has only a few values, a round hides little: over many keys, 8 rounds leave the differences
+of neighbours of n = 8 uneven by 25%, 16 rounds by under 2%.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def permute(
 ) -> Int64[np.ndarray, " n"]:
     """Image of ``i`` under the permutation of ``range(length)``, of 1 to 2**62, chosen by ``key``: a bijection.
 
-    ``0 <= i < length`` is not checked: callers are index maps, which have checked.
+    ``0 <= i < length`` is not checked: callers are orders, which have checked it.
 
     Example:
         >>> sorted(permute(np.arange(5), 5, 1).tolist())
@@ -59,7 +59,7 @@ def permute(
 
 
 def rectangle(n: UInt64[np.ndarray, " m"]) -> tuple[UInt64[np.ndarray, " m"], UInt64[np.ndarray, " m"]]:
-    """Sides ``a, b`` of the domain that is walked for each length: ``n <= a * b < n + sqrt(n) + 1``, ``a`` even.
+    """Sides ``a, b`` of the domain for each length: ``n <= a * b < n + sqrt(n) + 1``, ``a`` even.
 
     Example:
         >>> a, b = rectangle(np.array([100, 101], np.uint64))
@@ -73,7 +73,7 @@ def rectangle(n: UInt64[np.ndarray, " m"]) -> tuple[UInt64[np.ndarray, " m"], UI
 
 
 def _walk(x: np.ndarray, n: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The images, by the number of rounds that each length needs."""
+    """The images, grouped by the number of rounds that each length needs."""
     short = n < SHORT
     if not short.any():
         return _cycle(x, n, key, ROUNDS)
@@ -134,7 +134,7 @@ def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.nda
     rounds = SHORT_ROUNDS if length < SHORT else ROUNDS
     x = np.asarray(i, np.int64).astype(np.uint64)
     outside = np.arange(x.size)
-    while outside.size:  # whoever walked through the surplus walks back through it
+    while outside.size:  # an index that went through the surplus goes back through it
         x[outside] = _decrypt(x[outside], a, b, keys, rounds)
         outside = outside[x[outside] >= n]
     return x.astype(np.int64)
@@ -155,7 +155,7 @@ def permute_linear(
 ) -> Int64[np.ndarray, " n"]:
     """Affine permutation ``(a x + c) mod 2**k`` with cycle walking: cheap, and visibly regular.
 
-    For users who ask for Levanter's ``perm_type: linear``. Same arguments and guarantees as :func:`permute`.
+    For Levanter's ``perm_type: linear``. Same arguments and guarantees as :func:`permute`.
     """
     x = np.asarray(i, np.int64).astype(np.uint64)
     n = np.broadcast_to(np.asarray(length, np.uint64), x.shape)
@@ -203,7 +203,7 @@ def permutation_family(perm_type: str):
     """The function behind a ``perm_type``.
 
     Raises:
-        ConfigError: the name is not known.
+        ConfigError: the name is unknown.
     """
     if perm_type not in PERMUTATIONS:
         raise ConfigError(
@@ -228,7 +228,7 @@ class KeyedShuffle(Order):
 
 
 class Feistel(KeyedShuffle):
-    """Full shuffle: a keyed permutation of ``range(n)``, another one each epoch.
+    """Full shuffle: a keyed permutation of ``range(n)``, a different one in each epoch.
 
     Args:
         n: Number of examples, 1 to 2**62.

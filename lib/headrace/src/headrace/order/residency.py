@@ -1,18 +1,17 @@
-"""Which blocks are in memory when: pure, so that a loader and a forecast of it cannot disagree.
+"""Decides which blocks are in memory at which step: pure, so that a loader and its forecast cannot disagree.
 
-Steps are planned in windows ahead of their use. For each step in turn :meth:`Residency.decide` says which of its blocks
-are there, which must be fetched, and into which slot. Memory that is full is made free by blocks that no planned step
-uses, the least recently used first, then by the block whose next planned use is farthest away (Belady's rule, as far as
-is planned). All of this follows from the planned uses and the number of slots; neither the speed of the store nor that
-of the consumer plays a part. A fetch may begin as soon as the step has been gathered that used the slot last, so steps
-are decided far ahead, and what they need is read ahead.
+Steps are planned in windows, ahead of their use. For each step, :meth:`Residency.decide` returns which of its blocks
+are in memory, which must be fetched, and into which slot. If memory is full, blocks that no planned step uses are
+evicted, the least recently used first; then the block whose next planned use is farthest away (Belady's rule, as far as
+is planned). All of this depends only on the planned uses and the number of slots, not on the speed of the store or the
+consumer. A fetch may start as soon as the last step that used the slot has been gathered, so steps are decided far
+ahead, and their blocks are read ahead.
 
-How far is planned is part of the rule: windows of 1, 8, 32, 64, 64, ... steps (the first batch waits for no long plan),
-and a step is decided with the uses of up to 32 further steps in view.
+The planning horizon is part of the rule: windows of 1, 8, 32, 64, 64, ... steps (so that the first batch does not wait
+for a long plan); a step is decided with the uses of up to 32 further steps in view. Windows with enough unneeded slots
+are decided as a whole, others step by step.
 
-Windows that find enough slots that nothing needs are decided as a whole, others step by step.
-
-Price: about 5 us a step and 1 us a fetch; a fetch that takes a needed block's place, 20 us more.
+Price: about 5 us per step and 1 us per fetch; 20 us more for a fetch that evicts a needed block.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ FIRST_WINDOWS = (1, 8, 32)
 WINDOW_STEPS = 64
 FORESIGHT = 32
 KEEP_STEPS = 2
-"""A block that is still needed makes room only if it lay unused for so long, unless nothing else is left: else each
-step would wait for reads that could not begin before the last one was done."""
+"""A block that is still needed is evicted only if it was unused for this many steps, unless nothing else is left:
+otherwise each step would wait for reads that could not start before the last one was done."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class WindowUses:
 
 
 def checked_budget(prefetch_bytes: int) -> int:
-    """The budget; ConfigError unless it is a whole number of bytes from 1 on."""
+    """The budget; ConfigError unless it is a positive whole number of bytes."""
     if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
         raise ConfigError(
             "must be a positive number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1073741824."
@@ -77,7 +76,7 @@ def window_steps(number: int) -> int:
 def window_uses(
     first_step: int, steps: int, block: Int64[np.ndarray, " p"], step: Int64[np.ndarray, " p"]
 ) -> tuple[WindowUses, Int64[np.ndarray, " p"]]:
-    """The uses of a window from the block and the step of each piece, counted from ``first_step``; and each piece's
+    """The uses of a window, from the block and the step (counted from ``first_step``) of each piece; and each piece's
     block as an index into ``WindowUses.blocks``.
 
     Example:
@@ -121,10 +120,10 @@ def _by_block_and_step(block: np.ndarray, step: np.ndarray, steps: int) -> np.nd
 
 
 class Decision(NamedTuple):
-    """What a step needs."""
+    """The decision for a step."""
 
     step: int  # the step
-    slots: Int64[np.ndarray, " p"]  # slot of each piece that was asked about
+    slots: Int64[np.ndarray, " p"]  # slot of each requested piece
     hits: int  # blocks of the step that are in memory, or on their way
     blocks: list[int]  # blocks to fetch
     into: list[int]  # slot of each
@@ -141,11 +140,11 @@ class _Fetches(NamedTuple):
 
 
 class Residency:
-    """Decides what is fetched and what makes room for it.
+    """Decides which blocks to fetch and which to evict.
 
-    Use: while :attr:`wants_window` is true, :meth:`extend` by a window of :attr:`window_steps` steps (or fewer, where a
-    phase ends) from :attr:`planned_until` on; then :meth:`decide`. There is room for ``slots`` blocks; ``stop_step``
-    is one past the last step of the run (None: no end).
+    Use: while :attr:`wants_window` is true, :meth:`extend` by a window of :attr:`window_steps` steps (or fewer, if a
+    phase ends) from :attr:`planned_until` on; then :meth:`decide`. There is room for ``slots`` blocks; ``stop_step`` is
+    one past the last step of the run (None: endless).
 
     Example:
         >>> memory = Residency(2, 0, 3)
@@ -171,7 +170,7 @@ class Residency:
 
     @property
     def resident(self) -> int:
-        """Slots that hold a block or wait for one."""
+        """Number of slots that hold a block or wait for one."""
         return len(self._slot)
 
     @property
@@ -182,7 +181,7 @@ class Residency:
 
     @property
     def wants_window(self) -> bool:
-        """Whether more has to be planned before the next step can be decided."""
+        """Whether another window has to be planned before the next step can be decided."""
         ahead = min(FORESIGHT, 4 * (self.next_step - self.first_step))
         until = self.next_step + 1 + ahead
         return self.planned_until < (until if self.stop_step is None else min(until, self.stop_step))
@@ -220,7 +219,7 @@ class Residency:
         self.planned_until += window.steps
 
     def decide(self, pieces: Int64[np.ndarray, " p"] | None = None) -> Decision:
-        """Decides the next step. ``pieces`` are indices into its window's ``blocks``: their slots are in the answer."""
+        """Decides the next step. ``pieces`` are indices into its window's ``blocks``: the result has their slots."""
         window, slots = self._begin_window()
         step, k = self.next_step, self.next_step - window.first_step
         uses = int(window.bounds[k + 1] - window.bounds[k])
@@ -259,7 +258,7 @@ class Residency:
             self._window_slots = None
 
     def _decide_window(self, window: WindowUses, slots: np.ndarray) -> _Fetches | None:
-        """All steps of a window at once, if slots that nothing needs make room enough; else None."""
+        """All steps of a window at once, if there are enough unneeded slots; else None."""
         missing = np.flatnonzero(slots < 0)
         if missing.size > self.slots - len(self._slot) + self._idle().size:
             return None
@@ -304,8 +303,8 @@ class Residency:
         return np.flatnonzero(self._next_use[: len(self._slot)] == NEVER)
 
     def _take_free(self, count: int) -> tuple[list[int], list[int]]:
-        """At most so many slots that nothing needs: never used ones, then those of idle blocks, the least recently used
-        first, of one step in the order of their blocks; and when they are free.
+        """At most ``count`` unneeded slots, and when they are free: unused ones first, then those of idle blocks, the
+        least recently used first, and the blocks of one step in their order.
         """
         resident = len(self._slot)
         free = list(range(resident, min(resident + count, self.slots)))
@@ -325,7 +324,7 @@ class Residency:
         return free, free_after
 
     def _make_room(self, count: int, step: int, window: WindowUses, slots: np.ndarray) -> tuple[list[int], list[int]]:
-        """So many slots: those that nothing needs, then those of the blocks that are needed again last."""
+        """``count`` slots: unneeded ones, then those of the blocks that are needed again last."""
         free, free_after = self._take_free(count)
         if len(free) < count:
             victims = self._farthest(count - len(free), step, free)

@@ -1,10 +1,10 @@
-"""``RunningSums``: long vectors of whole numbers that never fall, in 4 bytes each.
+"""``RunningSums``: long vectors of non-decreasing whole numbers, in 4 bytes each.
 
-A block of them has its first number, and what the others have more, in 8 bytes where one needs more than 4. Where there
-are few, they are kept as they are. So the firsts alone must be in memory: the others may lie in a file, of which a
+A block stores its first number, and the differences of the others from it, in 8 bytes if one needs more than 4. Short
+vectors are stored as they are. Only the first numbers must be in memory; the others may be in a file, of which a
 look-up and a search read one piece.
 
-Price: 4.03 bytes a number; a look-up is two gathers, a search 1 us in batches of 256.
+Price: 4.03 bytes per number; a look-up is two gathers, a search 1 us in batches of 256.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from jaxtyping import Int64, Integer
 
 _BLOCK, _STEP = 256, 16
 _FEW = 1 << 20
-_CHUNK = 1 << 18  # numbers that are added up together
+_CHUNK = 1 << 18  # numbers per block
 
 
 class RunningSums:
-    """The sums of the first 0, 1, 2, ... steps, as :class:`SumsWriter` makes them.
+    """The sums of the first 0, 1, 2, ... steps, made by :class:`SumsWriter`.
 
     Attributes:
-        size: Sums: one more than there are steps.
-        total: Of all steps.
-        first: First sum of each block; none of few sums.
-        more: What each has more than the first of its block; the places behind the last have more than any.
+        size: Number of sums: one more than steps.
+        total: Sum of all steps.
+        first: First sum of each block; empty for short vectors.
+        more: Difference of each from the first of its block; entries after the last are larger than any.
     """
 
     def __init__(self, size: int, total: int, first: Int64[np.ndarray, " b"], more: Integer[np.ndarray, " n"]) -> None:
@@ -42,7 +42,7 @@ class RunningSums:
         return self[np.arange(first, stop)]
 
     def search(self, values: Int64[np.ndarray, " n"], side: str) -> Int64[np.ndarray, " n"]:
-        """As ``np.searchsorted``: how many sums are less than each value (``left``), or no more (``right``)."""
+        """Like ``np.searchsorted``: the number of sums below each value (``left``), or up to it (``right``)."""
         if not self.first.size:
             return np.searchsorted(self.more, values, "left" if side == "left" else "right")
         block = np.maximum(np.searchsorted(self.first, values, "left" if side == "left" else "right") - 1, 0)
@@ -56,7 +56,7 @@ class RunningSums:
 
 
 class SumsWriter:
-    """Adds up steps, whole numbers from 0 up; ``most`` of them at most, of which those to come take no memory.
+    """Adds up at most ``most`` steps, which are non-negative integers; unused capacity takes no memory.
 
     Example:
         >>> writer = SumsWriter(9)
@@ -103,14 +103,14 @@ def bisect(
     low: Int64[np.ndarray, " n"],
     high: Int64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """As ``bisect.bisect``, of many values at a time.
+    """Like ``bisect.bisect``, for many values at a time.
 
     Args:
-        numbers: Gives the numbers at some places; they never fall.
-        values: What is looked for.
+        numbers: Returns the numbers at given positions; they never decrease.
+        values: The values to find.
         side: ``left`` or ``right``.
-        low: First place that each may have.
-        high: Last place.
+        low: First possible position of each.
+        high: Last possible position.
 
     Example:
         >>> bisect(lambda at: at * at, np.array([9, 10]), "left", np.zeros(2, np.int64), np.full(2, 9)).tolist()
@@ -127,7 +127,7 @@ def bisect(
 
 
 def starts(counts: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " n1"]:
-    """Where each of some stretches, one behind the other, begins, and the last ends.
+    """Where each of some consecutive stretches begins, and where the last one ends.
 
     Example:
         >>> starts([3, 0, 2]).tolist()

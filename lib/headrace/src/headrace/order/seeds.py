@@ -2,10 +2,10 @@
 
 Everything random in headrace's order comes from ``derive(seed, "block", epoch, window)``: the path says what the key
 is for. The hash is our own and counter based (the finaliser of SplitMix64 over a sponge-like fold), never
-``jax.random`` or ``numpy.random``: their streams have changed between versions and flags, and an order that changes
-by accident spoils a running experiment. Changing a constant here is a new order version.
+``jax.random`` or ``numpy.random``: their streams have changed between versions and flags, and an order that changes by
+accident ruins a running experiment. Changing a constant here makes a new order version.
 
-Price: about 6 ns a key for arrays, 10 us for one key (numpy's overhead).
+Price: about 6 ns per key for arrays, 10 us for one key (numpy's overhead).
 
 Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the finaliser, with
 Stafford's variant-13 constants).
@@ -22,7 +22,7 @@ from jaxtyping import UInt64
 from headrace.errors import ConfigError
 
 ORDER_VERSION = 1
-"""Version of all orders. Part of every run's fingerprint: it moves when any pinned order moves."""
+"""Version of all orders. It is part of every run's fingerprint, and changes when any pinned order changes."""
 
 Keys: TypeAlias = UInt64[np.ndarray, "..."]
 
@@ -56,7 +56,7 @@ def _word(part: int | str) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Raises ConfigError unless a user's seed is an integer of 64 bits: larger ones would give the orders of others."""
+    """Raises ConfigError unless a user's seed is a 64-bit integer: larger seeds would repeat the orders of others."""
     derive(seed)
     if not -(1 << 63) <= seed <= _MASK:
         cure = f"Write {int(seed) & _MASK}, which gives the same order."
@@ -68,7 +68,7 @@ def derive(seed: int, *path: int | str) -> int:
 
     Args:
         seed: Any integer (taken modulo 2**64).
-        path: Names and numbers that say what the key is for, e.g. ``"window", 3``.
+        path: Names and numbers that describe the purpose of the key, e.g. ``"window", 3``.
 
     Raises:
         ConfigError: ``seed`` is not an integer.

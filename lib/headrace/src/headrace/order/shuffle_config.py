@@ -1,8 +1,8 @@
-"""What users write under ``shuffle``: plain, checked values that name an order and make it.
+"""The config field ``shuffle``: plain, checked values that name an order and make it.
 
 ``False`` is the stored order, ``True`` a full shuffle, a number an era shuffle of that length; or one of the configs of
-:data:`ShuffleConfig`, the registry of shuffles. A new shuffle is an :class:`~headrace.order.order.Order`, a frozen
-dataclass that derives from :class:`Shuffle`, and its name in :data:`ShuffleConfig`.
+:data:`ShuffleConfig`, the registry of shuffles. To add a shuffle, write an :class:`~headrace.order.order.Order` and a
+frozen dataclass that derives from :class:`Shuffle`, and add its name to :data:`ShuffleConfig`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.order.permutation import PERMUTATIONS, Feistel
 
 
 class Strands(NamedTuple):
-    """A component's part of the strands of a run, which follow from all components together."""
+    """A component's part of the strands of a run, which depend on all components together."""
 
     number: int  # its strands
     lap: float  # draws in which the front passes over its store once
@@ -39,22 +39,22 @@ class Shuffle(abc.ABC):
     io_block_size: int | None = None
     """Examples in a block; None: one stored chunk."""
     in_blocks: bool = False
-    """The order goes over blocks: rows are numbered so that none lies across two stored arrays."""
+    """The order uses blocks: rows are numbered so that no block crosses two stored arrays."""
     in_strands: bool = False
     """The order has strands, which are resolved for all components together; such configs have the fields ``strands``
     and ``budget_bytes``."""
     leaves_blocks: bool = True
-    """An epoch that is broken off leaves whole blocks, with which a change of ``seq_len`` goes on."""
+    """An interrupted epoch leaves whole blocks, with which a change of ``seq_len`` continues."""
     strands: int | None = None
     budget_bytes: int | None = None
 
     def of_version(self, version: int) -> Shuffle:
-        """This shuffle with a version of its order, if it has versions and names none."""
+        """This shuffle with a version of its order, if it has versions and none is set."""
         return self
 
     @property
     def fields(self) -> frozenset[str]:
-        """Names of its settings, which errors of its order are about."""
+        """Names of its settings, for errors of its order."""
         return frozenset(f.name for f in dataclasses.fields(self)) if dataclasses.is_dataclass(self) else frozenset()
 
     @abc.abstractmethod
@@ -64,12 +64,12 @@ class Shuffle(abc.ABC):
         Args:
             n: Its examples.
             block: Examples in a block; 0 unless :attr:`in_blocks`.
-            seed: Integer seed, its own.
+            seed: Integer seed of the component.
             strands: Its strands; None unless :attr:`in_strands`.
         """
 
     def resized(self, block: int, rows: int | None) -> Shuffle:
-        """This shuffle over blocks of so many examples, and no more strands than ``rows`` (None: any number)."""
+        """This shuffle over blocks of ``block`` examples, with at most ``rows`` strands (None: any number)."""
         return self
 
 
@@ -82,8 +82,8 @@ class BraidShuffleConfig(Shuffle):
         strands: Blocks open at a time, over all components and hosts; None: 8 x the batch size.
         budget_bytes: Instead of ``strands``: memory for open blocks over all hosts, in bytes.
         io_block_size: Examples in a block; None: one stored chunk.
-        kind: Tells this config from a block shuffle's.
-        version: Of the order, 1 or 2; None: 2, and for a run that began with version 1, that one.
+        kind: Distinguishes this config from a block shuffle's.
+        version: Version of the order, 1 or 2; None: 2, or 1 for a run that started with version 1.
     """
 
     strands: int | None = None
@@ -129,10 +129,10 @@ class BlockShuffleConfig(Shuffle):
 
     Attributes:
         io_block_size: Examples in a block; None: one stored chunk.
-        window_blocks: Blocks that are mixed together: best as many as a batch has rows, or more.
+        window_blocks: Blocks that are mixed together: best at least as many as a batch has rows.
         perm_type: ``feistel`` or ``linear``.
         cache_windows: Windows of each component that the loader's memory must hold; checked before a run.
-        kind: Tells this config from a braid's.
+        kind: Distinguishes this config from a braid's.
     """
 
     io_block_size: int | None = None
@@ -163,13 +163,13 @@ class BlockShuffleConfig(Shuffle):
 
 
 ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig
-"""The registry: what may stand under ``shuffle``. Configs are told apart by their field ``kind``."""
+"""The registry: possible values of ``shuffle``. Configs are distinguished by their field ``kind``."""
 
 
 BatchedOrders: TypeAlias = Callable[..., tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
-"""Row and locality of draws of orders of one class that repeat for ever, called as a ``BraidTable`` is."""
+"""Row and locality of draws of endlessly repeating orders of one class, with the interface of ``BraidTable``."""
 BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable.of}
-"""How orders of a class are put together; those of other classes are mapped one by one."""
+"""How orders of a class are combined; those of other classes are mapped one by one."""
 
 
 class _StoredOrder(Shuffle):
@@ -193,7 +193,7 @@ class _EraShuffle(Shuffle):
 
 
 def shuffle_of(config: ShuffleConfig | Shuffle) -> Shuffle:
-    """The shuffle that a value under ``shuffle`` means.
+    """The shuffle for a value of the field ``shuffle``.
 
     Example:
         >>> shuffle_of(40).order(100, block=0, seed=0).kind, shuffle_of(False).order(100, block=0, seed=0).kind
@@ -207,7 +207,7 @@ def shuffle_of(config: ShuffleConfig | Shuffle) -> Shuffle:
 
 
 def check_shuffle(shuffle: object, path: str) -> None:
-    """Raises ConfigError unless a shuffle is one of those that there are."""
+    """Raises ConfigError for an unknown shuffle."""
     if isinstance(shuffle, bool | Shuffle):
         return
     if not isinstance(shuffle, int | np.integer) or shuffle < 1:

@@ -1,13 +1,13 @@
-"""A fixed part of a source: so many of its rows, the same in every epoch, as if the source were no larger.
+"""A fixed part of a source: a number of its rows, the same in every epoch, as if the source were no larger.
 
-A run of a tenth of the tokens that reads a tenth of every source repeats each as often as the long run will (simulated
-epoching); ``max_tokens`` instead ends a source, and never repeats it.
+A run of a tenth of the tokens that reads a tenth of every source repeats each as often as the full run will (simulated
+epoching); ``max_tokens``, by contrast, ends a source and never repeats it.
 
-Whole blocks are taken, in the sequence of a keyed permutation of all blocks, the last one in part: any number of rows,
-to the row, in O(1) memory. A larger part of the same blocks holds the smaller one.
+The subset consists of whole blocks, in the order of a keyed permutation of all blocks, and a part of the last one: any
+exact number of rows in O(1) memory. A larger part of the same blocks contains the smaller one.
 
-Invariant: the rows follow from (rows, length, block, seed) alone, not from shuffles, weights, epochs or other sources.
-Price: one permutation an index, 0.1 us; reading is whole stored chunks, as it is without.
+Invariant: the rows depend only on (rows, length, block, seed), not on shuffles, weights, epochs or other sources.
+Price: one permutation per index, 0.1 us; whole stored chunks are read, as without a subset.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from headrace.order.seeds import derive
 
 SubsetBy: TypeAlias = Literal["blocks", "start"]
 LEAST_BLOCKS = 64
-"""A subset is drawn from so many places at least: blocks smaller than a stored chunk, where that takes it."""
+"""A subset consists of at least this many blocks, which are smaller than a stored chunk if necessary."""
 
 
 @dataclass(frozen=True)
 class SubsetConfig:
-    """What users write under ``subset``: the part of a component that is trained on; see the module.
+    """The config field ``subset``: the part of a component to train on; see the module.
 
     Attributes:
         fraction: Share of the component's rows, above 0 and at most 1; rounded down to whole rows.
         rows: Instead of ``fraction``: the number of rows.
-        by: ``blocks``: stored chunks, drawn by the seed, parts of chunks where fewer than 64 would be taken;
-            ``start``: the first rows as they are stored.
-        seed: Of the choice alone: runs with other seeds share their subset.
+        by: ``blocks``: stored chunks, selected by the seed, or parts of chunks if there would be fewer than 64;
+        ``start``: the first rows as stored.
+        seed: Seed of the selection only: runs with other seeds share their subset.
 
     Raises:
-        ConfigError: a value is not usable.
+        ConfigError: a value is invalid.
 
     Example:
         >>> SubsetConfig(fraction=0.1).rows_of(1019)
@@ -63,19 +63,19 @@ class SubsetConfig:
         check_choice("by", self.by, get_args(SubsetBy))
 
     def rows_of(self, length: int) -> int:
-        """How many of ``length`` rows are taken."""
+        """Number of rows in the subset of ``length`` rows."""
         return int(length * self.fraction) if self.fraction is not None else int(self.rows or 0)
 
 
 class Subset(Order):
-    """So many rows of ``n``, block by block; see the module.
+    """A part of ``n`` rows, block by block; see the module.
 
     Args:
         n: Rows to choose from.
         length: Rows to choose.
         block: Rows in a block.
         seed: Integer seed.
-        blocks: Full blocks that rows begin with; what follows is chosen last. None: as many as there are.
+        blocks: Number of full blocks, which come first; what follows is chosen last. None: as many as there are.
 
     Raises:
         ConfigError: more rows than there are, or more blocks.

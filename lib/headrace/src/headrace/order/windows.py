@@ -1,16 +1,15 @@
-"""Rows of stores of several parts, numbered so that blocks never lie across two parts.
+"""Rows of stores of several parts, numbered so that blocks never cross two parts.
 
-:class:`Windows` are rows over the token streams of parts: which part a row lies in, and where it begins there.
+:class:`Windows` are rows over the token streams of parts: the part of each row, and where it begins there. Without
+blocks, rows are consecutive windows over each part. With blocks of a number of tokens, rows stay within blocks: full
+blocks of all parts come first, in order, then the ends of all parts. If rows fill blocks exactly, this is the numbering
+of :class:`BlockAligned`. Because a block is a fixed range of tokens, rows of another length in the same blocks cover
+the same tokens.
 
-Without blocks, rows are consecutive windows over each part. With blocks of so many tokens, rows lie inside blocks: full
-blocks of all parts come first, in order, then the ends of all parts. Where rows fill blocks exactly this is the
-numbering of :class:`BlockAligned`; and because a block is a fixed range of tokens, rows of
-another length inside the same blocks cover the same tokens.
+:class:`BlockAligned` numbers existing rows. A shuffle works on blocks of ``b`` consecutive rows: if a part did not have
+a multiple of ``b`` rows, every later block would straddle two stored chunks, and each chunk would be read twice.
 
-:class:`BlockAligned` numbers rows that exist. A shuffle works on blocks of ``b`` consecutive rows: if a part did not
-hold a multiple of ``b`` rows, every block after it would straddle two stored chunks, and each chunk be read twice.
-
-Invariant: rows never overlap and never cross a part. Price: one search among the parts, 0.05 us a row.
+Invariant: rows never overlap and never cross a part. Price: one search among the parts, 0.05 us per row.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class Windows:
     Args:
         part_tokens: Tokens of each part.
         seq_len: Tokens of a row, at least 1.
-        block_tokens: Tokens of a block, at least ``seq_len``; None: rows follow each other over the whole part.
+        block_tokens: Tokens of a block, at least ``seq_len``; None: rows are consecutive over the whole part.
 
     Attributes:
         num_rows: Rows of all parts.
-        num_blocks: Full blocks of all parts, the first rows of all; 0 without blocks.
+        num_blocks: Full blocks of all parts, whose rows come first; 0 without blocks.
         rows_per_block: Rows of a full block; 1 without blocks.
 
     Raises:
@@ -88,9 +87,9 @@ class Windows:
         return part, start
 
     def block_behind(self, row: int, block_tokens: int) -> int:
-        """The first block of so many tokens behind the first ``row`` rows: how many blocks they reach into, or pass by.
+        """The first block after the first ``row`` rows: the number of blocks that they touch or pass.
 
-        Full blocks of all parts count, in order; see the module. With blocks of its own, the size must be theirs.
+        Counts full blocks of all parts, in order; see the module. If the windows have blocks, the size must be theirs.
 
         Example:
             >>> rows = Windows(np.array([10, 7, 9]), 2)  # blocks of 4: 2 in the first part, 1 in the second, 2
@@ -109,7 +108,7 @@ class Windows:
 
 
 class BlockAligned(Order):
-    """Bijection that lists the full blocks (of ``block`` rows) of all parts in order, then the tails of all in order.
+    """A bijection that lists the full blocks (of ``block`` rows) of all parts in order, then the tails of all parts.
 
     Raises:
         ConfigError: ``block`` below 1.
@@ -120,7 +119,7 @@ class BlockAligned(Order):
     """
 
     bijective = True
-    described = ("length", "block")  # the rows of the parts follow from the cache, which has a fingerprint of its own
+    described = ("length", "block")  # the rows of the parts follow from the cache, which has its own fingerprint
 
     def __init__(self, part_rows: Int64[np.ndarray, " p"], block: int) -> None:
         part_rows = np.asarray(part_rows, np.int64)

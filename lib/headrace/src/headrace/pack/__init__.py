@@ -1,5 +1,5 @@
-"""Packing: from the lengths of documents to rows that several of them share; planners, and plans saved beside caches.
-The dataset that reads a plan's rows is :mod:`headrace.data.packed`.
+"""Packing: plans which documents share a row, from their lengths, and saves plans next to caches.
+:mod:`headrace.data.packed` reads the rows of a plan.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""The batch of a step once packing has changed what an example is.
+"""The batch size of a step under packing, where an example is a pack.
 
-Trainers that pack force one pack a device and forward pass. If gradient accumulation stays what it was, the batch
-shrinks without a word. Here accumulation is derived anew, in packs, and what cannot be kept is said.
+Trainers that pack run one pack per device and forward pass. With gradient accumulation unchanged, the batch silently
+shrinks. This module derives accumulation again, counted in packs, and reports what cannot be preserved.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EffectiveBatch:
-    """The batch of a step, in packs.
+    """The batch of a step, counted in packs.
 
     Attributes:
-        per_device: Packs of a device in one forward pass.
-        accumulation: Forward passes of a step.
+        per_device: Packs per device in one forward pass.
+        accumulation: Forward passes per step.
         ranks: Devices that share a step.
-        intended: Packs of a step that were asked for.
-        accumulation_before: Forward passes that were configured, if they were.
+        intended: Packs per step that were requested.
+        accumulation_before: Forward passes configured before packing, if any.
     """
 
     per_device: int
@@ -34,16 +34,16 @@ class EffectiveBatch:
 
     @property
     def realised(self) -> int:
-        """Packs of a step."""
+        """Packs per step."""
         return self.per_device * self.accumulation * self.ranks
 
     @property
     def preserved(self) -> bool:
-        """Whether a step has as many packs as were asked for."""
+        """Whether a step has exactly as many packs as requested."""
         return self.realised == self.intended
 
     def report(self) -> str:
-        """What was derived, as one sentence.
+        """The result in one sentence.
 
         Example:
             >>> packed_batch(ranks=3, effective_batch_size=16).report()
@@ -67,17 +67,17 @@ def packed_batch(
     packs_per_device: int = 1,
     strict: bool = False,
 ) -> EffectiveBatch:
-    """Derives gradient accumulation when packing sets the packs of a device, so that a step keeps its batch.
+    """Derives the gradient accumulation that preserves a step's batch size when packing fixes the packs per device.
 
     Args:
         ranks: Devices that share a step.
-        per_device: Examples of a device in one forward pass, as configured before packing.
-        accumulation: Forward passes of a step, as configured; None: 1.
-        effective_batch_size: Batch of a step that was asked for; None: what the configuration comes to,
-            ``per_device x accumulation x ranks``.
-        packs_per_device: Packs of a device in one forward pass, with packing.
-        strict: Whether a batch that cannot be kept is an error; otherwise it is rounded up to whole forward passes of
-            all ranks, logged and reported.
+        per_device: Examples per device in one forward pass, as configured before packing.
+        accumulation: Forward passes per step, as configured; None: 1.
+        effective_batch_size: Requested batch size of a step; None: the configured one, ``per_device x accumulation x
+            ranks``.
+        packs_per_device: Packs per device in one forward pass, with packing.
+        strict: Whether a batch size that cannot be preserved is an error; otherwise it is rounded up to whole forward
+            passes of all ranks, logged and reported.
 
     Returns:
         The batch, which counts packs.

@@ -1,12 +1,12 @@
-"""Best, worst and first fit decreasing: the longest item first, into the fullest, emptiest or first bin it fits.
+"""Best, worst and first fit decreasing: longest item first, into the fullest, emptiest or first bin that has room.
 
-Items of equal size are interchangeable until they are named, and so are bins with equal space. Best and worst fit
-therefore work on groups: all bins with the same space take as many items of a size as they can at once. The loop runs
-over pairs (size, space) that meet, some per size, and not over items; what is done per item is sorting and copying.
-First fit looks for the first bins with space in blocks whose largest space is known.
+Items of equal size are interchangeable until they are numbered, and so are bins with equal space. Best and worst fit
+therefore work on groups: all bins with the same space take as many items of one size as they can at once. The loop runs
+over the (size, space) pairs that occur, a few per size, instead of over items; per item there is only sorting and
+copying. First fit searches blocks of bins whose largest free space is known.
 
-Invariant: equal to the textbook, item by item: sizes descend, equal sizes in order of their number; among bins with
-equal space the one opened first. Price: below 1 us an item.
+Invariant: identical to the textbook algorithm, item by item: sizes descend, equal sizes by number; among bins with
+equal space, the one opened first. Price: below 1 us an item.
 
 Reference: Johnson, "Near-optimal bin packing algorithms", MIT 1973. ``binpacking`` (and with it ms-swift and CoordExp)
 is best fit up to version 1.5.2 and worst fit since 2.0.
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, Integer
 
-_BLOCK = 4096  # bins whose largest space first fit keeps together
+_BLOCK = 4096  # bins in a block of first fit
 _DIGIT = 16
 
 
 def stable_order(keys: Integer[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """``np.argsort(keys, kind="stable")`` for whole numbers that are not negative, by 16-bit digits.
+    """``np.argsort(keys, kind="stable")`` for non-negative integers, by 16-bit digits.
 
     Example:
         >>> stable_order(np.array([2, 70000, 1, 2]))
@@ -42,7 +42,7 @@ def stable_order(keys: Integer[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
 
 
 def runs_of_equal(sizes: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], list[tuple[int, int, int]]]:
-    """Items by descending size, and for each size the range that it takes: ``(size, first, stop)``.
+    """Items by descending size, and the range of each size: ``(size, first, stop)``.
 
     Example:
         >>> runs_of_equal(np.array([3, 5, 3]))
@@ -58,19 +58,19 @@ def runs_of_equal(sizes: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n
 
 
 def _number_dtype(n: int) -> type[np.signedinteger[Any]]:
-    """Of numbers below ``n``: half the memory where that does."""
+    """The dtype for numbers below ``n``: int32 where it suffices, for half the memory."""
     return np.int32 if n <= np.iinfo(np.int32).max else np.int64
 
 
 class _Bins:
-    """Open bins, grouped by the space that is left in them."""
+    """Open bins, grouped by their free space."""
 
     def __init__(self) -> None:
-        self.spaces: list[int] = []  # ascending: the spaces of which there are bins
+        self.spaces: list[int] = []  # ascending: the free spaces that occur
         self._bins: dict[int, list[np.ndarray]] = {}
 
     def put(self, space: int, bins: np.ndarray) -> None:
-        """Adds bins with so much space left. Full ones are not looked at again."""
+        """Adds bins with this free space. Full ones are never visited again."""
         if space <= 0 or bins.size == 0:
             return
         if space in self._bins:
@@ -80,13 +80,13 @@ class _Bins:
             insort(self.spaces, space)
 
     def take(self, space: int) -> np.ndarray:
-        """Takes out all bins with so much space, the one that was opened first in front."""
+        """Removes and returns all bins with this free space, the one opened first in front."""
         del self.spaces[bisect_left(self.spaces, space)]
         bins = self._bins.pop(space)
         return bins[0] if len(bins) == 1 else np.sort(np.concatenate(bins))
 
     def space_for(self, size: int, *, worst: bool) -> int | None:
-        """The least space that holds ``size``, or the largest."""
+        """The smallest free space that holds ``size``, or the largest."""
         at = bisect_left(self.spaces, size)
         return None if at == len(self.spaces) else self.spaces[-1 if worst else at]
 
@@ -95,12 +95,12 @@ def fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int, *, worst: bool
     """The bin of each item, by best fit decreasing, or worst fit decreasing.
 
     Args:
-        sizes: Sizes, at least 1. An item larger than ``capacity`` has a bin to itself.
+        sizes: Sizes, at least 1. An item larger than ``capacity`` gets a bin of its own.
         capacity: Size of a bin.
-        worst: Into the emptiest bin instead of the fullest.
+        worst: Whether to use the emptiest bin instead of the fullest.
 
     Returns:
-        Bin numbers, in the order in which bins are opened; int32 if that does.
+        Bin numbers, in the order in which bins are opened; int32 where it suffices.
 
     Example:
         >>> fit_decreasing(np.array([4, 8, 1, 4, 2, 1]), 10)
@@ -127,7 +127,7 @@ def fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int, *, worst: bool
 def _fill(
     bins: _Bins, group: np.ndarray, space: int, size: int, each: int, items: np.ndarray, bin_of: np.ndarray
 ) -> int:
-    """Puts ``each`` items into every bin of a group, in order, while there are items. Returns how many it put."""
+    """Puts ``each`` items into every bin of a group, in order, until items run out. Returns how many were placed."""
     placed = min(group.size * each, items.size)
     full, rest = divmod(placed, each)
     used = group[: full + (rest > 0)]
@@ -148,7 +148,7 @@ def first_fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int) -> Integ
     """
     order, runs = runs_of_equal(sizes)
     bin_of = np.empty(sizes.size, _number_dtype(sizes.size))
-    space = np.zeros((1, _BLOCK), np.int64)  # bins in blocks, all that are not open full
+    space = np.zeros((1, _BLOCK), np.int64)  # bins in blocks; bins not yet open count as full
     opened = 0
     for size, at, stop in runs:
         blocks = np.flatnonzero(space[: -(-opened // _BLOCK)].max(axis=1) >= size)
@@ -175,7 +175,7 @@ def first_fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int) -> Integ
 def _settle(
     space: np.ndarray, bins: np.ndarray, room: np.ndarray, size: int, items: np.ndarray, bin_of: np.ndarray
 ) -> int:
-    """Fills bins in order, each with as many items as it has room for, while there are items."""
+    """Fills bins in order, each with as many items as it has room for, until items run out."""
     first_room = np.cumsum(room) - room
     bins, room = bins[first_room < items.size], np.minimum(room, items.size - first_room)[first_room < items.size]
     placed = int(room.sum())

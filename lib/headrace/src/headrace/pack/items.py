@@ -1,6 +1,6 @@
-"""What is packed: documents, or pieces of them where they are longer than a pack; and counters of all that is not.
+"""What gets packed: documents, or pieces of those longer than a pack; and counters of everything left out.
 
-Invariant: every token of every document is in an item or in a counter. Price: 3 array operations if all documents fit.
+Invariant: every token of every document is in an item or counted. Price: 3 array operations if all documents fit.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ LongPolicy: TypeAlias = Literal["keep", "drop", "split", "truncate", "truncate_s
 
 
 class Items(NamedTuple):
-    """Pieces of documents, ordered by document and offset. Most are whole documents."""
+    """Documents or pieces of them, ordered by document and offset. Most are whole documents."""
 
     document: Int64[np.ndarray, " m"]  # number of the document
-    offset: Int64[np.ndarray, " m"]  # where in the document the piece begins
+    offset: Int64[np.ndarray, " m"]  # where the piece begins in the document
     size: Int64[np.ndarray, " m"]  # its tokens, at least 1
 
     def at(self, places: np.ndarray | slice) -> Items:
-        """Some of the items. Where no document was cut, offsets stay one shared 0."""
+        """The items at these positions. If no document was cut, offsets stay one shared 0."""
         document = self.document[places]
         offset = no_offsets(document.size) if _is_shared(self.offset) else self.offset[places]
         return Items(document, offset, self.size[places])
 
     @classmethod
     def join(cls, parts: list[Items]) -> Items:
-        """Items end to end. Empties the list, so that both do not need memory at the same time."""
+        """Concatenates items. Empties the list, so that input and result are never both in memory."""
         if len(parts) == 1:
             return parts.pop()
         shared = all(_is_shared(p.offset) for p in parts)
@@ -48,21 +48,21 @@ class Items(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Packs, one after the other."""
+    """A sequence of packs."""
 
     items: Items  # items of all packs, in order of the packs
-    held: Int64[np.ndarray, " p"]  # items of each pack
+    item_counts: Int64[np.ndarray, " p"]  # items of each pack
 
     @classmethod
     def join(cls, parts: list[Packed]) -> Packed:
-        """Packs end to end. Empties the list, as :meth:`Items.join` does."""
-        items, item_counts = [p.items for p in parts], [p.held for p in parts]
+        """Concatenates packs. Empties the list, as :meth:`Items.join` does."""
+        items, item_counts = [p.items for p in parts], [p.item_counts for p in parts]
         parts.clear()
         return cls(Items.join(items), np.concatenate([np.zeros(0, np.int64), *item_counts]))
 
 
 def no_offsets(n: int) -> Int64[np.ndarray, " n"]:
-    """Offsets of ``n`` whole documents: one 0 that all share."""
+    """Offsets of ``n`` whole documents: one shared 0."""
     return np.broadcast_to(np.int64(0), n)
 
 
@@ -77,17 +77,17 @@ class PackCounts:
     ``tokens`` is the sum of ``packed_tokens``, ``dropped_tokens``, ``truncated_tokens`` and ``underfilled_tokens``.
     """
 
-    documents: int = 0  # documents that were given
+    documents: int = 0  # documents given
     tokens: int = 0  # their tokens
-    empty_documents: int = 0  # documents without tokens; they are in no pack
+    empty_documents: int = 0  # documents without tokens; in no pack
     long_documents: int = 0  # documents longer than a pack
-    dropped_documents: int = 0  # long documents that were dropped, and in ``dropped_tokens`` their tokens
+    dropped_documents: int = 0  # long documents dropped; ``dropped_tokens`` counts their tokens
     dropped_tokens: int = 0
-    truncated_documents: int = 0  # long documents of which only the beginning, or the end, is packed
+    truncated_documents: int = 0  # long documents of which only the start or the end is packed
     truncated_tokens: int = 0  # what was cut off
-    split_documents: int = 0  # documents that lie in more than one piece
-    underfilled_packs: int = 0  # packs that were dropped because they were filled to less than ``min_fill``
-    underfilled_items: int = 0  # documents, or pieces, in them, and in ``underfilled_tokens`` their tokens
+    split_documents: int = 0  # documents split into several pieces
+    underfilled_packs: int = 0  # packs dropped because they were filled to less than ``min_fill``
+    underfilled_items: int = 0  # documents or pieces in them; ``underfilled_tokens`` counts their tokens
     underfilled_tokens: int = 0
     packs: int = 0  # packs
     packed_tokens: int = 0  # tokens in packs
@@ -104,7 +104,7 @@ def check_lengths(lengths: object) -> Int64[np.ndarray, " n"]:
     """``lengths`` as an int64 vector.
 
     Raises:
-        ConfigError: no integers, or a negative one (the document is named).
+        ConfigError: lengths are not integers, or one is negative (the error names the document).
     """
     values = np.asarray(lengths)
     if values.size == 0:
@@ -122,19 +122,19 @@ def check_lengths(lengths: object) -> Int64[np.ndarray, " n"]:
 def cut_documents(
     lengths: Int64[np.ndarray, " n"], capacity: int, long: LongPolicy, first_document: int = 0
 ) -> tuple[Items, PackCounts]:
-    """Items of documents, none longer than a pack unless ``long`` is ``"keep"``.
+    """Turns documents into items, none longer than a pack unless ``long`` is ``"keep"``.
 
     Args:
         lengths: Tokens of each document.
-        capacity: Tokens of a pack. A document of exactly so many fits.
-        long: What becomes of longer documents.
-        first_document: Number of the first.
+        capacity: Tokens of a pack. A document of exactly this length fits.
+        long: What happens to longer documents.
+        first_document: Number of the first document.
 
     Returns:
-        The items, and counters of the documents (those of packs are 0).
+        The items, and the counters of documents (those of packs are 0).
 
     Raises:
-        ConfigError: a document is too long and ``long`` is ``"error"``; the first such document is named.
+        ConfigError: a document is too long and ``long`` is ``"error"``; the error names the first such document.
 
     Example:
         >>> items, counts = cut_documents(np.array([3, 0, 9]), 4, "split")

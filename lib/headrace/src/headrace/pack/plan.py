@@ -1,13 +1,13 @@
-"""``plan_packs`` and ``PackPlan``: a pure function of the documents' lengths, so a finite dataset with a known length.
+"""``plan_packs`` and ``PackPlan``: packing as a pure function of document lengths, hence a dataset of known length.
 
-A plan does not depend on the number of processes, on the order of a run or on an epoch: within a pack documents ascend,
-and packs are ordered by their first document. Shuffling, mixing and resuming then work on packs as on any rows.
-``aligned_plan`` makes the number of packs a multiple of the number of ranks, for trainers that need that.
+A plan is independent of the number of processes, the order of a run and the epoch: documents ascend within a pack, and
+packs are ordered by their first document. Shuffling, mixing and resuming work on packs as on any rows. ``aligned_plan``
+makes the number of packs a multiple of the number of ranks, for trainers that need it.
 
-Invariant: every document is in exactly one pack (in pieces where it was cut), or counted in ``PackPlan.counts``. Price:
-under 1 us and 41 bytes a document (60 if some are split) for the algorithms that sort: ``bfd``, ``wfd``, ``ffd``
-and ``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; a seventh of it
-where ``numba`` compiles it), and in chunks (:mod:`headrace.pack.stream`) bounded memory. Measured:
+Invariant: every document is in exactly one pack (in pieces if it was cut) or counted in ``PackPlan.counts``. Price:
+under 1 us and 41 bytes a document (60 if some are split) for the algorithms that sort: ``bfd``, ``wfd``, ``ffd`` and
+``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; a seventh of it where
+``numba`` compiles it), and in chunks (:mod:`headrace.pack.stream`) bounded memory. Measured:
 scripts/bench/bench_packing.py.
 """
 
@@ -32,23 +32,23 @@ from headrace.pack.spec import DEFAULT_BLOCK_TOKENS, Algorithm, PackSpec
 from headrace.pack.stream import PackStream, drop_underfilled
 
 _LOG = logging.getLogger(__name__)
-_CHUNK = 1 << 14  # documents, or items, that are handled at a time where memory is to be bounded
-_WINDOWED = 1 << 20  # documents, of which windows are packed together
+_CHUNK = 1 << 14  # documents or items per chunk, where memory must stay bounded
+_WINDOWED = 1 << 20  # documents whose windows are packed together
 
 
 class PlanDigest:
-    """The checksum of a plan, as its packs arrive: it does not depend on the chunks."""
+    """The checksum of a plan, updated as packs arrive; independent of how they are chunked."""
 
     def __init__(self) -> None:
         self._digests = [hashlib.sha256() for _ in range(4)]
 
     def add(self, packed: Packed) -> None:
-        """The next packs."""
-        for digest, values in zip(self._digests, (packed.held, *packed.items), strict=True):
+        """Adds the next packs."""
+        for digest, values in zip(self._digests, (packed.item_counts, *packed.items), strict=True):
             digest.update(np.ascontiguousarray(values, "<i8").data)
 
     def hexdigest(self) -> str:
-        """Of all so far."""
+        """The checksum of all packs added."""
         return hashlib.sha256(b"".join(d.digest() for d in self._digests)).hexdigest()
 
 
@@ -59,13 +59,13 @@ class PackPlan:
     Pack k holds the items ``bounds[k] .. bounds[k + 1]``.
 
     Attributes:
-        spec: How it was made.
-        bounds: Where the items of each pack begin; one more than there are packs.
+        spec: How the plan was made.
+        bounds: Where the items of each pack begin; one entry more than there are packs.
         items: Documents, or pieces of them.
-        counts: What became of all documents.
-        start: Where each item begins, in tokens of all documents end to end; None: it was not saved with the plan.
+        counts: What happened to all documents.
+        start: First token of each item in the concatenation of all documents; None: not saved with the plan.
 
-    Of a large plan that is read from disk each vector is a :class:`~headrace.store.vectors.PiecedVector`.
+    When a large plan is read from disk, each vector is a :class:`~headrace.store.vectors.PiecedVector`.
     """
 
     spec: PackSpec
@@ -79,7 +79,7 @@ class PackPlan:
 
     @property
     def raw_plan(self) -> list[list[int]]:
-        """Documents of each pack as lists: for plans small enough to look at."""
+        """The documents of each pack as lists, for plans small enough to look at."""
         return [pack for packs in self._lists() for pack in packs]
 
     @property
@@ -91,16 +91,16 @@ class PackPlan:
 
     @property
     def fill(self) -> float:
-        """Share of the capacity of all packs that holds tokens."""
+        """Share of the packs' total capacity that holds tokens."""
         return self.counts.packed_tokens / (len(self) * self.spec.capacity) if len(self) else 0.0
 
     @cached_property
     def max_items(self) -> int:
-        """Items of the pack that has the most."""
+        """The most items in any pack."""
         return int(np.diff(self.bounds).max(initial=0))
 
     def of_packs(self, packs: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " n"]]:
-        """Places of packs' items, pack by pack, and how many each has. Packs are not checked."""
+        """Positions of the items of these packs, and the number of items of each. Pack numbers are not checked."""
         count = self.bounds[packs + 1] - self.bounds[packs]
         return np.arange(int(count.sum())) + np.repeat(self.bounds[packs] - (np.cumsum(count) - count), count), count
 
@@ -113,7 +113,7 @@ class PackPlan:
         return digest.hexdigest()
 
     def chunks(self) -> Iterator[Packed]:
-        """All packs, so many at a time that memory stays bounded."""
+        """Yields all packs in chunks of bounded memory."""
         for at in range(0, len(self), _CHUNK):
             bounds = self.bounds[at : at + _CHUNK + 1]
             yield Packed(self.items.at(slice(int(bounds[0]), int(bounds[-1]))), np.diff(bounds))
@@ -123,11 +123,11 @@ class PackPlan:
         return _json_digest(self._lists())
 
     def aligned_plan(self, world_size: int, drop_last: bool) -> AlignedPlan:
-        """The packs that ``world_size`` ranks train on, the same number for each, logged with their checksums.
+        """The packs that ``world_size`` ranks train on, equally many each, logged with their checksums.
 
         Args:
             world_size: Number of ranks.
-            drop_last: Whether the last packs are dropped, or the first ones repeated, until the ranks come out even.
+            drop_last: Whether to drop the last packs, or to repeat the first ones, until all ranks have equally many.
 
         Raises:
             ConfigError: there are no packs, or ``drop_last`` would leave none.
@@ -144,7 +144,7 @@ class PackPlan:
         return aligned
 
     def record(self) -> dict[str, Any]:
-        """What to log and keep about the plan, as JSON values."""
+        """What to log and store about the plan, as JSON values."""
         return {
             "packs": len(self),
             "fill": round(self.fill, 6),
@@ -156,12 +156,12 @@ class PackPlan:
     def _lists(self) -> Iterator[list[list[int]]]:
         for packed in self.chunks():
             documents = iter(packed.items.document.tolist())
-            yield [list(islice(documents, count)) for count in packed.held.tolist()]
+            yield [list(islice(documents, count)) for count in packed.item_counts.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedPlan:
-    """The packs of a plan that a number of ranks train on; see :meth:`PackPlan.aligned_plan`."""
+    """The packs of a plan that several ranks train on; see :meth:`PackPlan.aligned_plan`."""
 
     raw: PackPlan  # the plan
     world_size: int  # number of ranks
@@ -191,12 +191,12 @@ class AlignedPlan:
 
     @property
     def pad_needed(self) -> int:
-        """Packs that come once more, so that ranks come out even."""
+        """Number of packs repeated to give all ranks equally many."""
         return max(len(self) - len(self.raw), 0)
 
     @property
     def repeated(self) -> list[int]:
-        """Their numbers: from the first on, and round again where there are fewer packs than ranks."""
+        """Their numbers: from the first on, wrapping around if there are fewer packs than ranks."""
         return self.packs[len(self.raw) :].tolist()
 
     @property
@@ -206,18 +206,18 @@ class AlignedPlan:
 
     @property
     def checksum(self) -> str:
-        """Of what is trained on: that of the plan itself where nothing is dropped or repeated."""
+        """Checksum of the packs that are trained on: the plan's own if nothing is dropped or repeated."""
         if len(self) == len(self.raw):
             return self.raw.checksum
         return hashlib.sha256(f"{self.raw.checksum}/{len(self)}".encode()).hexdigest()
 
     def json_checksum(self) -> str:
-        """As :meth:`PackPlan.json_checksum`, of the aligned packs."""
+        """Like :meth:`PackPlan.json_checksum`, over the aligned packs."""
         plan = self.raw.raw_plan
         return _json_digest(iter([[plan[k] for k in self.packs.tolist()]]))
 
     def record(self) -> dict[str, Any]:
-        """What to log about it, as JSON values."""
+        """What to log about the aligned plan, as JSON values."""
         return {
             "N_raw_packs": len(self.raw),
             "N_aligned_packs": len(self),
@@ -231,10 +231,10 @@ class AlignedPlan:
         }
 
     def of_rank(self, rank: int) -> Int64[np.ndarray, " n"]:
-        """Packs of one rank, every ``world_size``-th; all ranks have as many.
+        """Packs of one rank: every ``world_size``-th; all ranks have equally many.
 
         Raises:
-            IndexOutOfRangeError: there is no such rank.
+            IndexOutOfRangeError: no such rank.
         """
         if not 0 <= rank < self.world_size:
             raise IndexOutOfRangeError(f"is not one of {self.world_size} ranks", field="rank", value=rank)
@@ -254,9 +254,9 @@ def plan_packs(
     """Decides which documents share a pack.
 
     Args:
-        lengths: Tokens of each document: integers, not negative. Documents without tokens are in no pack.
-        capacity: Tokens of a pack; see :class:`~headrace.pack.spec.PackSpec`, also for what follows. A document of
-            exactly so many tokens is not long.
+        lengths: Tokens of each document, non-negative integers. Documents without tokens are in no pack.
+        capacity: Tokens of a pack; see :class:`~headrace.pack.spec.PackSpec`, also for the arguments below. A document
+            of exactly this length is not long.
         algorithm: ``bfd``, ``wfd``, ``ffd``, ``next_fit``, ``bfd_split``, ``wrap`` or ``windowed``.
         long: ``keep``, ``drop``, ``split``, ``truncate``, ``truncate_start`` or ``error``.
         min_fill: Share of the capacity.
@@ -267,7 +267,7 @@ def plan_packs(
         The plan.
 
     Raises:
-        ConfigError: an argument is not usable, a document is too long under ``error``, or nothing is left to pack.
+        ConfigError: an argument is invalid, a document is too long under ``error``, or nothing is left to pack.
 
     Example:
         >>> plan = plan_packs([4, 8, 1, 4, 2, 1], 10)
@@ -293,9 +293,9 @@ def plan_of(spec: PackSpec, lengths: Int64[np.ndarray, " n"], array_documents: o
         packed, counts = _sorted_packs(lengths, spec)
         packed, dropped = drop_underfilled(packed, spec)
         counts += dropped
-    if packed.held.size == 0:
+    if packed.item_counts.size == 0:
         raise no_packs(counts)
-    plan = PackPlan(spec, np.concatenate([[0], np.cumsum(packed.held)]), packed.items, counts)
+    plan = PackPlan(spec, np.concatenate([[0], np.cumsum(packed.item_counts)]), packed.items, counts)
     _LOG.info("pack plan: %s, %s packs, fill %.4f, %s", spec.algorithm, f"{len(plan):,}", plan.fill, counts)
     return plan
 
@@ -310,7 +310,7 @@ def no_packs(counts: PackCounts) -> ConfigError:
 
 
 def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCounts]:
-    """Packs by an algorithm that sorts, in the order of their first items."""
+    """Packs from an algorithm that sorts, ordered by their first items."""
     items, counts = cut_documents(lengths, spec.capacity, spec.policy)
     if spec.algorithm == "ffd":
         bin_of = first_fit_decreasing(items.size, spec.capacity)
@@ -318,7 +318,7 @@ def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCoun
         bin_of = fit_decreasing(items.size, spec.capacity, worst=spec.algorithm == "wfd")
     opened = int(bin_of.max(initial=-1)) + 1
     first = np.zeros(opened, bin_of.dtype)
-    first[bin_of[::-1]] = np.arange(bin_of.size - 1, -1, -1, dtype=bin_of.dtype)  # the last value written stays
+    first[bin_of[::-1]] = np.arange(bin_of.size - 1, -1, -1, dtype=bin_of.dtype)  # the last write wins
     rank = np.empty(opened, bin_of.dtype)
     rank[np.argsort(first)] = np.arange(opened)
     pack = rank[bin_of]
@@ -327,7 +327,7 @@ def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCoun
     del pack
     document, offset, size = items
     del items
-    document = document[order]  # one after the other: not all of them need memory twice at the same time
+    document = document[order]  # one at a time, so that not all are in memory twice
     cut = counts.split_documents or spec.policy == "truncate_start"
     offset = offset[order] if cut else no_offsets(order.size)
     size = size[order]

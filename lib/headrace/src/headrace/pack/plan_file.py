@@ -1,17 +1,17 @@
-"""Pack plans on disk, beside the cache: written as they are planned, and read in pieces.
+"""Pack plans on disk, next to the cache: written while planning, read in pieces.
 
-``<folder>/<fingerprint>/`` holds vectors of whole numbers, each with digests of its pieces
-(:mod:`headrace.store.vectors`): ``bounds.bin`` (where the items of each pack begin), ``document.bin``, ``size.bin``,
-``start.bin`` (where each item begins, in tokens of the whole cache) and, where documents were cut, ``offset.bin``; and,
-written last, ``plan.json``: what the plan was made from, its counts, a digest of every file, and one of itself (which
-plans of 0.2 lack). The fingerprint covers the content, the algorithm's version and every flag, so one request has one
-plan file, and another request never finds it. Plans of earlier releases have ``held.bin`` (items of each pack) in place
-of ``bounds.bin``, no ``start.bin``, and one digest a file: they are compared as a whole when they are opened.
+``<folder>/<fingerprint>/`` holds integer vectors, each with digests of its pieces (:mod:`headrace.store.vectors`):
+``bounds.bin`` (where the items of each pack begin), ``document.bin``, ``size.bin``, ``start.bin`` (where each item
+begins, in tokens of the whole cache) and, if documents were cut, ``offset.bin``. ``plan.json`` is written last: the
+plan's inputs, its counts, a digest of every file, and one of itself (plans of 0.2 lack it). The fingerprint covers the
+content, the algorithm's version and every flag, so each request has its own plan and no other request finds it. Plans
+of earlier releases have ``held.bin`` (items of each pack) instead of ``bounds.bin``, no ``start.bin``, and one digest
+per file: they are verified as a whole when opened.
 
-Invariant: what is read of an opened plan is, byte for byte, the plan that was asked for, or there is an error. Price:
-16 to 20 bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes for each 64 KiB of these, 9 MB
-for a billion documents; a plan of up to 64 MiB is compared at once. Planning holds a chunk of the documents with
-``windowed``, ``next_fit`` and ``wrap``; the algorithms that sort need 70 bytes a document.
+Invariant: every read of an opened plan returns, byte for byte, the requested plan, or raises an error. Price: 16 to 20
+bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes for each 64 KiB of these, 9 MB for a
+billion documents; a plan of up to 64 MiB is verified at once. Planning holds one chunk of documents with ``windowed``,
+``next_fit`` and ``wrap``; the algorithms that sort need 70 bytes a document.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ FORMAT_VERSION = 1
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # packs written at a time
-_ARRAYS = ("bounds", "held", "document", "offset", "size", "start")  # held: of earlier releases, in place of bounds
-_SMALL = 1 << 26  # bytes of a plan that is compared, and elsewhere than on a local disk read, when it is opened
+_ARRAYS = ("bounds", "held", "document", "offset", "size", "start")  # held: instead of bounds in earlier releases
+_SMALL = 1 << 26  # plans up to this many bytes are verified (and, if remote, read) when opened
 
 
 @dataclass(frozen=True)
 class PlanRequest:
     """What determines a plan."""
 
-    content: str  # fingerprint of the documents, e.g. of their cache
-    num_documents: int  # how many there are
+    content: str  # fingerprint of the documents, for example their cache's
+    num_documents: int  # number of documents
     spec: PackSpec  # how they are packed
-    # Whatever else changes lengths or documents (removed documents, a chat template, ...), JSON values
+    # Anything else that changes lengths or documents (removed documents, a chat template, ...), as JSON values
     flags: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def describe(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class PlanRequest:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest: the name of the plan's folder.
+        """Hex digest; the name of the plan's folder.
 
         Example:
             >>> a = PlanRequest("sha256:ab", 10, PackSpec(2048))
@@ -92,22 +92,21 @@ def open_plan(
     starts: DocumentStarts | None = None,
     rebuild: bool = True,
 ) -> PackPlan:
-    """The plan in a folder of plans; made, and saved there, unless it is there.
+    """Opens the plan from a folder of plans, or makes it and saves it there.
 
-    Several processes may do this at the same time: they write the same bytes, under names of their own until they are
-    complete.
+    Several processes may do this at once: they write the same bytes, under temporary names of their own until complete.
 
     Args:
         folder: Its path or URL.
-        request: What is asked for.
-        lengths: Gives the lengths of all documents, chunk after chunk; called only if the plan has to be made.
+        request: What determines the plan.
+        lengths: Returns the lengths of all documents, in chunks; called only if the plan has to be made.
         array_documents: See :func:`~headrace.pack.plan.plan_packs`.
-        starts: Where documents begin, told by ``lengths`` as it goes; saved with the plan. None: they are looked up.
-        rebuild: Whether a damaged plan is made again, with a warning; otherwise it is an error.
+        starts: Where documents begin, filled in by ``lengths`` as it runs; saved with the plan. None: looked up.
+        rebuild: Whether a damaged plan is rebuilt, with a warning; otherwise it is an error.
 
     Raises:
-        CacheCorruptError: the plan is damaged, and ``rebuild`` is false.
-        PlanMismatchError: a plan of that name is of another request: somebody moved it there.
+        CacheCorruptError: the plan is damaged and ``rebuild`` is false.
+        PlanMismatchError: the plan of that name belongs to another request (somebody moved it there).
         ConfigError: the documents give no packs, or are not as many as the request says.
         CacheError: the folder cannot be written.
     """
@@ -128,12 +127,12 @@ def open_plan(
 
 
 def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
-    """The plan of a request; None if there is none. On a local disk its arrays are mapped; elsewhere a small plan is
-    read, and of a large one what is asked for.
+    """The saved plan of a request; None if there is none. On a local disk its arrays are memory-mapped; elsewhere a
+    small plan is read whole, a large one piece by piece.
 
     Raises:
-        CacheCorruptError: a file is missing or damaged; of a large plan, also when a damaged piece is asked for.
-        PlanMismatchError: the plan is of another request.
+        CacheCorruptError: a file is missing or damaged; in a large plan, also when a damaged piece is read later.
+        PlanMismatchError: the plan belongs to another request.
     """
     root = files.join(folder, request.fingerprint)
     raw = files.read_bytes(files.join(root, PLAN_NAME))
@@ -159,7 +158,7 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
     if not bounds.size or sizes != {int(bounds[-1])}:
         raise _damaged(root, "its arrays are not of one length")
     plan = PackPlan(request.spec, bounds, items, record.counts, start)
-    # what cached_property would keep: the record's digest, and those of the vectors, vouch for it
+    # presets the cached_property: the digests of the record and vectors guarantee it
     vars(plan)["checksum"] = record.checksum
     if record.max_items is not None:
         vars(plan)["max_items"] = record.max_items
@@ -167,7 +166,7 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
 
 
 def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
-    """The vectors of a plan, as arrays, or, of a large plan, as what is indexed and converted as arrays are."""
+    """The vectors of a plan: arrays or, for a large plan, objects that index and convert like arrays."""
     try:
         vectors = {name: _load(files.join(root, f"{name}.bin"), one) for name, one in record.arrays.items()}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -180,8 +179,8 @@ def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
 
 
 def plan_findings(folder: str) -> list[tuple[str, str]]:
-    """What is wrong with the plans in a folder of plans, as (file, problem) pairs: each must lie under its own name,
-    and its files must be as they were written, for which they are read. Folders without a record are of plans to come.
+    """Problems of the plans in a folder, as (file, problem) pairs: each plan must be under its own name, and its files
+    as they were written, which reads them. Folders without a record belong to plans still being written.
 
     Example:
         >>> plan_findings("nowhere/plans")
@@ -206,13 +205,13 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
 
 
 class _Record(NamedTuple):
-    """What ``plan.json`` says."""
+    """The content of ``plan.json``."""
 
     request: dict[str, Any]
     counts: PackCounts
     checksum: str
     arrays: dict[str, dict[str, Any]]
-    max_items: int | None  # None: of an earlier release
+    max_items: int | None  # None: written by an earlier release
 
 
 def _parsed(raw: bytes, root: str) -> _Record:
@@ -247,8 +246,8 @@ def write_plan(
     array_documents: object = None,
     starts: DocumentStarts | None = None,
 ) -> None:
-    """Makes the plan of a request and saves it, in bounded memory if the algorithm allows that: lengths are read,
-    packs planned and files written at the same time.
+    """Makes and saves the plan of a request, in bounded memory if the algorithm allows it: reading lengths, planning
+    and writing overlap.
 
     Raises:
         ConfigError: the documents give no packs, or are not as many as the request says.
@@ -286,14 +285,14 @@ def write_plan(
 
 
 def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
-    """What an iterable gives, taken from it by a thread of its own, up to ``count`` values before they are asked for.
+    """Yields the values of an iterable, which a thread of its own reads up to ``count`` values ahead.
 
     Example:
         >>> list(ahead(n * n for n in range(4)))
         [0, 1, 4, 9]
     """
     ready: queue.Queue[tuple[Any, BaseException | None, bool]] = queue.Queue(count)
-    abandoned = threading.Event()  # whoever asks is gone
+    abandoned = threading.Event()  # the consumer is gone
 
     def put(value: Any, error: BaseException | None, last: bool) -> None:
         while not abandoned.is_set():
@@ -327,7 +326,7 @@ def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
 
 
 class _Writer:
-    """Files of a plan: complete ones replace what is there, all at the end."""
+    """Writes the files of a plan; complete files replace existing ones, all at the end."""
 
     def __init__(self, root: str, num_documents: int, starts: DocumentStarts | None) -> None:
         self._digest = PlanDigest()
@@ -342,7 +341,7 @@ class _Writer:
     def append(self, packed: Packed) -> None:
         items = packed.items
         self._digest.add(packed)
-        vectors = {"bounds": np.cumsum(packed.held) + self._items, **items._asdict()}
+        vectors = {"bounds": np.cumsum(packed.item_counts) + self._items, **items._asdict()}
         if not self._cut and items.offset.any():
             self._cut = True
             for at in range(0, self._items, _CHUNK):
@@ -351,15 +350,15 @@ class _Writer:
             del vectors["offset"]
         if self._starts is not None:
             vectors["start"] = self._starts.of(items.document) + items.offset
-            if packed.held.size:  # packs come by their first documents
-                self._starts.forget(int(items.document[-packed.held[-1]]))
+            if packed.item_counts.size:  # packs arrive ordered by their first documents
+                self._starts.forget(int(items.document[-packed.item_counts[-1]]))
         for name, values in vectors.items():
             self._files[name].append(values)
         self._items += items.document.size
-        self._most = max(self._most, int(packed.held.max(initial=0)))
+        self._most = max(self._most, int(packed.item_counts.max(initial=0)))
 
     def finish(self) -> dict[str, Any]:
-        """What the record says of the packs."""
+        """Returns the record's fields about the packs."""
         if not self._cut:
             del self._files["offset"]
         arrays = {name: f.finish() for name, f in self._files.items()}
@@ -371,7 +370,7 @@ class _Writer:
 
 
 def _load(url: str, record: dict[str, Any]) -> np.ndarray | PiecedVector:
-    """A vector of a plan: in pieces, or one that an earlier release wrote, which is compared at once."""
+    """A vector of a plan: in pieces, or, if an earlier release wrote it, verified at once."""
     if "piece" in record:
         return PiecedVector(url, record, "plan")
     dtype, length = np.dtype(record["dtype"]), int(record["length"])

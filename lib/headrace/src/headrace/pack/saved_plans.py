@@ -1,9 +1,9 @@
-"""The plan of a cache's documents: found beside the cache, or made and saved there.
+"""The plan of a cache's documents: loaded from the cache's folder, or made and saved there.
 
-Documents that belong together (the two answers of a preference pair) are one *unit*: the plan that is saved packs
-units, and the one that is given back has their documents, so that a pack never parts them.
+Documents that belong together (the two answers of a preference pair) are one *unit*: the saved plan packs units, and
+the returned one lists their documents, so that a pack never separates them.
 
-Price: to make a plan, the offsets of all documents are read, 8 bytes each; to open one, next to nothing.
+Price: making a plan reads the offsets of all documents, 8 bytes each; opening one costs next to nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from headrace.store.cache import TokenCache
 
 _LOG = logging.getLogger(__name__)
 PLANS_FOLDER = "plans"
-"""Where a cache's plans lie, in its own folder."""
-_CHUNK = 1 << 20  # documents whose lengths are read at a time
+"""Folder of the plans within a cache."""
+_CHUNK = 1 << 20  # documents per read of lengths
 
 
 def plan_of_cache(
@@ -40,17 +40,17 @@ def plan_of_cache(
 
     Args:
         cache: The cache.
-        spec: How its documents are packed; with units, it must not cut them.
-        gone: Documents that are left out.
+        spec: How its documents are packed; with units, it must not cut documents.
+        gone: Documents to leave out.
         folder: Folder or URL for plans; None: ``plans`` in the cache's own folder.
-        unit: So many neighbouring documents are one unit; of a unit that lacks a document, none is packed.
-        digest: That of ``gone``, if it is known.
+        unit: Number of neighbouring documents in a unit; a unit that lacks a document is not packed at all.
+        digest: Digest of ``gone``, if known.
 
     Returns:
-        The plan, its documents numbered as in the cache, and where it is saved.
+        The plan, with documents numbered as in the cache, and where it is saved.
 
     Raises:
-        ConfigError: nothing to pack; a cache that is read over HTTP, and no folder; documents that are not whole units.
+        ConfigError: nothing to pack; the cache is read over HTTP and no folder is given; incomplete units.
         CacheError: the cache cannot be read, or the plan cannot be written.
 
     Example:
@@ -84,15 +84,15 @@ def plan_of_cache(
 def unit_lengths(
     cache: TokenCache, gone: NumberSet, unit: int = 1, starts: DocumentStarts | None = None
 ) -> Iterator[Int64[np.ndarray, " n"]]:
-    """Tokens of all units, chunk after chunk; those that are left out are empty, so that numbers stay. Says to
-    ``starts`` where documents begin.
+    """Tokens of all units, in chunks; units left out get length 0, so that numbering stays. Tells ``starts`` where
+    documents begin.
     """
     for of_unit in _lengths_in_units(cache, gone, unit, starts):
         yield np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0) if unit > 1 else of_unit[:, 0]
 
 
 def incomplete_documents(cache: TokenCache, gone: NumberSet, unit: int) -> int:
-    """Documents with tokens that are not left out and yet in no unit, as another of theirs is left out or empty.
+    """Documents with tokens that are not left out but whose unit lacks another document (left out or empty).
 
     Example:
         >>> import headrace.testing
@@ -108,7 +108,7 @@ def incomplete_documents(cache: TokenCache, gone: NumberSet, unit: int) -> int:
 def _lengths_in_units(
     cache: TokenCache, gone: NumberSet, unit: int, starts: DocumentStarts | None = None
 ) -> Iterator[Int64[np.ndarray, "n unit"]]:
-    """Tokens of all documents, a row a unit, chunk after chunk; 0 for those that are left out."""
+    """Tokens of all documents, one row per unit, in chunks; 0 for documents left out."""
     step = _CHUNK // unit * unit
     for at in range(0, cache.num_documents, step):
         stop = min(at + step, cache.num_documents)
@@ -121,7 +121,7 @@ def _lengths_in_units(
 
 
 def first_tokens(cache: TokenCache) -> Int64[np.ndarray, " n1"]:
-    """First token of each document, in the stream of all parts, and the number of all tokens."""
+    """First token of each document in the stream of all parts, and the total number of tokens."""
     first = np.empty(cache.num_documents + 1, np.int64)
     first[0] = 0
     for at in range(0, cache.num_documents, _CHUNK):
@@ -132,7 +132,7 @@ def first_tokens(cache: TokenCache) -> Int64[np.ndarray, " n1"]:
 
 
 def of_documents(plan: PackPlan, cache: TokenCache, unit: int) -> PackPlan:
-    """A plan of units as one of their documents."""
+    """Converts a plan of units into one of documents."""
     if unit == 1:
         return plan
     document = (np.asarray(plan.items.document, np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)

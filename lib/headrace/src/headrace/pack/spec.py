@@ -1,5 +1,5 @@
-"""``PackSpec``: how documents are packed, which with their lengths determines the plan; and what users write under
-``packing``.
+"""``PackSpec``: how documents are packed (with their lengths, it determines the plan); and ``PackingConfig``, the
+``packing`` of a config.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.pack.items import LongPolicy
 Algorithm: TypeAlias = Literal["bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed"]
 
 PACK_VERSION = 1
-"""Version of all plans: it moves when any algorithm gives another plan for the same lengths."""
+"""Version of all plans; it changes when any algorithm gives a different plan for the same lengths."""
 
 DEFAULT_BLOCK_TOKENS = 65_536
 
@@ -27,28 +27,28 @@ class PackSpec:
     """How documents are packed.
 
     ============  ====================================================================================================
-    ``bfd``       best fit decreasing: the longest document first, into the fullest pack that it fits. Fullest packs
-    ``windowed``  packs of neighbours, which keep reading local; nearly as full. For shuffled training
+    ``bfd``       best fit decreasing: longest document first, into the fullest pack with room. Fullest packs
+    ``windowed``  packs of neighbours, so reads stay local; nearly as full. For shuffled training
     ``wfd``       worst fit decreasing: into the emptiest pack; what ``binpacking`` does since 2.0
     ``ffd``       first fit decreasing: into the first pack
     ``next_fit``  in order; a document that does not fit closes the pack
     ``bfd_split`` ``bfd`` with long documents split
-    ``wrap``      in order, end to end, cut where packs end: no padding, but documents are cut
+    ``wrap``      in order, concatenated and cut at pack boundaries: no padding, but documents are cut
     ============  ====================================================================================================
 
     Attributes:
         capacity: Tokens of a pack.
         algorithm: See above.
-        long: What becomes of documents longer than a pack: ``keep`` (a pack of its own that exceeds the capacity),
-            ``drop``, ``split`` (full packs, and what remains is packed as a document), ``truncate`` (the beginning is
-            kept), ``truncate_start`` (the end is), ``error``. None: ``keep``, but ``split`` where the algorithm cuts
+        long: What happens to documents longer than a pack: ``keep`` (a pack of its own that exceeds the capacity),
+            ``drop``, ``split`` (full packs; the remainder is packed like a document), ``truncate`` (keeps the start),
+            ``truncate_start`` (keeps the end), ``error``. None: ``keep``, but ``split`` for algorithms that cut
             documents anyway.
         min_fill: Packs filled to less than this share are dropped, and counted.
         block_tokens: Tokens of a stored block, for ``windowed``.
-        max_documents: Most documents of a pack, for ``next_fit``; None: as many as fit.
+        max_documents: Most documents in a pack, for ``next_fit``; None: as many as fit.
 
     Raises:
-        ConfigError: a value is not usable, or ``long`` contradicts the algorithm.
+        ConfigError: a value is invalid, or ``long`` contradicts the algorithm.
     """
 
     capacity: int
@@ -85,16 +85,16 @@ class PackSpec:
 
     @property
     def policy(self) -> LongPolicy:
-        """What becomes of long documents."""
+        """What happens to long documents."""
         return self.long or ("split" if self.algorithm in CUTTING else "keep")
 
     @property
     def in_order(self) -> bool:
-        """Whether documents are planned as they arrive, in bounded memory; otherwise all lengths are needed at once."""
+        """Whether documents are planned as they arrive, in bounded memory; if not, all lengths are needed at once."""
         return self.algorithm in _IN_ORDER
 
     def describe(self) -> dict[str, Any]:
-        """As JSON values: specs that may give other plans describe themselves differently."""
+        """As JSON values; specs that may give different plans have different descriptions."""
         values = asdict(self) | {"long": self.policy, "version": PACK_VERSION}
         if self.algorithm != "windowed":
             del values["block_tokens"]
@@ -105,22 +105,22 @@ class PackSpec:
 
 @dataclass(frozen=True)
 class PackingConfig:
-    """Static packing: each row holds whole documents, as a plan says that is made once.
+    """Static packing: each row holds whole documents, by a plan that is made once.
 
-    Rows, and with them ``batch_size``, then count packs: a step of 256 rows has 256 packs.
+    Rows, and so ``batch_size``, then count packs: a step of 256 rows has 256 packs.
 
     Attributes:
-        algorithm: See :class:`PackSpec`. ``windowed`` keeps reading local.
-        long: What becomes of documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
+        algorithm: See :class:`PackSpec`. ``windowed`` keeps reads local.
+        long: What happens to documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
             ``error``.
         min_fill: Packs filled to less than this share are dropped, and counted.
-        unit: So many neighbouring documents are never parted: 2 for the pairs of a cache of preferences. ``long`` must
+        unit: This many neighbouring documents are never separated: 2 for the pairs of a preference cache. ``long`` must
             then be ``drop`` or ``error``.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
-        max_documents: Most documents of a row, with ``algorithm: next_fit``: 1 gives each a row of its own.
+        max_documents: Most documents in a row, with ``algorithm: next_fit``: 1 gives each document its own row.
 
     Raises:
-        ConfigError: a value is not usable; ``long`` would need longer rows, or contradicts the algorithm or the unit.
+        ConfigError: a value is invalid; ``long`` would need longer rows, or contradicts the algorithm or the unit.
 
     Example:
         >>> PackingConfig(algorithm="bfd").spec(2048).describe()["long"]
@@ -163,8 +163,8 @@ class PackingConfig:
 
 
 def check_packing(packing: Mapping[str, PackingConfig | None], *, phases: int, split_documents: bool) -> None:
-    """Raises ConfigError if the packing of components, by name, does not go with the number of row lengths of a run, or
-    with rows that are not packed and are split into documents.
+    """Raises ConfigError if the packing of components, by name, is incompatible with several row lengths in a run, or
+    with unpacked rows that are split into documents.
     """
     packed = [name for name, how in packing.items() if how is not None]
     if packed and phases > 1:

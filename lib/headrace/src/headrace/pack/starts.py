@@ -1,4 +1,4 @@
-"""Where documents begin, for whoever saves a plan: told by those who read the lengths, asked for by document."""
+"""Where documents begin, for saving a plan: added as lengths are read, looked up by document."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import threading
 import numpy as np
 from jaxtyping import Int64
 
-_MOST_CHUNKS = 64  # between which documents are looked for
+_MOST_CHUNKS = 64  # the range in which documents are looked up
 
 
 class DocumentStarts:
-    """Where documents begin in the stream of all parts, as their lengths arrive: what is planned needs some, and later
-    ones.
+    """Where documents begin in the stream of all parts, collected as lengths arrive. Planning looks up ever later ones.
 
     Example:
         >>> starts = DocumentStarts()
@@ -24,11 +23,11 @@ class DocumentStarts:
 
     def __init__(self) -> None:
         self._documents = self._tokens = 0
-        self._chunks: list[tuple[int, np.ndarray]] = []  # replaced, not changed: one thread adds, another one asks
+        self._chunks: list[tuple[int, np.ndarray]] = []  # replaced, never modified: one thread adds, another looks up
         self._lock = threading.Lock()
 
     def add(self, lengths: Int64[np.ndarray, " n"]) -> None:
-        """Tokens of the next documents, those that are left out of the plan included."""
+        """Adds the tokens of the next documents, including those left out of the plan."""
         with self._lock:
             ends = np.cumsum(lengths) + self._tokens
             self._chunks = [*self._chunks, (self._documents, ends - lengths)]
@@ -36,7 +35,7 @@ class DocumentStarts:
             self._tokens = int(ends[-1]) if ends.size else self._tokens
 
     def of(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """The first token of each document. Those that were forgotten, or are not there yet, are not looked for."""
+        """The first token of each document. Documents that were forgotten or have not arrived must not be passed."""
         with self._lock:
             if len(self._chunks) > _MOST_CHUNKS:
                 self._chunks = [(self._chunks[0][0], np.concatenate([starts for _, starts in self._chunks]))]
@@ -50,7 +49,7 @@ class DocumentStarts:
         return out
 
     def forget(self, document: int) -> None:
-        """Nobody asks for documents before this one any more."""
+        """Drops all documents before this one: they will not be looked up again."""
         with self._lock:
             count = sum(first <= document for first, _ in self._chunks)
             self._chunks = self._chunks[max(count - 1, 0) :]

@@ -1,20 +1,19 @@
-"""Plans of any number of documents in chunks: the algorithms that take documents in order, in bounded memory.
+"""Plans any number of documents in chunks and bounded memory, by the algorithms that take documents in order.
 
-Next fit keeps documents whole, wrap cuts them where packs end: both look at each item once and keep nothing but the
-pack that is open.
+Next fit keeps documents whole, wrap cuts them at pack boundaries: both look at each item once and keep only the open
+pack.
 
 Windowed packs are packs of neighbours: almost full, and each read from little more than one stored block. Documents are
-taken window by window, a window being one I/O block (or a few, if blocks are small): those that begin in it. A pack
-begins with the largest document that is left, and the rest of it is filled by exact subset sums over the others, the
-larger ones first: a set of reachable sums is one whole number, and adding a document one shift, so that a pack costs
-some 10 us, and 2 us where ``numba`` is installed (:mod:`headrace.pack.window_kernel`). What is left of a window, about
-half a pack, and the document that runs over its end go together into the first pack of the next one: a document is
-never packed later than that. Measured (scripts/bench/bench_packing.py): on
-documents of 600 tokens in the median, packs of 4096 and blocks of 65,536 tokens, fill 0.9997 and 1.09 blocks a pack,
-where best fit decreasing over all documents has 0.9999 and 4.9.
+taken window by window; a window is one I/O block (or a few, if blocks are small) and the documents that begin in it. A
+pack starts with the largest document left; exact subset sums over the others, larger ones first, fill the rest. A set
+of reachable sums is one integer and adding a document is one shift, so a pack costs some 10 us, and 2 us where
+``numba`` is installed (:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the
+document that crosses its end go together into the first pack of the next window: no document is packed later than that.
+Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096 and blocks of 65,536
+tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all documents has 0.9999 and 4.9.
 
-Invariant: what comes out, chunk after chunk, is the plan of all documents at once. Price: 0.2 us an item for next fit,
-1 us for wrap, 3 to 8 us for windowed packs, 0.4 to 0.6 us compiled.
+Invariant: the chunks together equal the plan of all documents at once. Price: 0.2 us an item for next fit, 1 us for
+wrap, 3 to 8 us for windowed packs, 0.4 to 0.6 us compiled.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from headrace.pack.spec import PackSpec
 
 _LOG = logging.getLogger(__name__)
 _PackWindows: TypeAlias = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
-_TOLERANCE = 64  # a pack may stay empty to one part in so many; if more is, its documents wait for the next window
-_MIN_PACKS = 8  # packs that a window holds at least: with fewer, too many of them carry something over
-_MANY = 1 << 19  # items for which compiled code is loaded, which takes seconds
-_CANDIDATES = 512  # items whose sums are tried for one pack; beyond them, whatever fits is taken
+_TOLERANCE = 64  # a pack may leave 1 part in this many empty; with more, its documents wait for the next window
+_MIN_PACKS = 8  # fewest packs in a window: with fewer, too large a share of them carries something over
+_MANY = 1 << 19  # items from which compiled code is worth loading, which takes seconds
+_CANDIDATES = 512  # items whose sums are tried for one pack; after these, anything that fits is taken
 
 
 class PackStream:
@@ -50,14 +49,15 @@ class PackStream:
         array_documents: Documents in each of the arrays that they are stored in; None: one array.
 
     Attributes:
-        counts: What became of the documents so far.
+        counts: What happened to the documents so far.
 
     Raises:
         ConfigError: the algorithm needs all lengths at once.
 
     Example:
         >>> stream = PackStream(PackSpec(10, "next_fit"))
-        >>> [p.held.tolist() for p in (stream.add(np.array([4, 8])), stream.add(np.array([1, 4])), stream.finish())]
+        >>> packed = stream.add(np.array([4, 8])), stream.add(np.array([1, 4])), stream.finish()
+        >>> [p.item_counts.tolist() for p in packed]
         [[1], [2], [1]]
     """
 
@@ -75,20 +75,20 @@ class PackStream:
         self._open = Items.join([])
         self._windowed = WindowedPacks(spec.capacity, spec.block_tokens)
         self._places = _Places(array_documents)
-        self._last_cut = -1  # the last document that was counted as split
+        self._last_cut = -1  # the last document counted as split
 
     def plan(self, chunks: Iterable[Int64[np.ndarray, " n"]]) -> Iterator[Packed]:
-        """The whole plan, chunk after chunk: the last one when all lengths were seen."""
+        """Yields the whole plan in chunks, the last one after all lengths were seen."""
         for lengths in chunks:
             yield self.add(lengths)
         yield self.finish()
 
     def add(self, lengths: Int64[np.ndarray, " n"]) -> Packed:
-        """Packs that are complete once these documents follow."""
+        """Adds documents; returns the packs that are now complete."""
         return self._plan(lengths, last=False)
 
     def finish(self) -> Packed:
-        """The remaining packs. Nothing can be added afterwards."""
+        """Returns the remaining packs. Nothing can be added afterwards."""
         return self._plan(np.zeros(0, np.int64), last=True)
 
     def _plan(self, lengths: np.ndarray, *, last: bool) -> Packed:
@@ -120,13 +120,13 @@ class PackStream:
 
 
 class _Places:
-    """Where documents lie: their array, and their first token there."""
+    """Locates documents: their array, and their first token in it."""
 
     def __init__(self, array_documents: object) -> None:
         self._limits = None if array_documents is None else np.cumsum(check_lengths(array_documents))
         self._documents = 0
         self._array = -1
-        self._tokens = 0  # of the array that the last document lies in
+        self._tokens = 0  # of the last document's array
 
     def add(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         number = np.arange(self._documents, self._documents + lengths.size)
@@ -145,7 +145,7 @@ class _Places:
             return array, array
         start = np.cumsum(lengths) - lengths
         new = np.diff(array, prepend=self._array) != 0
-        # what lies before each array's first token, in this chunk; of an array that goes on, less than nothing
+        # tokens of this chunk before each array's first token; negative for an array that continues
         previous = np.concatenate([[-self._tokens], start[new]])
         start -= previous[np.cumsum(new)]
         self._array, self._tokens = int(array[-1]), int(start[-1] + lengths[-1])
@@ -153,44 +153,44 @@ class _Places:
 
 
 def drop_underfilled(packed: Packed, spec: PackSpec) -> tuple[Packed, PackCounts]:
-    """Leaves out packs below ``min_fill``, and counts packs and their tokens."""
-    begin = np.cumsum(packed.held) - packed.held
+    """Drops packs below ``min_fill``, and counts packs and their tokens."""
+    begin = np.cumsum(packed.item_counts) - packed.item_counts
     tokens = np.add.reduceat(packed.items.size, begin) if begin.size else begin
     total = int(packed.items.size.sum())
     low = tokens < spec.min_fill * spec.capacity
     if not low.any():
         return packed, PackCounts(packs=tokens.size, packed_tokens=total)
-    filled = Packed(packed.items.at(~np.repeat(low, packed.held)), packed.held[~low])
+    filled = Packed(packed.items.at(~np.repeat(low, packed.item_counts)), packed.item_counts[~low])
     lost = int(tokens[low].sum())
     return filled, PackCounts(
-        packs=filled.held.size,
+        packs=filled.item_counts.size,
         packed_tokens=total - lost,
         underfilled_packs=int(low.sum()),
-        underfilled_items=int(packed.held[low].sum()),
+        underfilled_items=int(packed.item_counts[low].sum()),
         underfilled_tokens=lost,
     )
 
 
 def next_fit(items: Items, capacity: int, max_documents: int | None = None, *, last: bool) -> tuple[Packed, Items]:
-    """An item joins the open pack if it fits there, and opens the next one otherwise.
+    """Adds each item to the open pack if it fits, otherwise opens the next pack.
 
     Args:
         items: Items, those of the open pack first.
         capacity: Tokens of a pack. A larger item is a pack of its own.
-        max_documents: Most items of a pack; None: as many as fit.
-        last: Whether the open pack is closed, too.
+        max_documents: Most items in a pack; None: as many as fit.
+        last: Whether to close the open pack, too.
 
     Returns:
-        The packs that are closed, and the items of the open one.
+        The closed packs, and the items of the open one.
 
     Example:
         >>> sizes = np.array([4, 8, 1, 4])
         >>> packed, rest = next_fit(Items(np.arange(4), np.zeros(4, np.int64), sizes), 10, last=False)
-        >>> packed.held.tolist(), rest.document.tolist()
+        >>> packed.item_counts.tolist(), rest.document.tolist()
         ([1, 2], [3])
     """
     ends = np.cumsum(items.size)
-    # where the pack that begins with each item ends; an item that does not fit alone is a pack alone
+    # where the pack that begins with each item ends; an item too large for any pack is one by itself
     stop = np.searchsorted(ends, ends - items.size + capacity, side="right")
     number = np.arange(ends.size)
     stop = stop if max_documents is None else np.minimum(stop, number + max_documents)
@@ -200,12 +200,13 @@ def next_fit(items: Items, capacity: int, max_documents: int | None = None, *, l
         at = following[at]
         bounds.append(at)
     if not last and len(bounds) > 1:
-        bounds.pop()  # the last pack stays open
+        bounds.pop()  # the last pack remains open
     return Packed(items.at(slice(0, bounds[-1])), np.diff(bounds)), items.at(slice(bounds[-1], None))
 
 
 def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
-    """Items end to end, cut into packs. Arguments and result as :func:`next_fit`; the open pack may begin in a piece.
+    """Concatenates items and cuts them into packs. Arguments and result as :func:`next_fit`; the open pack may begin
+    with a piece.
 
     Example:
         >>> packed, rest = wrap(Items(np.arange(2), np.zeros(2, np.int64), np.array([3, 7])), 4, last=False)
@@ -218,7 +219,7 @@ def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
     total = int(ends[-1]) if ends.size else 0
     starts = ends - items.size
     cuts = np.arange(0, total, capacity)
-    begin = np.union1d(starts, cuts)  # items are not empty: their starts are distinct
+    begin = np.union1d(starts, cuts)  # no item is empty, so starts are distinct
     of = np.searchsorted(ends, begin, side="right")
     size = np.append(begin[1:], total)[: begin.size] - begin
     pieces = Items(items.document[of], items.offset[of] + begin - starts[of], size)
@@ -228,7 +229,7 @@ def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
 
 
 def window_tokens(capacity: int, block_tokens: int) -> int:
-    """Tokens of a window: one block, or as many blocks as hold a few packs.
+    """Tokens of a window: one block, or as many blocks as it takes to hold a few packs.
 
     Example:
         >>> window_tokens(4096, 65_536), window_tokens(4096, 8192)
@@ -238,22 +239,22 @@ def window_tokens(capacity: int, block_tokens: int) -> int:
 
 
 class WindowedPacks:
-    """Plans packs of neighbours as items arrive, in order. A larger item than ``capacity`` is a pack of its own."""
+    """Plans packs of neighbours as items arrive, in order. An item larger than ``capacity`` is a pack of its own."""
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         self.capacity = capacity
         self.window = window_tokens(capacity, block_tokens)
-        self._held = Items.join([])  # what is carried over, then the items of a window that may go on
+        self._held = Items.join([])  # carried items, then those of a window that may continue
         self._carried = 0
         self._window_of = np.zeros(0, np.int64)
         self._runs_over = np.zeros(0, bool)
-        self._waiting = Packed(Items.join([]), np.zeros(0, np.int64))  # packs that a later one may precede
+        self._waiting = Packed(Items.join([]), np.zeros(0, np.int64))  # packs that a later pack may precede
 
     def add(
         self, items: Items, start: Int64[np.ndarray, " m"], array: Int64[np.ndarray, " m"], *, last: bool
     ) -> Packed:
-        """Packs the windows that are complete, given the next items, by document and offset, and where each begins in
-        the stored array that it lies in. Packs come by their first items, as far as no later pack can precede them.
+        """Packs the complete windows, given the next items (by document and offset) and where each begins in its stored
+        array. Returns packs ordered by their first items, as far as no later pack can precede them.
         """
         begins = start // self.window
         items_here = Items.join([self._held, items])
@@ -261,7 +262,7 @@ class WindowedPacks:
         runs_over = np.concatenate([self._runs_over, (start + items.size - 1) // self.window > begins])
         fresh = self._carried + np.flatnonzero(np.diff(window_of[self._carried :], prepend=-1))
         bounds = np.append(fresh, items_here.size.size)
-        bounds = bounds if last else bounds[: max(bounds.size - 1, 1)]  # the last window may go on
+        bounds = bounds if last else bounds[: max(bounds.size - 1, 1)]  # the last window may continue
         over = runs_over[bounds[1:] - 1]
         pack = _compiled(items_here.size) or _pack_windows
         settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
@@ -272,14 +273,14 @@ class WindowedPacks:
         return self._in_order(items_here, number, count)
 
     def _in_order(self, items: Items, number: np.ndarray, count: np.ndarray) -> Packed:
-        """Packs that may go, those that wait included, by their first items."""
+        """All packs that can be released, waiting ones included, ordered by their first items."""
         every = Items.join([self._waiting.items, items.at(number)])
-        count = np.concatenate([self._waiting.held, count])
+        count = np.concatenate([self._waiting.item_counts, count])
         begin = np.cumsum(count) - count
         document, offset = every.document[begin], every.offset[begin]
         order = np.lexsort((offset, document))
         going = order.size
-        if self._held.size.size:  # what is held may come into any pack, but it is not in order: carried items are old
+        if self._held.size.size:  # a pending item may go into any pack; they are not in order, as carried items are old
             first = np.lexsort((self._held.offset, self._held.document))[0]
             is_earlier = document[order] < self._held.document[first]
             is_earlier |= (document[order] == self._held.document[first]) & (offset[order] < self._held.offset[first])
@@ -295,7 +296,7 @@ def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarra
 
 
 def _compiled(sizes: np.ndarray) -> _PackWindows | None:
-    """The compiled form of :func:`_pack_windows`, where there is one and it is worth it."""
+    """The compiled :func:`_pack_windows`, if available and worth loading."""
     return _kernel() if sizes.size >= _MANY and not int(sizes.max()) >> 31 else None
 
 
@@ -329,14 +330,13 @@ def _pack_windows(
 def _pack_window(
     carried: list[int], fresh: range, sizes: list[int], capacity: int, packs: list[list[int]], *, over: bool, last: bool
 ) -> list[int]:
-    """Adds packs of what was carried over, and of a window's items what fills packs. Gives what goes on, sorted.
-
-    ``over``: the window's last item runs over its end, and is carried. ``last``: nothing may be carried.
+    """Packs the carried items and those of a window that fill packs. Returns what is carried on, sorted. ``over``: the
+    window's last item crosses its end and is carried. ``last``: nothing may be carried.
     """
     running = [fresh[-1]] if over and not last else []
     window = fresh[:-1] if running else fresh
     waiting = sorted(carried, key=sizes.__getitem__, reverse=True)
-    due = len(waiting)  # so many in front must be packed
+    due = len(waiting)  # the leading items that must be packed
     waiting += sorted(window, key=sizes.__getitem__, reverse=True)
     size = [sizes[k] for k in waiting]
     total = sum(size)
@@ -353,8 +353,8 @@ def _pack_window(
 
 
 def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
-    """A pack: as many of the first ``due`` items as fit, or the first, then what fills it best. As places in ``sizes``,
-    and the space that is left (negative for an item larger than a pack).
+    """Chooses a pack: as many of the first ``due`` items as fit, or the first, then what fills it best. Returns
+    positions in ``sizes``, and the space left (negative for an item larger than a pack).
     """
     space = capacity - sizes[0]
     chosen = [0]

@@ -1,8 +1,8 @@
-"""The packs of :class:`~headrace.pack.stream.WindowedPacks`, compiled: the same to the bit, seven times as fast.
+"""Compiled packing for :class:`~headrace.pack.stream.WindowedPacks`: bit-identical, seven times as fast.
 
-Used where ``numba`` is installed (``headrace[numba]``) and there are many documents. It runs without Python's lock, so
-that lengths are read and files written meanwhile. Price: ten to twenty seconds to compile it once, for which it is kept
-in ``__pycache__``; a few seconds to load it.
+Used if ``numba`` is installed (``headrace[numba]``) and there are many documents. It releases the GIL, so that lengths
+are read and files written meanwhile. Price: ten to twenty seconds to compile once (cached in ``__pycache__``), a few
+seconds to load.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def pack_windows(
     settings: tuple[int, int, int, int],
     last: bool,
 ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " p"], Int64[np.ndarray, " c"]]:
-    """Packs of windows, one after the other.
+    """Packs windows, one after the other.
 
     Args:
-        sizes: Tokens of all items, each below 2**31: first those that were carried over, then those of the windows.
-        bounds: Where the windows' items begin, and where the last one's end.
-        over: Whether each window's last item runs over its end.
-        settings: Items that were carried over, the capacity, the tolerance, and the most candidates.
-        last: Whether nothing may be left after the last window.
+        sizes: Tokens of all items, each below 2**31: carried items first, then those of the windows.
+        bounds: Where the items of each window begin, and where the last window's end.
+        over: Whether each window's last item crosses its end.
+        settings: Number of carried items, capacity, tolerance, and most candidates.
+        last: Whether nothing may be carried after the last window.
 
     Returns:
-        Items of all packs, rising in each, how many each pack holds, and the items that are carried over.
+        Items of all packs, ascending in each, the number in each pack, and the carried items.
     """
     carried, capacity, tolerance, candidates = settings
     order, counts = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
@@ -71,7 +71,7 @@ def pack_windows(
 
 @njit(nogil=True, cache=True)
 def _ranked(items: np.ndarray, sizes: np.ndarray, left: np.ndarray, size: np.ndarray, count: int) -> int:
-    """Adds items to those that are left, the largest first, those of one size in order. Returns how many are left."""
+    """Merges items into those left, largest first, equal sizes in order. Returns how many are left."""
     keys = np.sort((-sizes[items] << 32) + np.arange(items.size))
     for key in keys:
         item = items[key & 0xFFFFFFFF]
@@ -88,7 +88,7 @@ def _mark(chosen: np.ndarray, left: np.ndarray, due: int, used: np.ndarray, pack
         used[chosen[nth]] = True
         were_due += chosen[nth] < due
         item, slot = left[chosen[nth]], nth
-        while slot and pack[slot - 1] > item:  # there are few
+        while slot and pack[slot - 1] > item:  # there are only a few
             pack[slot] = pack[slot - 1]
             slot -= 1
         pack[slot] = item
@@ -97,7 +97,7 @@ def _mark(chosen: np.ndarray, left: np.ndarray, due: int, used: np.ndarray, pack
 
 @njit(nogil=True, cache=True)
 def _without(left: np.ndarray, size: np.ndarray, used: np.ndarray, count: int) -> int:
-    """Takes out the items that are used. Returns how many are left."""
+    """Removes the used items. Returns how many are left."""
     count_left = 0
     for nth in range(count):
         if used[nth]:
@@ -112,7 +112,7 @@ def _without(left: np.ndarray, size: np.ndarray, used: np.ndarray, count: int) -
 def _choose(
     sizes: np.ndarray, due: int, capacity: int, candidates: int, history: np.ndarray, chosen: np.ndarray
 ) -> tuple[int, int]:
-    """As :func:`headrace.pack.stream._choose`: how many places it wrote to ``chosen``, and the space that is left.
+    """Like :func:`headrace.pack.stream._choose`: returns how many positions it wrote to ``chosen``, and the space left.
     Row k of ``history`` has a bit for each gap that some of the first k items leave.
     """
     space, number = capacity - sizes[0], 1
@@ -159,15 +159,15 @@ def _has(bits: np.ndarray, bit: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _shift(bits: np.ndarray, out: np.ndarray, words: int, size: int) -> None:
-    """``out = bits | bits >> size``, for bits in so many words of 64."""
+    """``out = bits | bits >> size``, for bits in this many 64-bit words."""
     skip, rest = size // 64, np.uint64(size % 64)
-    full_words = max(words - skip, 0)  # words into which something is shifted
+    full_words = max(words - skip, 0)  # words that receive shifted bits
     low = bits[skip:]
     if rest == 0:
         for k in range(full_words):
             out[k] = bits[k] | low[k]
     elif full_words:
-        high = low[1:]  # slices of one row: so this is compiled to vectors
+        high = low[1:]  # slices of one row, so that this compiles to vector code
         for k in range(full_words - 1):
             out[k] = bits[k] | low[k] >> rest | high[k] << (np.uint64(64) - rest)
         out[full_words - 1] = bits[full_words - 1] | low[full_words - 1] >> rest

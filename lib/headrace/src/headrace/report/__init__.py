@@ -1,4 +1,4 @@
-"""One page that shows what a run's data was meant to be, what it is, and whether it delays training.
+"""One page about a run's data: what was planned, what was measured, and whether data delays training.
 
 ::
 
@@ -6,8 +6,8 @@
 
     write_report(gather("runs/7"), "report.html")
 
-The page needs no network, no server and no other file: ``charts.js`` draws its charts, and its content policy forbids
-it to load anything. On the command line: ``headrace report``.
+The page needs no network, no server and no other file: ``charts.js`` draws its charts, and its content policy blocks
+all requests. On the command line: ``headrace report``.
 """
 
 import lazy_loader

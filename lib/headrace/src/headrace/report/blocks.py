@@ -1,6 +1,6 @@
-"""What a page is built of: tiles, tables, charts, notes; each knows its HTML. All text is escaped here.
+"""The elements of a page: tiles, tables, charts, notes; each can render its HTML. All text is escaped here.
 
-Invariant: no name of a source, path or message of an error can become markup: the only HTML is that of this module.
+Invariant: no name of a source, path or error message can become markup: only this module writes HTML.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Literal, TypeAlias, cast
 Figure: TypeAlias = dict[str, Any]
 """``{"series": [...], "x": {...}, "y": {...}}`` as charts.js draws it."""
 Kind: TypeAlias = Literal["left", "right", "code", "prose"]
-"""Of a column: text, numbers, what is copied, sentences."""
+"""Kind of a column: text, numbers, text to copy, sentences."""
 _LONG = 24
 """Rows above which a table scrolls within itself."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Figures in a row: label, value, and what to make of it."""
+    """Figures in a row: label, value, and how to judge it."""
 
     items: Sequence[tuple[str, str, str]]
 
@@ -94,7 +94,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Notes:
-    """What should be looked at: level (``problem``, ``warning`` or ``good``), where, and what."""
+    """Notes for the reader: level (``problem``, ``warning`` or ``good``), place, and text."""
 
     items: Sequence[tuple[str, str, str]]
 
@@ -108,7 +108,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Details:
-    """Text that is shown when it is asked for, as it is."""
+    """Preformatted text that is shown on a click."""
 
     summary: str
     text: str
@@ -138,7 +138,7 @@ class Section:
 
 
 def plain(value: Any) -> Any:
-    """JSON values of six digits; what is not finite becomes null, a gap in a line.
+    """JSON values with six digits; values that are not finite become null, a gap in a line.
 
     Example:
         >>> plain({"y": (1.23456789, float("nan"), 10**12)})

@@ -1,7 +1,8 @@
 """The figures of a report, as ``charts.js`` draws them: plain values, whose colours are the page's.
 
-The page's colours of sources are those of Okabe and Ito (2008), which stay apart for colour-blind readers, darkened or
-lightened where they would be hard to see on white or on black; where they run out, dashes tell sources apart.
+The colours of sources are those of Okabe and Ito (2008), which colour-blind readers can distinguish, darkened or
+lightened by the page to be visible on white and on black. If there are more sources than colours, dashes distinguish
+them.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def _series(k: int, x: Any, y: Any, name: str, mark: str = "line", **more: Any) 
 
 
 def mixture_chart(facts: MixtureFacts) -> Figure:
-    """Share of each source that is drawn (line) and asked for (dots) over steps; a legend entry is a source."""
+    """Actual share (line) and target share (dots) of each source over steps; each source has one legend entry."""
     series: list[dict[str, Any]] = []
-    rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
+    rows = facts.drawn.sum(axis=1), facts.target.sum(axis=1)
     largest_rows = float(facts.drawn.sum(axis=0).max(initial=0.0))
-    for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
+    for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.target)):
         more: dict[str, Any] = {"group": name}
         if name == _OTHERS:
             more |= {"colour": GREY, "hidden": float(drawn.sum()) > _FLATTENS * largest_rows}
@@ -72,7 +73,7 @@ def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
 
 
 def quality_chart(forecast: Forecast) -> Figure:
-    """Variance ratios of windows of batches beside 1, a full shuffle."""
+    """Variance ratios of windows of batches, compared with 1, a full shuffle."""
     windows, ratios = [*forecast.variance_ratio], [*forecast.variance_ratio.values()]
     bars = _series(0, windows, ratios, "this order", "bar", text=[f"{ratio:.3f}" for ratio in ratios])
     y = axis("variance ratio", range=[0, max(1.25, 1.15 * max(ratios, default=1.0))])
@@ -80,11 +81,11 @@ def quality_chart(forecast: Forecast) -> Figure:
 
 
 def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
-    """Share of documents by length, a line of steps a source."""
+    """Share of documents by length, one step line per source."""
     series: list[dict[str, Any]] = []
     for k, (name, histogram) in enumerate([*lengths.items()][:MOST_SOURCES]):
         if histogram.documents.size:
-            edge = np.maximum(histogram.edge, 0.7)  # documents of no token, on a logarithmic axis
+            edge = np.maximum(histogram.edge, 0.7)  # empty documents, on a logarithmic axis
             edge = np.concatenate([edge[:1], edge, edge[-1:]])  # up from the axis, and down to it
             share = np.concatenate([[0.0], histogram.documents, histogram.documents[-1:], [0.0]])
             series.append(_series(k, edge, share, name, "step", dash=_dash(k)))
@@ -123,7 +124,7 @@ def measured_chart(
 
 
 def lines_chart(lines: Mapping[str, Points]) -> Figure:
-    """Figures over steps, a line each."""
+    """Figures over steps, one line per figure."""
     series = [_series(k, steps, values, name, dash=_dash(k)) for k, (name, (steps, values)) in enumerate(lines.items())]
     return {"series": series, "x": STEP, "y": axis(""), "legend": True}
 
@@ -150,7 +151,7 @@ def waits_chart(series: HostSeries) -> Figure:
 
 
 def loader_time_chart(series: HostSeries) -> Figure:
-    """Where the loader's thread spent its time, stacked, in milliseconds a batch, of one host."""
+    """How the loader's thread spent its time on one host, stacked, in milliseconds per batch."""
     areas = [
         _series(colour, series.step, series.per_batch(name) * 1000, label, "area")
         for name, label, colour in _LOADER_TIME
@@ -162,7 +163,7 @@ def loader_time_chart(series: HostSeries) -> Figure:
 
 
 def stalls_chart(stalls: Sequence[Stall]) -> Figure:
-    """Stalls by step and length, a colour a cause."""
+    """Stalls by step and length, one colour per cause."""
     series: list[dict[str, Any]] = []
     for k, cause in enumerate(dict.fromkeys(stall.cause for stall in stalls)):
         of_cause = [stall for stall in stalls if stall.cause == cause]

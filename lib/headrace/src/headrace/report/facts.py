@@ -1,7 +1,7 @@
-"""All that a report is made of: the plan, what was measured, where the data comes from.
+"""The content of a report: the plan, the measurements, and where the data comes from.
 
-The plan follows from the config and the ledgers of its caches; what was measured from the lines that the run has
-written into its folder. Each is there without the other.
+The plan follows from the config and the ledgers of its caches, the measurements from the lines that the run has written
+into its folder. Each works without the other.
 
 Price: that of ``headrace config check`` and of :mod:`headrace.report.plan_figures`; a second or two for most runs.
 """
@@ -28,32 +28,32 @@ from headrace.run.manifest import RunManifest, began_with
 from headrace.store.cache import TokenCache
 
 UNKNOWN_STEPS = 1000
-"""Steps that are looked at where neither the config nor the run says how many there are."""
+"""Number of steps to show if neither the config nor the run says how many there are."""
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may say beside the config.
+    """What a user can set in addition to the config.
 
     Attributes:
-        sizes: Tokens of components, in place of what the config or a cache says.
-        layout: Whose chunks caches to come will have.
+        sizes: Tokens of components, which replace those of the config or the cache.
+        layout: Layout of caches that do not exist yet.
         hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
         steps: Steps of the run, if the config does not say.
-        begun: Whether the run's folder must hold something already.
+        must_exist: Whether the run's folder must already contain a run.
     """
 
     sizes: Mapping[str, float] = field(default_factory=dict[str, float])
     layout: str = "headrace"
     hosts: Sequence[int] | None = None
     steps: int | None = None
-    begun: bool = True
+    must_exist: bool = True
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where one component comes from: its cache, what that was built from, with which tokenizer, by which release."""
+    """The origin of one component: its cache, the cache's sources, its tokenizer, and the release that built it."""
 
     name: str
     cache: str
@@ -74,15 +74,15 @@ class PlanFacts:
     """What follows from the config; ``lengths`` are of the caches that exist, ``fills`` of packed components.
 
     Attributes:
-        found: What will hurt.
-        fingerprint: Of the run's manifest; None if a cache is missing.
-        amendments: How many of the last stages are amendments.
+        findings: Problems and warnings.
+        fingerprint: Fingerprint of the run's manifest; None if a cache is missing.
+        amendments: Number of last stages that are amendments.
         assumed_steps: Whether the number of steps is :data:`UNKNOWN_STEPS`.
         manifest: The run as its loader would describe it; None if a cache is missing.
     """
 
     plan: RunPlan
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     mixture: MixtureFacts
     lengths: Mapping[str, Lengths]
     fills: Mapping[str, Fill]
@@ -98,12 +98,12 @@ class ReportFacts:
     """A report's content.
 
     Attributes:
-        title: What it is about: the name of a config, or of a run's folder with the one above it.
+        title: The name of a config, or of a run's folder with its parent.
         folder: The run's folder; None: there is none.
         config_path: The config's file; None: it came from the run's folder, or there is none.
         plan: What follows from the config; None: there is no config, or it cannot be resolved here.
-        why_no_plan: The reason.
-        records: What was measured.
+        why_no_plan: Why there is no plan.
+        records: The measurements.
         manifest: The run's manifest; None: there is none.
     """
 
@@ -116,7 +116,7 @@ class ReportFacts:
     manifest: RunManifest | None
 
     def measured_again(self) -> ReportFacts:
-        """The same, with what the run has written since."""
+        """The same facts, with what the run has written since."""
         if self.folder is None:
             return self
         return dataclasses.replace(self, records=read_records(self.folder), manifest=RunManifest.load(self.folder))
@@ -136,12 +136,12 @@ def gather(
         target: YAML file of a config, or folder of a run.
         settings: ``name=value`` settings over the config.
         run: Folder of the run, if ``target`` is a config.
-        config: File of the config, if ``target`` is a folder; None: the one that the run's log has.
+        config: File of the config, if ``target`` is a folder; None: the one in the run's log.
         options: See :class:`Options`.
 
     Raises:
-        ConfigError: the config is broken, the folder holds no run, or one thing was named twice.
-        CacheError: the config was named and a cache of it is missing, its size undeclared.
+        ConfigError: the config is invalid, the folder contains no run, or something was named twice.
+        CacheError: the config was named, and one of its caches is missing and has no declared size.
     """
     options = options or Options()
     if target.endswith(CONFIG_SUFFIXES):
@@ -169,14 +169,14 @@ def _of_folder(folder: str, settings: Sequence[str], config: str | None, options
     elif records.config is not None:
         try:
             plan = _plan(_as_begun(_loaded(records.config, settings), folder), options, records)
-        except HeadraceError as error:  # paths that are none from here: what was measured can still be shown
+        except HeadraceError as error:  # paths that do not exist here: measurements can still be shown
             why = f"The run's config cannot be resolved from here: {error}"
     return ReportFacts(title, folder, config, plan, why, records, manifest)
 
 
 def _records(folder: str, options: Options) -> RunRecords:
     records = read_records(folder)
-    if options.begun and not records.sessions and RunManifest.load(folder) is None:
+    if options.must_exist and not records.sessions and RunManifest.load(folder) is None:
         raise ConfigError(
             "holds no run: there is neither a manifest.json nor a log in stats/",
             field="run folder",
@@ -216,7 +216,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     stored = config.datasets(opened)
     return PlanFacts(
         plan=plan,
-        found=tuple(findings(plan)),
+        findings=tuple(findings(plan)),
         mixture=mixture_facts(dataset, plan.steps or steps),
         lengths={name: document_lengths(cache) for name, cache in there.items()},
         fills={

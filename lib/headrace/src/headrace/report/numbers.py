@@ -1,4 +1,4 @@
-"""Numbers for people: few digits, a unit, thousands apart."""
+"""Numbers for people: few digits, a unit, thousands separators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "–"
 
 
 def count(value: float | None) -> str:
-    """A whole number, thousands apart.
+    """A whole number with thousands separators.
 
     Example:
         >>> count(1234567), count(None)
@@ -37,7 +37,7 @@ def short(value: float | None) -> str:
 
 
 def digits(value: float | None) -> str:
-    """Three digits that mean something.
+    """Three significant digits.
 
     Example:
         >>> digits(0.0012345), digits(12.345), digits(1234.5), digits(0), digits(99.96)

@@ -1,12 +1,12 @@
-"""The page: facts to one HTML document that needs nothing else; of a run that goes on, served on this machine only.
+"""The page: turns facts into one self-contained HTML document, or serves it live on this machine.
 
-Invariants: it loads nothing. Scripts and styles are in it, and its content security policy lets only these scripts run,
-by their digest; a page that is served live may ask its own server for new figures. Nothing outside this machine can
-read it: the server listens on loopback, and answers only requests that name it so: a web page elsewhere that points its
-own name here (DNS rebinding) gets nothing.
+Invariants: the page loads nothing. It contains its scripts and styles, and its content security policy allows only
+these scripts, by their digest; a live page may request new figures from its own server. Nothing outside this machine
+can read it: the server listens on loopback, and answers only requests that use its loopback name, so a foreign web page
+whose name points here (DNS rebinding) gets nothing.
 
-The plan of a run that goes on is worked out once; what the run has written is read again when it is asked for, at most
-once a second, and a long log less often.
+The plan of a live run is computed once. What the run has written is read again on request, at most once a second, and
+less often if the log is long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOPBACK = "127.0.0.1"
 _OWN_NAMES = ("127.0.0.1", "localhost")
 _FRESH_S = 1.0
 _REST = 20
-"""A long log is read again only after so many times the seconds that it took."""
+"""A long log is read again only after this multiple of the time that reading took."""
 
 
 def sections(facts: ReportFacts) -> list[Section]:
@@ -56,7 +56,7 @@ def sections(facts: ReportFacts) -> list[Section]:
 
 
 def state(facts: ReportFacts) -> dict[str, Any]:
-    """What changes while a run goes on, as JSON values: for each section its parts and figures."""
+    """The changing content of a live page, as JSON values: for each section its parts and figures."""
     return {
         "written": numbers.moment(time.time()),
         "sections": [
@@ -69,8 +69,8 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
     """The page.
 
     Args:
-        facts: What it shows.
-        live_s: Seconds after which it asks its server for new figures; None: never.
+        facts: The content.
+        live_s: Seconds after which the page requests new figures from its server; None: never.
     """
     parts = sections(facts)
     figures = {name: figure for section in parts for name, figure in section.figures().items()}
@@ -123,14 +123,14 @@ def write_report(facts: ReportFacts, output: str) -> int:
     """Writes the page, in place of an earlier one.
 
     Args:
-        facts: What it shows.
+        facts: The content.
         output: Path or URL of the file.
 
     Returns:
         Bytes written.
 
     Raises:
-        ConfigError: ``output`` is there and no report.
+        ConfigError: ``output`` exists and is not a report.
     """
     _check_replaceable(output)
     page = render(facts).encode()
@@ -155,7 +155,7 @@ def _meta(facts: ReportFacts) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """JSON that cannot close the HTML element that contains it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -173,10 +173,10 @@ class LiveReport:
     Args:
         facts: The report as it is now.
         port: Port to listen on; 0: any that is free.
-        every_s: Seconds from one refresh of the page to the next.
+        every_s: Seconds between refreshes of the page.
 
     Attributes:
-        url: Where it is.
+        url: Address of the page.
 
     Raises:
         ConfigError: the port is taken, or ``every_s`` is not positive.
@@ -187,7 +187,7 @@ class LiveReport:
             raise ConfigError("must be positive", field="--refresh", value=every_s, cure="In seconds.")
         self._facts, self._every_s, self._due = facts, every_s, time.monotonic() + _FRESH_S
         self._lock = threading.Lock()
-        render(facts)  # what is wrong with it is said now
+        render(facts)  # errors are raised now
         try:
             self._server = ThreadingHTTPServer((_LOOPBACK, port), self._handler())
         except OSError as error:
@@ -211,7 +211,7 @@ class LiveReport:
         with self._lock:
             began = time.monotonic()
             if began >= self._due:
-                # Of a store that does not answer the last figures stand.
+                # If a store does not answer, the last figures remain.
                 with contextlib.suppress(OSError, HeadraceError):
                     self._facts = self._facts.measured_again()
                 took = time.monotonic() - began
@@ -244,6 +244,6 @@ class LiveReport:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Nothing: the terminal belongs to the user."""
+                """Prints nothing: the terminal belongs to the user."""
 
         return Handler

@@ -1,11 +1,11 @@
-"""What follows from a plan, in figures: the mixture that a run wants and the one that it gets, how long documents are
-and how full packs. A pure function of plan, offsets and packs; no token is read.
+"""Figures of a plan: target and actual mixture, lengths of documents, and fill of packs. A pure function of plan,
+offsets and packs; no token is read.
 
-Steps are put into up to 200 spans. For each span and source there are the rows that the weights want (the sum over its
-steps of batch size times share) and the rows that are drawn, counted by the same quotas that the loader goes by.
+Steps are grouped into up to 200 spans. For each span and source there are the target rows (the sum over its steps of
+batch size times share) and the rows that are drawn, counted with the loader's own quotas.
 
-Price: one walk of the quotas to the last step, 2 us a step, or nothing to speak of for constant weights; 0.1 us for
-each step and source of weights that change; and at most a million lengths of each cache, in 16 evenly spaced runs.
+Price: one pass of the quotas to the last step, 2 us per step, or almost nothing for constant weights; 0.1 us per step
+and source with changing weights; and at most a million lengths of each cache, in 16 evenly spaced runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.store.cache import TokenCache
 
 SPANS = 200
 _SUMMED = 1 << 23
-"""Weights (steps times sources) that are added up one by one; of more, 32 steps of each span are looked at."""
+"""Number of weights (steps times sources) that are added up exactly; beyond it, 32 steps of each span are sampled."""
 _LOOKS = 32
 MAX_LOOKED = 1 << 20
 _RUNS = 16
@@ -39,13 +39,13 @@ class MixtureFacts:
 
     Attributes:
         edge: First step of each span, and the step after the last.
-        wanted: Rows that weights ask for in each span, before limits.
+        wanted: Target rows in each span, before limits.
         summed: Whether ``wanted`` was added up over every step.
     """
 
     names: tuple[str, ...]
     edge: Int64[np.ndarray, " k+1"]
-    wanted: Float64[np.ndarray, "k d"]
+    target: Float64[np.ndarray, "k d"]
     drawn: Int64[np.ndarray, "k d"]
     tokens: Int64[np.ndarray, "k d"]
     summed: bool
@@ -57,20 +57,20 @@ class MixtureFacts:
 
     @property
     def off_quota(self) -> Float64[np.ndarray, " d"] | None:
-        """Largest distance, at the end of a span, between rows wanted and drawn so far; None if not added up."""
+        """Largest difference, at the end of a span, between target and actual rows so far; None if not added up."""
         if not self.summed:
             return None
-        return np.abs((self.drawn - self.wanted).cumsum(axis=0)).max(axis=0)
+        return np.abs((self.drawn - self.target).cumsum(axis=0)).max(axis=0)
 
 
 def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> MixtureFacts:
-    """Wanted and drawn rows of a run.
+    """Target and actual rows of a run.
 
     Args:
         dataset: The run's mixture.
         steps: Steps of the run.
-        spans: Spans to put them into, at most (and those that a change of the row length cuts); None: 200, but of four
-            steps or more where there are many: single rows show as noise in short ones.
+        spans: Largest number of spans (changes of the row length add more); None: 200, but of at least four steps if
+            there are many, because single rows show as noise in short spans.
 
     Example:
         >>> import headrace.testing
@@ -78,7 +78,7 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
         >>> a, b = (TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s]) for s in (0, 1))
         >>> mixture = MixtureDataset({"a": a, "b": b}, {"a": 1, "b": {"step": {0: 0, 2: 1}}}, batch_size=8)
         >>> found = mixture_facts(mixture, steps=4, spans=2)
-        >>> found.wanted.tolist(), found.drawn.tolist()
+        >>> found.target.tolist(), found.drawn.tolist()
         ([[16.0, 0.0], [8.0, 8.0]], [[16, 0], [8, 8]])
     """
     starts = np.asarray([step for step, _ in dataset.phases])
@@ -91,13 +91,13 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     summed = steps * len(first.names) <= _SUMMED
     for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
         mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
-        planned[k] = _wanted(mixture, begin, end, summed)
+        planned[k] = _target_rows(mixture, begin, end, summed)
         at_begin, at_end = _starts_at(mixture, begin), _starts_at(mixture, end)
         drawn[k], tokens[k] = at_end - at_begin, mixture.tokens_of(at_end) - mixture.tokens_of(at_begin)
     return MixtureFacts(first.names, edge, planned, drawn, tokens, summed)
 
 
-def _wanted(mixture: MixtureDataset, begin: int, end: int, every_step: bool) -> np.ndarray:
+def _target_rows(mixture: MixtureDataset, begin: int, end: int, every_step: bool) -> np.ndarray:
     if every_step or end - begin <= _LOOKS:
         step = np.arange(begin, end)
     else:
@@ -123,7 +123,7 @@ def largest(facts: MixtureFacts, most: int) -> Sequence[int]:
 class Lengths:
     """Lengths of the documents of a cache, in tokens; ``documents`` and ``tokens`` are shares of each bin."""
 
-    looked: int  # documents that were looked at
+    looked: int  # documents that were read
     of: int
     mean: float
     median: float
@@ -154,7 +154,7 @@ def document_lengths(cache: TokenCache) -> Lengths:
 
 
 def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:
-    """Figures and histogram of lengths, two bins an octave; ``total`` is the number that there are."""
+    """Figures and histogram of lengths, two bins per octave; ``total`` is the number of all documents."""
     longest = int(lengths.max(initial=0))
     edge = 2.0 ** (np.arange(0, _BINS_AN_OCTAVE * (int(longest).bit_length() + 1) + 1) / _BINS_AN_OCTAVE)
     edge = np.unique(np.concatenate([[0.0], np.floor(edge)]))
@@ -186,7 +186,7 @@ class Fill:
 
 
 def pack_fill(lengths: Int64[np.ndarray, " p"], seq_len: int, algorithm: str) -> Fill:
-    """Fill of packs that hold so many tokens of ``seq_len`` places.
+    """Fill of packs that hold these numbers of tokens in rows of ``seq_len``.
 
     Example:
         >>> found = pack_fill(np.array([8, 8, 4]), 8, "windowed")

@@ -1,4 +1,4 @@
-"""The parts of a report that follow from the config: mixture, epochs, order, packs, forecast of reads."""
+"""The sections of a report that follow from the config: mixture, epochs, order, packs, forecast of reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BARS = (
 
 
 def mixture_section(plan: PlanFacts) -> Section:
-    """The mixture that weights ask for, the one that is drawn, and epochs."""
+    """Target mixture, actual mixture, and epochs."""
     facts, components = plan.mixture, plan.plan.components
     steps = int(facts.edge[-1])
     blocks: list[Block] = []
@@ -40,7 +40,7 @@ def mixture_section(plan: PlanFacts) -> Section:
         )
     )
     off = facts.off_quota
-    planned, drawn, tokens = facts.wanted.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
+    planned, drawn, tokens = facts.target.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
     rows = [
         [
             name,
@@ -179,7 +179,7 @@ def config_section(plan: PlanFacts) -> Section:
 
 
 def forecast_for(plan: PlanFacts | None, hosts: int) -> tuple[float, float] | None:
-    """Block fetches and bytes of a host in a step that are forecast for so many hosts; None if they are not."""
+    """Forecast block fetches and bytes of a host per step for a number of hosts; None if there is no forecast."""
     if plan is None:
         return None
     by_hosts = (plan.plan.forecast or plan.plan.unlimited).by_hosts
@@ -187,7 +187,7 @@ def forecast_for(plan: PlanFacts | None, hosts: int) -> tuple[float, float] | No
 
 
 def largest_epochs(plan: PlanFacts) -> tuple[str, float]:
-    """The source that is passed over most often."""
+    """The source with the most epochs."""
     epochs = [c.epochs or 0.0 for c in plan.plan.components]
     k = int(np.argmax(epochs))
     return plan.plan.components[k].name, epochs[k]

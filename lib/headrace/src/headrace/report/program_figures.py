@@ -1,7 +1,7 @@
-"""The part of a report about what the training program handed to the log beside the loader's counters.
+"""The section of a report about figures that the training program logged in addition to the loader's counters.
 
 ``RunLog(...)(step, rollout=dataset.metrics(step), train=losses)`` writes ``rollout/reward_mean``, ``train/entropy`` and
-so on. Names that differ in their last word alone (``_mean``, ``_max``, ...) share a chart, as do all shares of a group.
+so on. Names that differ only in their last word (``_mean``, ``_max``, ...) share a chart, as do all shares of a group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
     """A chart for each family of figures that are not zero throughout, and a table of all."""
     families: dict[str, dict[str, Points]] = {}
     for name, points in sorted(figures.items()):
-        if points[1].any():  # counters of what did not happen are in the table alone
+        if points[1].any():  # counters that are always zero are only in the table
             families.setdefault(_family(name), {})[name] = points
     blocks: list[Block] = [
         Chart(f"own-{k}", family, lines_chart(lines))
@@ -38,7 +38,7 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
 
 
 def _family(name: str) -> str:
-    """Of names that are shown in one chart.
+    """The family of a name: names of one family share a chart.
 
     Example:
         >>> [_family(name) for name in ("train/ratio_max", "train/clip_low_share", "train/kl")]

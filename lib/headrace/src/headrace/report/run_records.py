@@ -1,13 +1,13 @@
-"""What a run has measured: the lines of :mod:`headrace.feed.run_log`, read back and turned into rates.
+"""The measurements of a run: the lines of :mod:`headrace.feed.run_log`, read back and converted to rates.
 
-Counters are sums since a process began; what a reader wants is what happened between two lines. So each process is a
-**session** of its own whose counters are differenced. A session that begins at a step takes the place of earlier lines
-at that step and later: they were done again.
+Counters are sums since a process began, and readers need the differences between lines. Each process is therefore its
+own **session**, whose counters are differenced. A session that begins at a step replaces earlier lines from that step
+on, because those steps were repeated.
 
-Invariant: a line that is cut off or no record is left out and counted, never an error: a run is reported on while it
-writes, and after it was killed.
+Invariant: an incomplete line, or one that is not a record, is skipped and counted, never an error: reports are made
+while a run writes, and after it was killed.
 
-Price: 20 us a line; at most 400 points a host are kept.
+Price: 20 us per line; at most 400 points per host are kept.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class HostSeries:
         host: Its number.
         step: Step of each point, increasing.
         time: Unix time of each.
-        seconds: From the point before; NaN for the first of a session.
-        sums: By name of :data:`SUMS`: what was added since the point before.
-        levels: By name of :data:`LEVELS`: the figure at the point, of the whole session so far.
+        seconds: Since the previous point; NaN for the first of a session.
+        sums: By name of :data:`SUMS`: increase since the previous point.
+        levels: By name of :data:`LEVELS`: the figure at the point, for the whole session so far.
     """
 
     host: int
@@ -60,11 +60,11 @@ class HostSeries:
         return float(self.sums[name].sum())
 
     def per_batch(self, name: str) -> Float64[np.ndarray, " n"]:
-        """A counter for each batch in between; NaN where there was none."""
+        """Increase of a counter per batch; NaN where there was no batch."""
         return _ratio(self.sums[name], self.sums["batches"])
 
     def per_second(self, name: str) -> Float64[np.ndarray, " n"]:
-        """A counter for each second in between; NaN where a session begins."""
+        """Increase of a counter per second; NaN where a session begins."""
         return _ratio(self.sums[name], self.seconds)
 
 
@@ -73,12 +73,12 @@ class RunRecords:
     """What all hosts of a run measured.
 
     Attributes:
-        figures: Those that the program of the first host handed over, by name: steps, and the value at each.
-        hosts: Number of hosts that the last process said there are.
-        series: Of each host that has measured something.
-        sessions: Processes that host 0 (or the first there is) has had: 1, and one for each resumption.
-        config: YAML of the config that the last process gave; None: none did.
-        left_out: Lines that are no records.
+        figures: Figures logged by the program of the first host, by name: steps, and the value at each.
+        hosts: Number of hosts, according to the last process.
+        series: One series for each host that has measured something.
+        sessions: Number of processes of host 0 (or the first host): 1, plus one for each resumption.
+        config: YAML of the config that the last process recorded; None: none did.
+        left_out: Lines that are not records.
     """
 
     hosts: int = 1
@@ -93,7 +93,7 @@ class RunRecords:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that any host has written down; None: none has."""
+        """The last step that any host has recorded; None: none has."""
         ends = [int(s.step[-1]) for s in self.series] + [int(steps[-1]) for steps, _ in self.figures.values()]
         return max(ends, default=None)
 
@@ -105,7 +105,7 @@ class RunRecords:
 
 
 def read_records(folder: str) -> RunRecords:
-    """What the hosts of a run have written into its folder, a path or URL; empty if nothing."""
+    """The records in a run's folder (a path or URL); empty if there are none."""
     return parse_records(_texts(folder))
 
 
@@ -113,7 +113,7 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
     r"""The records in files of :class:`~headrace.feed.run_log.RunLog`.
 
     Args:
-        texts: Contents, those of one host in the order in which they were written.
+        texts: Contents of files, those of one host in the order in which they were written.
 
     Example:
         >>> lines = [{"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}]
@@ -189,7 +189,7 @@ class _Host:
         self.figures[step] = self.sessions, {**values, **added}
 
     def points(self) -> dict[str, Points]:
-        """Steps and values of each figure, at most so many."""
+        """Steps and values of each figure, limited in number."""
         every = -(-len(self.figures) // MAX_POINTS)
         steps = sorted(self.figures)
         chosen = sorted({*steps[::every], steps[-1]})
@@ -224,7 +224,7 @@ class _Host:
 
 
 def _thinned(records: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Every so manieth record, and the first and last of each session: sums are differences of what is kept."""
+    """Every n-th record, and the first and last of each session: sums are differences of the records that are kept."""
     every = -(-len(records) // MAX_POINTS)
     if every <= 1:
         return records

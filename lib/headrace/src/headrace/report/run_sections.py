@@ -1,4 +1,4 @@
-"""The parts of a report about the run: what it is, and, from its counters, reads, waiting and stalls."""
+"""The sections of a report about the run: its identity and, from its counters, reads, waits and stalls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from headrace.errors import counted
+from headrace.errors import format_count
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
 from headrace.report.charts import axis, loader_time_chart, measured_chart, stalls_chart, waits_chart
@@ -43,7 +43,7 @@ _WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
 
 
 def summary_section(facts: ReportFacts) -> Section:
-    """The run at a glance, and what to look at."""
+    """The run at a glance, with notes."""
     plan, records = facts.plan, facts.records
     tiles: list[tuple[str, str, str]] = []
     if plan is not None:
@@ -100,7 +100,7 @@ def _source_row(s: Source) -> list[str]:
 
 
 def amendments_section(facts: ReportFacts) -> Section:
-    """Mixtures that follow each other, and which of them were declared while the run was under way."""
+    """Successive mixtures, and which of them were declared during the run."""
     stages, amended = _stages(facts)
     history = facts.manifest.history if facts.manifest is not None else ()
     blocks: list[Block] = []
@@ -133,13 +133,13 @@ def _plan_tiles(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str
     batch = n.count(run.batch_size)
     if run.largest_batch > run.batch_size:
         batch += f" to {n.count(run.largest_batch)}"
-    done = [] if last_step is None else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
+    steps_done = [] if last_step is None else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
     return [
         ("Planned steps", n.count(steps), note),
         ("Planned tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
         ("Batch", batch, "rows"),
         ("Sources", n.count(len(run.components)), f"most epochs: {n.digits(name[1])}, {name[0]}"),
-        *done,
+        *steps_done,
     ]
 
 
@@ -151,7 +151,7 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
     took = None if records.began is None or records.ended is None else records.ended - records.began
     sessions = "1 process" if records.sessions == 1 else f"{records.sessions} processes, one after the other"
     if records.hosts > 1:
-        sessions = f"{counted(records.hosts, 'host')}, {counted(records.sessions, 'start')}"
+        sessions = f"{format_count(records.hosts, 'host')}, {format_count(records.sessions, 'start')}"
     return [
         ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "not known yet"),
         ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row"),
@@ -163,7 +163,7 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
 def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
     plan, records, notes = facts.plan, facts.records, list[tuple[str, str, str]]()
     if plan is not None:
-        notes += [(f.level, f.field, f"{f.problem}. {f.cure}") for f in plan.found]
+        notes += [(f.level, f.field, f"{f.problem}. {f.cure}") for f in plan.findings]
         notes += _mismatch(plan, facts)
     share = records.waiting_share
     if share is not None and share > WAITING_BAR:
@@ -228,13 +228,13 @@ def _digest(mark: str) -> str:
 
 
 def reads_section(facts: ReportFacts) -> Section:
-    """Measured reads beside the forecast."""
+    """Measured reads and the forecast."""
     records = facts.records
     if not records.series:
         return Section("reads", "Measured: reads", [Text(_NOT_MEASURED, quiet=True)])
     series = _shown_hosts(records)
     expected = forecast_for(facts.plan, records.hosts)
-    hosts = counted(records.hosts, "host")
+    hosts = format_count(records.hosts, "host")
     charts = [
         measured_chart(
             series,
@@ -352,7 +352,7 @@ def _rows_of(step: int, facts: ReportFacts) -> str:
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
-    """The hosts that charts show: of very many, those that waited longest."""
+    """The hosts that charts show; if there are very many, those that waited longest."""
     if len(records.series) <= MOST_HOSTS:
         return records.series
     worst = sorted(records.series, key=lambda s: -s.total("wait_s"))[:MOST_HOSTS]

@@ -1,6 +1,4 @@
-"""Reinforcement learning: rollouts of a sampler, stored, filtered and packed into batches. Losses are in
-:mod:`headrace.batch`.
-"""
+"""Reinforcement learning: rollouts, stored, filtered and packed into batches. Losses: :mod:`headrace.batch`."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Advantages of rewards within their groups, as the systems that users come from compute them.
+"""Advantages of rewards within their groups, computed as in other systems.
 
-A group is all completions of one prompt, and is known by its **number**, never by its place: groups may be of unequal
-size and lie in any order.
+A group is all completions of one prompt, and is identified by its **number**, never by its position: groups may differ
+in size and be in any order.
 
 ======================  ====================================  ========================================================
 preset                  advantage                             note
@@ -19,15 +19,15 @@ reinforce_pp_baseline   a = r - mean, then (a - mean of all   the same reference
                         a) / (their std)
 ======================  ====================================  ========================================================
 
-"All" are the completions of the batch. A group of one has advantage 0 (it says nothing about its prompt) and is
-counted; so is a group whose rewards are equal; without a baseline of the group (``reinforce_pp``) both have advantages
-like any other. A reward that is not finite is an error that names its group.
+"All" are the completions of the batch. A group of one has advantage 0 and is counted, and so is a group with equal
+rewards; without a group baseline (``reinforce_pp``), both have advantages like any other. A reward that is not finite
+is an error that names its group.
 
 Price: 20 numpy calls for all groups of a batch; no loop.
 
 References: Shao et al., arXiv:2402.03300 (GRPO); Liu et al., arXiv:2503.20783 (Dr. GRPO); Yu et al., arXiv:2503.14476
-(DAPO's filter). slime reshapes rewards to groups of one size, and takes the whole batch for one group where their
-number does not fit; a group of one becomes NaN there. Neither happens here.
+(DAPO's filter). slime reshapes rewards to groups of one size, and treats the whole batch as one group if their number
+does not fit; a group of one becomes NaN there. Neither happens here.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class AdvantageSpec:
         reward_clip: Rewards are clipped to [-x, x] before; None: they are not.
         advantage_clip: Advantages are clipped to [-x, x] after; None: they are not.
         equal: A group whose standard deviation is at most this has advantage 0.
-        baseline: What is taken from a reward: its ``group``'s mean, that of the group's others (``leave_one_out``), or
-            nothing (``none``).
-        scale: The standard deviation that divides: of the ``group``'s rewards, of all ``rewards`` of the batch, or of
-            all advantages of the ``batch``, whose mean is taken from them first.
+        baseline: What is subtracted from a reward: its ``group``'s mean, that of the group's others
+            (``leave_one_out``), or nothing (``none``).
+        scale: The standard deviation to divide by: of the ``group``'s rewards, of all ``rewards`` of the batch, or of
+            all advantages of the ``batch``, whose mean is subtracted first.
 
     Raises:
-        ConfigError: a bound is negative; no such baseline or scale.
+        ConfigError: a limit is negative; no such baseline or scale.
     """
 
     epsilon: float | None = 1e-6
@@ -110,7 +110,7 @@ class GroupMoments(NamedTuple):
 
     number: Int64[np.ndarray, " g"]
     group: Int64[np.ndarray, " n"]
-    """Place in ``number`` of each reward's group."""
+    """Index into ``number`` of each reward's group."""
     size: Int64[np.ndarray, " g"]
     mean: Float64[np.ndarray, " g"]
     std: Float64[np.ndarray, " g"]
@@ -134,10 +134,10 @@ def group_advantages(
     """The advantage of each reward within its group.
 
     Args:
-        rewards: One a completion.
+        rewards: One per completion.
         groups: Number of each completion's group: any integers, in any order.
         advantages: A preset of the module's table, or a spec.
-        counted: Rewards that count; the others get 0 and do not move their group's mean. None: all.
+        counted: Rewards that count; the others get 0 and do not affect their group's mean. None: all.
 
     Raises:
         ConfigError: a counted reward is not finite (its group is named); the arrays do not fit; no such preset.
@@ -148,7 +148,7 @@ def group_advantages(
         ([0.333, -0.667, 0.0, 0.333], 1)
     """
     spec = resolve(advantages)
-    rewards, groups, counted = _checked(rewards, groups, counted)
+    rewards, groups, counted = _check_arrays(rewards, groups, counted)
     if spec.reward_clip is not None:
         rewards = rewards.clip(-spec.reward_clip, spec.reward_clip)
     moments = group_moments(rewards, groups, counted=counted, ddof=spec.ddof)
@@ -210,7 +210,7 @@ def group_moments(
         >>> group_moments(np.array([1.0, 0.0, 5.0]), np.array([7, 7, 3])).mean.tolist()
         [5.0, 0.5]
     """
-    rewards, groups, counted = _checked(rewards, groups, counted)
+    rewards, groups, counted = _check_arrays(rewards, groups, counted)
     number, group_index = np.unique(groups, return_inverse=True)
     size = np.bincount(group_index, counted, number.size).astype(np.int64)
     mean = np.bincount(group_index, rewards, number.size) / np.maximum(size, 1)
@@ -222,10 +222,10 @@ def group_moments(
 def whiten(
     values: Float64[np.ndarray, "*n"], mask: Bool[np.ndarray, "*n"], *, shift_mean: bool = True
 ) -> Float64[np.ndarray, "*n"]:
-    """Values less their masked mean, over their masked standard deviation (n - 1; ``1e-8`` added to the variance).
+    """Values minus their masked mean, over their masked standard deviation (n - 1; ``1e-8`` added to the variance).
 
-    All values, e.g. advantages of tokens, are whitened, masked or not, as slime does; the mask says which the moments
-    are of. Give the values of all ranks: the moments are of what is given. The mean becomes 0 if ``shift_mean``.
+    As in slime, all values (such as advantages of tokens) are whitened, masked or not; the mask selects those that
+    count in the moments. Pass the values of all ranks. The mean becomes 0 if ``shift_mean``.
 
     Raises:
         ConfigError: nothing is counted.
@@ -276,7 +276,7 @@ def not_constant(rewards: Float64[np.ndarray, " n"]) -> Verdict:
 
 
 def drop_constant(rewards: list[list[float]]) -> list[int]:
-    """Groups that are not constant, as tinker drops them: if all are, the first is kept; a batch is never empty.
+    """Groups that are not constant, as in tinker: if all are constant, the first is kept, so a batch is never empty.
 
     Example:
         >>> drop_constant([[1, 1], [0, 1], [0, 0]]), drop_constant([[1, 1], [0, 0]])
@@ -296,10 +296,10 @@ def _all_equal(
     return low >= high
 
 
-def _checked(
+def _check_arrays(
     rewards: Float64[np.ndarray, " n"], groups: Int64[np.ndarray, " n"], counted: Bool[np.ndarray, " n"] | None
 ) -> tuple[Float64[np.ndarray, " n"], Int64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """The same as arrays that fit, with 0 for rewards that do not count."""
+    """The arguments as arrays of matching shapes, with 0 for rewards that do not count."""
     rewards, groups = np.asarray(rewards, np.float64), np.asarray(groups)
     counted = np.ones(rewards.shape, bool) if counted is None else np.asarray(counted, bool)
     if rewards.ndim != 1 or groups.shape != rewards.shape or counted.shape != rewards.shape:

@@ -1,18 +1,18 @@
-"""``CompletionsSampler``: groups from a server that speaks OpenAI's completions over HTTP, as vLLM and SGLang do.
+"""``CompletionsSampler``: groups from a server with OpenAI's completions API, such as vLLM and SGLang.
 
-One request a group: ``POST <url>/completions`` with the prompt's ids, ``n``, ``logprobs`` and ``return_token_ids``.
-Text is never tokenized again: what is trained on are the ids that the server sampled. They are, in each choice::
+One request per group: ``POST <url>/completions`` with the prompt's ids, ``n``, ``logprobs`` and ``return_token_ids``.
+Text is never tokenized again: training uses the ids that the server sampled. They are, in each choice::
 
     token_ids             vLLM (vllm-project/vllm#22587), SGLang (sgl-project/sglang#30917)
     response_token_ids    what SGLang is about to call them (sgl-project/sglang#38459)
     logprobs.tokens       vLLM before that, asked by return_tokens_as_token_ids: "token_id:17"
 
-and log probabilities in ``logprobs.token_logprobs``, of both servers. They are to be those of the policy that samples:
-with a temperature other than 1, or ``top_p`` and the like, vLLM gives these only if it was started with
+Both servers return log probabilities in ``logprobs.token_logprobs``. They must be those of the policy that samples:
+with a temperature other than 1, or ``top_p`` and the like, vLLM returns these only if it was started with
 ``--logprobs-mode processed_logprobs``.
 
-Price: a connection a request, closed with it; a request that is cancelled (``stragglers="abort"``, ``timeout_s``) is
-closed at once, by which the server knows that nobody waits. Proxies of the environment are not used.
+Price: one connection per request. A request that is cancelled (``stragglers="abort"``, ``timeout_s``) is closed at
+once, which tells the server to stop. Proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CURES = {
     404: "Give the URL up to /v1, as in http://localhost:8000/v1, and a model that the server has.",
     429: "Lower in_flight.",
 }
-_ASKED = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+_OPTIONS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,9 @@ class Completion:
     """What the server sampled, for the function that scores it.
 
     Attributes:
-        tokens: Ids behind the prompt.
-        log_probs: Of each.
-        text: As the server says.
+        tokens: Ids after the prompt.
+        log_probs: Log probability of each.
+        text: Text from the server.
         finish_reason: ``stop``, or ``length`` if it was cut off.
     """
 
@@ -65,24 +65,24 @@ Score: TypeAlias = Callable[[Prompt, Completion], "float | Awaitable[float]"]
 
 
 class CompletionsSampler:
-    """A sampler in front of a server; see the module.
+    """A sampler that uses a server; see the module.
 
     Args:
-        url: Of the server's API, e.g. ``http://localhost:8000/v1``.
-        score: Reward of a completion; may be async, and is called from a thread if it is not.
-        group_size: Completions of a prompt.
-        max_tokens: Tokens of a completion, at most.
+        url: URL of the server's API, e.g. ``http://localhost:8000/v1``.
+        score: Computes the reward of a completion; may be async, and is called from a thread if it is not.
+        group_size: Completions per prompt.
+        max_tokens: Largest number of tokens in a completion.
         model: Its name; None: the server's only one (vLLM).
-        options: More of the request's fields, e.g. ``{"temperature": 0.8, "stop_token_ids": [2]}``.
-        headers: Of the request, e.g. ``{"Authorization": "Bearer ..."}``.
+        options: Further fields of the request, e.g. ``{"temperature": 0.8, "stop_token_ids": [2]}``.
+        headers: Headers of the request, e.g. ``{"Authorization": "Bearer ..."}``.
         timeout_s: Seconds that an answer may take.
 
     Attributes:
-        version: Of the weights that the server has: to be set when it has new ones. A group has the version that this
-            was when its request was sent.
+        version: Version of the server's weights: set it when the server has new ones. A group has the version that was
+            set when its request was sent.
 
     Raises:
-        ConfigError: a URL or a number that cannot be.
+        ConfigError: an invalid URL or number.
 
     Example:
         >>> sampler = CompletionsSampler("http://localhost:8000/v1", lambda prompt, done: float(done.text == "4"),
@@ -109,7 +109,14 @@ class CompletionsSampler:
         self.url, self._parts = f"{url.rstrip('/')}/completions", _split(url)
         self.score, self.group_size, self.timeout_s = score, group_size, timeout_s
         named = {} if model is None else {"model": model}
-        self._request = {**named, "max_tokens": max_tokens, "n": group_size, "logprobs": 1, **_ASKED, **(options or {})}
+        self._request = {
+            **named,
+            "max_tokens": max_tokens,
+            "n": group_size,
+            "logprobs": 1,
+            **_OPTIONS,
+            **(options or {}),
+        }
         self._headers = dict(headers or {})
         self.version = 0
 
@@ -117,9 +124,10 @@ class CompletionsSampler:
         """A group of a prompt's completions.
 
         Raises:
-            SamplerError: the server cannot be reached, does not answer in time or says that it cannot now: the call is
-                made again, as often as ``RLSettings.retries`` says.
-            ConfigError: the server refuses the request, or gives no ids or log probabilities; a reward is no number.
+            SamplerError: the server cannot be reached, does not answer in time or is overloaded: the call is repeated,
+                up to ``RLSettings.retries`` times.
+            ConfigError: the server refuses the request, or returns no ids or log probabilities; a reward is not a
+                number.
         """
         version = self.version
         completions = await self.complete(prompt.tokens)
@@ -134,10 +142,10 @@ class CompletionsSampler:
         )
 
     async def complete(self, tokens: Integer[np.ndarray, " n"]) -> list[Completion]:
-        """Completions of ids, ``group_size`` of them: for a ``sample_and_score`` of your own, of several turns.
+        """``group_size`` completions of ids, for your own ``sample_and_score`` with several turns.
 
         Raises:
-            SamplerError: as of :meth:`sample_and_score`.
+            SamplerError: as for :meth:`sample_and_score`.
             ConfigError: likewise.
         """
         body = json.dumps({"prompt": np.asarray(tokens).tolist(), **self._request}).encode()
@@ -157,7 +165,7 @@ class CompletionsSampler:
         return self._completions(answer)
 
     async def _post(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to one request, on a connection of its own."""
+        """Status and body of the answer to one request, on its own connection."""
         parts = self._parts
         host, is_secure = parts.hostname or "", parts.scheme == "https"
         port = parts.port or (443 if is_secure else 80)
@@ -220,7 +228,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _completion(choice: dict[str, Any]) -> Completion:
-    """One of the answer's; whatever is raised for a field that is missing or other than documented names it."""
+    """One completion of the answer; errors for missing or undocumented fields name the field."""
     logged = choice["logprobs"]
     tokens, log_probs = choice.get("token_ids", choice.get("response_token_ids")), logged["token_logprobs"]
     if tokens is None:

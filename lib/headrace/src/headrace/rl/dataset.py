@@ -1,13 +1,13 @@
-"""``RLDataset``: pulls groups from a sampler, leaves out those that teach nothing, and packs the rest into batches.
+"""``RLDataset``: pulls groups from a sampler, leaves out those that carry no signal, and packs the rest into batches.
 
-A step takes prompts in the order of their positions (:mod:`headrace.rl.prompt_order`), one after the other, until it
-has its groups. What a group is left out for is counted:
+A step uses prompts in the order of their positions (:mod:`headrace.rl.prompt_order`) until it has its groups. The
+reasons for leaving out groups are counted:
 
 ===================  =================================================================================================
 counter              meaning (of one step)
 ===================  =================================================================================================
 valid_groups         groups that the step trains on
-attempts_per_batch   groups that were looked at for it
+attempts_per_batch   groups that were considered for it
 zero_var_groups      left out: all rewards equal
 single_groups        of one completion: no advantage; left out by the default filter
 filtered_groups      left out by a filter of the user's
@@ -19,7 +19,7 @@ stale_groups         sampled again: the policy that sampled them is too old
 With a :class:`~headrace.rl.store.RolloutStore` on disk the run can be killed at any moment, and other processes can
 sample for it (:meth:`RLDataset.produce`); see there.
 
-Price: the sampler's. With a store, one ``fsync`` a group; packing takes 20 us a completion.
+Price: the sampler's. With a store, one ``fsync`` per group; packing takes 20 us per completion.
 """
 
 from __future__ import annotations
@@ -68,10 +68,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     Args:
         prompts: Prompts by number.
-        sampler: Completes them and scores the completions; None: other processes do (:meth:`produce`), and are waited
-            for.
+        sampler: Completes them and scores the completions; None: waits for other processes to do so (:meth:`produce`).
         settings: How they become batches.
-        store: Where rollouts are kept; None: in memory.
+        store: Where to keep rollouts; None: in memory.
 
     Attributes:
         counts: Counters of the latest step, by name.
@@ -79,8 +78,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     Raises:
         ConfigError: there are no prompts; no sampler, and no store.
-        PlanMismatchError: the store is another run's: of other prompts, seed, seq_len, advantages or tokenizer.
-        CacheError: another process makes steps of the same store; it is named.
+        PlanMismatchError: the store belongs to another run, with other prompts, seed, seq_len, advantages or tokenizer.
+        CacheError: another process, which is named, makes steps with the same store.
 
     Example:
         >>> from headrace.rl import ScoredGroup
@@ -116,7 +115,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
             self._feeder = Feeder(self._calls, self.store, settings, self._prompt)
 
     def _identity(self) -> dict[str, Any]:
-        """What makes a run's rollouts its own."""
+        """The values that identify a run's rollouts."""
         named = self.settings.tokenizer or getattr(self.prompts, "tokenizer", None)
         seed, order = self.settings.seed, self.settings.prompt_order
         named_seed = seed if order == "shuffled" else f"{order}, {seed}"
@@ -128,7 +127,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         return {**identity, "prompts_digest": digest, "seq_len": self.settings.seq_len, "advantages": advantages}
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        """Batches of steps that have not been made yet, without end."""
+        """Batches of steps that have not been made yet, endlessly."""
         while True:
             yield self.next_batch()
 
@@ -146,9 +145,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
             self._calls.close()
 
     def set_policy_version(self, version: int) -> None:
-        """Tells that the trainer has a new policy: version v is the one that trains on step v.
+        """Announces a new policy of the trainer: version v is the one that trains on step v.
 
-        To be called after each update, by every process that makes or samples steps in the background.
+        Call it after each update, in every process that makes steps or samples in the background.
         """
         self._version = max(operator.index(version), self._version or 0)
         if self._feeder is not None:
@@ -158,14 +157,13 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """The batch of a step.
 
         Args:
-            step: The step that the trainer is at: the next one, or any that was made before (it is the same again);
-                None: the next one.
-            policy_version: The trainer's; groups are sampled by it, or admitted if they are not much older.
+            step: The trainer's step: the next one, or any earlier one (which is the same again); None: the next one.
+            policy_version: The trainer's version; groups are sampled by it, or accepted if they are not much older.
 
         Raises:
-            ConfigError: a step ahead of the next one; a group that cannot be, e.g. a reward that is not finite (its
-                position and prompt are named): it is not stored, and its prompt is sampled again; a batch that does
-                not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
+            ConfigError: a step after the next one; an invalid group, e.g. with a reward that is not finite (its
+                position and prompt are named), which is not stored, and whose prompt is sampled again; a batch that
+                does not fit ``rows`` or ``max_segments``: its groups are stored, and the step is not made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
             SamplerError: the sampler did not answer within ``timeout_s``.
             HostError: the process whose steps this one follows is gone.
@@ -186,7 +184,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
     def metrics(self, step: int) -> dict[str, float]:
         """Counters and figures (:mod:`headrace.rl.rollout_metrics`) of a step that was made, for a log.
 
-        To be handed to :class:`~headrace.feed.run_log.RunLog` as ``log(step, rollout=dataset.metrics(step))``.
+        Pass them to :class:`~headrace.feed.run_log.RunLog` with ``log(step, rollout=dataset.metrics(step))``.
 
         Raises:
             ConfigError: the step has not been made.
@@ -205,7 +203,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """Each step has ``rows`` rows.
 
         Raises:
-            ConfigError: the settings do not say how many, or how far a loader may read ahead.
+            ConfigError: the settings lack ``rows``, or the limit for reading ahead.
         """
         for name, example in (("rows", "rows=64"), ("max_staleness", "max_staleness=1")):
             if getattr(self.settings, name) is None:
@@ -228,14 +226,14 @@ class RLDataset(AsyncDataset[PackedBatch]):
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
         """Rows of steps, for a loader: row r of step s is number s * ``rows`` + r.
 
-        A step is made when it is asked for and the policy that trains on it, whose version is its number, is at most
+        A step is made when it is requested and the policy that trains on it, whose version is its number, is at most
         ``max_staleness`` versions away.
         """
         steps, rows = np.divmod(np.asarray(indices, np.int64), self.own_schedule.max_size)
         parts: list[Any] = []
         for step in np.unique(steps).tolist():
-            batch, mine = await self._batch_of(step), rows[steps == step]
-            parts.append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], batch))
+            batch, batch_rows = await self._batch_of(step), rows[steps == step]
+            parts.append(jax.tree.map(lambda leaf, rows=batch_rows: leaf[rows], batch))
         if not parts:
             raise ConfigError("name no row", field="indices", value=[], cure="Ask for at least one.")
         back = np.argsort(np.argsort(steps, kind="stable"), kind="stable")
@@ -243,7 +241,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     async def _batch_of(self, step: int) -> PackedBatch:
         if self._version is None:
-            self.set_policy_version(step)  # of the policy that a resumed run begins with
+            self.set_policy_version(step)  # the version that a resumed run starts with
         if (record := self.store.record(step)) is not None and record == self._read[0]:
             return self._read[1]  # micro-batches ask twice
         batch = self._make(step, step)
@@ -256,7 +254,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
             await asyncio.sleep(_ASYNC_POLL_S)
 
     def _make(self, step: int, policy_version: int) -> Generator[None, None, PackedBatch]:
-        """Makes a step, if it has not been made; gives way whenever it has to be waited for. Its batch."""
+        """Makes a step unless it exists, yielding to other tasks while it waits. Returns its batch."""
         if self.store.producer is not None:
             cure = "Call produce() here, and next_batch() in the process that trains."
             raise ConfigError("only adds groups", field="producer", value=self.store.producer, cure=cure)
@@ -286,11 +284,11 @@ class RLDataset(AsyncDataset[PackedBatch]):
                     self._measure(record, selection, batch)
                     if self._feeder is not None:
                         self._feeder.end_step()
-                    self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
+                    self.store.put_record(record)  # on disk, and still ours, before the batch is returned
                     self._selection = None
                     self.totals.update(record.counts)
         except Exception:
-            self._selection = None  # the next attempt begins anew
+            self._selection = None  # the next attempt starts over
             raise
         if self._feeder is not None:
             self._feeder.fill()
@@ -319,7 +317,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
             yield
 
     def _select(self, step: int, version: int, patience: Patience) -> Generator[None, None, Selection | None]:
-        """Takes groups until the step has all; samples what is missing, or waits for it."""
+        """Selects groups until the step is complete; samples what is missing, or waits for it."""
         with self._lock:
             selection = self._selection
             is_mine = selection is not None and (selection.step, selection.policy_version) == (step, version)
@@ -346,25 +344,26 @@ class RLDataset(AsyncDataset[PackedBatch]):
         return selection
 
     def _measure(self, record: BatchRecord, selection: Selection, batch: PackedBatch) -> None:
-        """Puts into the record the step's figures, and what happened to calls of the sampler since the last one."""
+        """Adds the step's figures to the record, and the counters of the sampler's calls since the previous step."""
         counts, call_s = (Counter(), []) if self._calls is None else self._calls.take_counts()
         record.counts.update({name: n for name, n in counts.items() if n})
         record.metrics.update(rollout_metrics(selection, batch, call_s, oldest=record.oldest))
 
     def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
-        """Samples groups, once, for the process that makes the steps. The store was opened with a producer's name.
+        """Samples groups, once, for the process that makes the steps. Requires a store that was opened with a
+        producer's name.
 
         Args:
-            share: This producer's number, and how many there are: it samples each of so many positions.
-            ahead: Positions that are sampled before the steps get there, at most.
+            share: This producer's number, and the number of producers, which divide the positions.
+            ahead: Largest number of positions to sample in advance of the steps.
 
         Returns:
-            Positions whose groups were stored; none if there is nothing to do until the next step is made, or a group
-            of this share is refused as too old.
+            Positions whose groups were stored; empty if there is nothing to do until the next step is made, or until a
+            group of this share is refused as too old.
 
         Raises:
-            ConfigError: as of :meth:`next_batch`; a share or a number that cannot be.
-            PlanMismatchError: the steps turn out to be another run's.
+            ConfigError: as for :meth:`next_batch`; an invalid share or number.
+            PlanMismatchError: the steps belong to another run.
         """
         number, producers = share
         check_at_least("ahead", ahead)
@@ -380,14 +379,14 @@ class RLDataset(AsyncDataset[PackedBatch]):
         return chosen
 
     def _sample_missing(self) -> None:
-        """Samples what the step has to have next, and with it as many prompts as are sampled at a time."""
+        """Samples the next group that the step needs, together with as many prompts as are sampled at a time."""
         at_a_time = self.settings.prompts_at_a_time
         missing = (p for p in self.store.open_positions() if not self.store.has_group(p))
         first = next(missing)
         self._sample([first, *takewhile(lambda p: p < first + at_a_time, missing)])
 
     def _prompt(self, position: int) -> Prompt:
-        """The prompt of a position, with what there is of its group, unless that is too old to go on from."""
+        """The prompt of a position, with its partial group unless that is too old to continue from."""
         index = int(self.order(np.array([position]))[0])
         partial, version = self.store.partial(position), self._version or 0
         oldest = self.settings.oldest(version, "resample")
@@ -396,7 +395,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         return Prompt(position, index, self.prompts[index], partial)
 
     def _sample(self, positions: list[int]) -> None:
-        """Samples prompts, and stores each group as soon as it is there, whatever becomes of the others."""
+        """Samples prompts, and stores each group as soon as it is complete, even if others fail."""
         prompts = [self._prompt(position) for position in positions]
         if self.settings.threads == 1 or len(prompts) == 1:
             for prompt in prompts:
@@ -405,12 +404,12 @@ class RLDataset(AsyncDataset[PackedBatch]):
         with ThreadPoolExecutor(self.settings.threads) as pool:
             samples = [pool.submit(self._sample_one, prompt) for prompt in prompts]
             wait(samples, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)  # those that were begun are waited for, and stored
+            pool.shutdown(cancel_futures=True)  # wait for those that were started, and store them
         for sample in (one for one in samples if not one.cancelled()):
             sample.result()
 
     def _sample_one(self, prompt: Prompt) -> None:
-        """Stores a group of the sampler's, if it is good: once it is stored its prompt is not sampled again."""
+        """Stores a group from the sampler if it is valid; then its prompt is not sampled again."""
         if self._calls is None:
             raise ConfigError("nobody could sample", field="sampler", value=None, cure="Give RLDataset a sampler.")
         if (group := self._calls.sample(prompt)) is not None:

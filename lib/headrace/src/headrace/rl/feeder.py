@@ -1,11 +1,11 @@
-"""``Feeder``: samples in the background, in threads of its own, while training goes on.
+"""``Feeder``: samples in the background, in its own threads, during training.
 
-A prompt is begun when there is room for it: at most ``in_flight`` calls are under way, and no more groups are under way
-or waiting than steps can use before they are older than ``max_staleness``. What is begun is always the lowest position
-that no step has used, that has no group, and that is not under way. So nothing is lost in a crash: a call that was
-under way has left nothing in the log, and its prompt is the first to be begun again.
+A prompt is started when there is room for it: at most ``in_flight`` calls are running, and no more groups are running
+or waiting than steps can use before they are older than ``max_staleness``. The next prompt is always the lowest
+position that no step has used, that has no group, and that is not running. A crash therefore loses nothing: a running
+call has left nothing in the log, and its prompt is the first to be started again.
 
-Price: a thread for each call under way, which ends when there has been nothing to do for 5 s.
+Price: a thread for each running call, which ends after 5 s without work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 
 from headrace.errors import ConfigError
 from headrace.rl.groups import Prompt, SamplerError
-from headrace.rl.sampler_calls import SamplerCalls, place
+from headrace.rl.sampler_calls import SamplerCalls, describe_prompt
 from headrace.rl.selection import Selection
 from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
@@ -34,7 +34,7 @@ _CLOSE_S, _IDLE_S = 10.0, 5.0
 
 @dataclass(eq=False)
 class _Call:
-    """A prompt that is being sampled: with which policy, since when (monotonic seconds)."""
+    """A prompt that is being sampled: the policy, and the start (monotonic seconds)."""
 
     prompt: Prompt
     policy_version: int
@@ -48,13 +48,13 @@ class Feeder:
 
     Args:
         calls: The sampler.
-        store: Where groups go.
-        settings: How many, and how old they may be.
-        prompt_at: The prompt of a position.
+        store: Where to store groups.
+        settings: Number of groups, and how old they may be.
+        prompt_at: Returns the prompt of a position.
 
     Attributes:
-        policy_version: The newest that the trainer has told.
-        given_up: Prompts that were aborted too often, for a step to leave out.
+        policy_version: The newest version that the trainer has announced.
+        given_up: Prompts that were aborted too often, which a step leaves out.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Feeder:
         _open.add(self)
 
     def begin_step(self, selection: Selection) -> None:
-        """Samples for a step that is being made, too."""
+        """Also samples for a step that is being made."""
         with self._changed:
             self._selection, self._next_version = selection, selection.policy_version
             for position in sorted(self.given_up):
@@ -86,13 +86,13 @@ class Feeder:
         self.fill()
 
     def end_step(self) -> None:
-        """From now on it samples for the steps behind. To be called before the step is stored, and uses its groups."""
+        """Samples only for later steps from now on. Call it before the step is stored and uses its groups."""
         with self._changed:
             if self._selection is not None:
                 self._selection, self._next_version = None, self._selection.policy_version + 1
 
     def set_policy_version(self, version: int) -> None:
-        """Says which policy the trainer has now. Calls that are too old for it are aborted, where that is set."""
+        """Sets the trainer's policy. Calls that are too old for it are aborted, if the settings say so."""
         settings = self._settings
         with self._changed:
             self.policy_version = max(version, self.policy_version)
@@ -114,7 +114,7 @@ class Feeder:
         return not call.is_aborted and (bound is None or call.policy_version >= version - bound)
 
     def _room(self) -> int:
-        """How many prompts may be begun now."""
+        """Number of prompts that may be started now."""
         settings, selection, most = self._settings, self._selection, self._settings.in_flight or 0
         groups_ahead = most  # beside what the step has looked at
         if settings.max_staleness is not None:
@@ -124,16 +124,16 @@ class Feeder:
                 groups_ahead = max(groups_ahead, settings.prompts_at_a_time) - len(selection.groups)
         fresh = sum(self._is_fresh(call, self._next_version) for call in self._under_way.values())
         groups_ahead -= self._store.num_waiting + fresh
-        # however much there is for later: this one the step cannot do without
+        # whatever is stored for later: the step needs this one
         needed = selection is not None and self._is_missing(selection.awaited)
         return min(max(groups_ahead, int(needed)), most - len(self._under_way))
 
     def _is_missing(self, position: int | None) -> bool:
-        """Whether a position has no group, and none to come."""
+        """Whether a position has no group and no running call."""
         return position is not None and position not in self._under_way and not self._store.has_group(position)
 
     def fill(self) -> None:
-        """Begins prompts, as many as there is room for."""
+        """Starts as many prompts as there is room for."""
         with self._changed:
             self._watch()
             if self._closed or self._error is not None:
@@ -161,7 +161,7 @@ class Feeder:
         thread.start()
 
     def _work(self) -> None:
-        """What each thread does, until there has been nothing to do for a while."""
+        """The loop of each thread, until there is no work for a while."""
         while True:
             try:
                 call = self._queue.get(timeout=_IDLE_S)
@@ -202,13 +202,13 @@ class Feeder:
         return is_ours and not call.is_aborted and not self._closed
 
     def _try_again(self, position: int) -> None:
-        """Begins a prompt anew whose call was aborted, unless that has happened too often."""
+        """Restarts a prompt whose call was aborted, unless that has happened too often."""
         self._aborts[position] += 1
         if self._aborts[position] > self._settings.max_renewals:
             self.given_up.add(position)
 
     def _watch(self) -> None:
-        """Names calls that take long, and ends those that take too long."""
+        """Logs calls that take long, and ends those that take too long."""
         settings, now = self._settings, time.monotonic()
         for position, call in list(self._under_way.items()):
             seconds = now - call.since
@@ -219,23 +219,24 @@ class Feeder:
                 del self._under_way[position]
                 threading.Thread(target=self._calls.abort, args=[call.prompt], daemon=True).start()
                 if self._timeouts[position] > settings.retries:
-                    problem = f"the sampler has not answered ({place(call.prompt)}; call {self._timeouts[position]})"
+                    attempt = f"{describe_prompt(call.prompt)}; call {self._timeouts[position]}"
+                    problem = f"the sampler has not answered ({attempt})"
                     cure = "Look at the sampler, raise timeout_s, or allow more retries."
                     self._error = SamplerError(problem, field="timeout_s", value=settings.timeout_s, cure=cure)
             elif seconds > call.say_after_s:
                 call.say_after_s = 2 * seconds
                 others = len(self._under_way) - 1
                 message = "the sampler has not answered for %.0f s: %s, begun at policy version %d; %d other calls"
-                logger.warning(message, seconds, place(call.prompt), call.policy_version, others)
+                logger.warning(message, seconds, describe_prompt(call.prompt), call.policy_version, others)
 
     def wait(self, seconds: float) -> None:
-        """Returns when a call has ended, or after so many seconds."""
+        """Returns when a call has ended, or after the timeout."""
         with self._changed:
             if self._error is None and not self._closed:
                 self._changed.wait(seconds)
 
     def check(self) -> None:
-        """Raises what a call raised, once; then its prompt is begun again. Raises ConfigError when it is closed."""
+        """Raises an error of a call once; its prompt is then started again. Raises ConfigError after :meth:`close`."""
         with self._changed:
             error, self._error = self._error, None
             if error is not None:
@@ -247,7 +248,7 @@ class Feeder:
             raise ConfigError("samples no more: it was closed", field="dataset", value="RLDataset", cure=cure)
 
     def close(self) -> None:
-        """Aborts what is under way, and waits for it, for a while."""
+        """Aborts running calls, and waits for them for a while."""
         with self._changed:
             self._closed = True
             calls, threads = list(self._under_way.values()), list(self._threads)
@@ -261,8 +262,10 @@ class Feeder:
         for thread in threads:
             thread.join(max(end - time.monotonic(), 0))
         if hanging := [call for call in calls if self._under_way.get(call.prompt.position) is call]:
-            logger.warning("the sampler does not stop: %s, and %d others", place(hanging[0].prompt), len(hanging) - 1)
-        self._under_way.clear()  # whose answers nobody stores any more
+            logger.warning(
+                "the sampler does not stop: %s, and %d others", describe_prompt(hanging[0].prompt), len(hanging) - 1
+            )
+        self._under_way.clear()  # whose answers are no longer stored
         self._calls.close()
 
 
@@ -271,6 +274,6 @@ _open: weakref.WeakSet[Feeder] = weakref.WeakSet()
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Python cannot end while a thread of its own is inside XLA."""
+    """Python cannot exit while one of its threads is inside XLA."""
     for feeder in list(_open):
         feeder.close()

@@ -1,6 +1,6 @@
 """Advantages of labels, on devices: generalised advantage estimation, its critic, whitening, and KL in the reward.
 
-What these return is laid out as labels are: give it to a batch as ``weights`` with ``dataclasses.replace``.
+The results are aligned with labels: set them as a batch's ``weights`` with ``dataclasses.replace``.
 
 Price: scans of log2(S) steps over [B, S].
 """
@@ -33,19 +33,19 @@ def gae(
         delta[i] = reward[i] + discount * value[next] - value[i]
         advantage[i] = delta[i] + discount * trace * advantage[next]          return[i] = advantage[i] + value[i]
 
-    ``next`` is the segment's next label that is trained on: what lies between them (a tool's answer) costs no time.
-    Behind the last one values are 0. With values of 0 and a trace of 1, advantages are discounted returns.
+    ``next`` is the segment's next trained label: tokens in between (such as a tool's answer) do not count as time.
+    After the last one, values are 0. With values of 0 and a trace of 1, advantages are discounted returns.
 
     Args:
-        values: The critic's at each label: of the state in which it is chosen.
+        values: The critic's value at each label: of the state in which it is chosen.
         batch: Rollouts.
-        rewards: One a segment, earned at its last label that is trained on; None: ``batch.rewards``, or none.
-        token_rewards: Earned at each label besides, such as :func:`kl_penalty`.
+        rewards: One per segment, earned at its last trained label; None: ``batch.rewards``, if there are any.
+        token_rewards: Additional rewards of each label, such as :func:`kl_penalty`.
         discount: Gamma.
         trace: Lambda: 0 trusts the critic, 1 the rewards.
 
     Returns:
-        Both 0 at labels that are not trained on, and without gradient.
+        Both; 0 at labels that are not trained on, and without gradient.
 
     Raises:
         ConfigError: there are no rewards of either kind.
@@ -89,12 +89,12 @@ def value_loss(
     """PPO's loss of a critic: ``max((v - R)^2, (v' - R)^2) / 2``, v' being v within ``clip`` of the old value.
 
     Args:
-        values: The critic's at each label.
-        returns: What it should say, see :func:`gae`.
-        batch: Says which labels are trained on.
-        denominator: See :mod:`headrace.batch.loss`; ``weights`` are advantages, and none of a critic's.
-        old_values: The critic's when the step's batches were made.
-        clip: How far values may move from them; None: any.
+        values: The critic's value at each label.
+        returns: Their targets, see :func:`gae`.
+        batch: The batch of the labels.
+        denominator: See :mod:`headrace.batch.loss`; not ``weights``, which are advantages.
+        old_values: The critic's values when the step's batches were made.
+        clip: How far values may move from them; None: any distance.
 
     Raises:
         ConfigError: a clip without old values.
@@ -123,17 +123,17 @@ def kl_penalty(
     centered: bool = False,
     discount: float = 0.0,
 ) -> Float[Array, "B S"]:
-    """What each label loses of its reward for its distance from a reference: ``- coef * KL``, without gradient.
+    """The penalty of each label's reward for its distance from a reference: ``- coef * KL``, without gradient.
 
     Args:
-        log_probs: Of the policy that sampled, e.g. ``batch.log_probs``.
-        reference_log_probs: Of the reference.
-        batch: Says which labels are trained on.
+        log_probs: Log probabilities of the policy that sampled, e.g. ``batch.log_probs``.
+        reference_log_probs: Log probabilities of the reference.
+        batch: The batch of the labels.
         coef: Weight of the penalty.
         estimator: See :func:`~headrace.batch.policy_loss.kl_estimate`.
-        centered: Whether the batch's mean KL is taken from each, so that the penalties add up to 0: what
-            tinker-cookbook adds to advantages.
-        discount: With more than 0, a label also loses what later ones of its segment do, so discounted.
+        centered: Whether the batch's mean KL is subtracted, so that the penalties add up to 0, as tinker-cookbook does
+            when it adds them to advantages.
+        discount: If above 0, a label also gets the discounted penalties of later labels of its segment.
 
     Example:
         >>> import numpy as np
@@ -150,10 +150,10 @@ def kl_penalty(
 
 
 def whiten_labels(values: Float[Array, "B S"], batch: LossBatch, *, epsilon: float = 1e-8) -> Float[Array, "B S"]:
-    """Values less their mean, over their standard deviation, both over all labels of the batch that are trained on.
+    """Values minus their mean, over their standard deviation, both over all trained labels of the batch.
 
     The variance divides by n - 1, and has ``epsilon`` added. REINFORCE++ does this to advantages of tokens
-    (arXiv:2501.03262); on the host, of arrays of all ranks, :func:`headrace.rl.advantages.whiten` does the same.
+    (arXiv:2501.03262); :func:`headrace.rl.advantages.whiten` does the same on the host, for arrays of all ranks.
 
     Example:
         >>> import numpy as np

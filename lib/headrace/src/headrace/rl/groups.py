@@ -1,7 +1,7 @@
-"""``ScoredGroup``: the completions of one prompt with their rewards; and ``Sampler``, what makes them.
+"""``ScoredGroup``: the completions of one prompt with their rewards; and ``Sampler``, which makes them.
 
-The sampler is the user's: an inference server, or a model in this process. It keeps no state that matters: what it is
-asked is a :class:`Prompt`, whose position in the run it may use as the seed of its random numbers.
+The user supplies the sampler: an inference server, or a model in this process. It needs no state: it receives a
+:class:`Prompt`, whose position in the run it can use as the seed of its random numbers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from headrace.store.cache import TokenCache
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What is to be completed.
+    """A prompt to complete.
 
     Attributes:
-        position: How many prompts came before it in the run.
+        position: Number of prompts before it in the run.
         index: Its number among the prompts.
         tokens: Its ids.
-        partial: What an earlier call gave back when it was aborted, to go on from; None: there is nothing.
+        partial: What an earlier call returned when it was aborted, to continue from; None: nothing.
     """
 
     position: int
@@ -51,8 +51,8 @@ class CachePrompts:
     """The documents of a token cache as prompts: a cache of kind ``prompts``.
 
     Attributes:
-        fingerprint: The cache's: prompts with the same one are the same.
-        tokenizer: Fingerprint of the cache's tokenizer; None if the cache does not say.
+        fingerprint: Fingerprint of the cache, which identifies the prompts.
+        tokenizer: Fingerprint of the cache's tokenizer; None if the cache does not record it.
 
     Example:
         >>> import headrace.testing
@@ -73,7 +73,7 @@ class CachePrompts:
 
 
 def digest_of_prompts(prompts: Prompts) -> str:
-    """Of the ids of all prompts, in their order."""
+    """Digest of the ids of all prompts, in order."""
     digest = hashlib.sha256()
     for number in range(len(prompts)):
         ids = np.asarray(prompts[number], np.int64)
@@ -86,21 +86,21 @@ class ScoredGroup:
     """N completions of one prompt. Lists, and arrays of other libraries, become numpy's.
 
     Attributes:
-        tokens: Each completion's ids, its prompt first.
-        rewards: One a completion.
-        prompt_len: Tokens of the prompt: they are not trained on.
-        log_probs: Log probabilities of each completion's tokens under the policy that sampled them: of its last ones,
+        tokens: Each completion's ids, beginning with its prompt.
+        rewards: One per completion.
+        prompt_len: Tokens of the prompt, which are not trained on.
+        log_probs: Log probabilities of each completion's tokens under the policy that sampled them: of its last tokens,
             if there are fewer than tokens.
-        loss_masks: Which tokens of each completion are trained on, in place of ``prompt_len`` (several turns, tools): 1
-            or 0 for each, the prompt's too.
-        policy_version: Version of the policy that sampled each completion's tokens: one number, or one a token.
-        extras: Columns by name: of each completion ``[n, ...]``, an entry for each token, the prompt's too, such as a
-            teacher's likeliest tokens. The batch has them beside its tokens.
-        truncated: Of each completion, whether it was cut off at its limit of tokens, for the log; None: not known.
+        loss_masks: Instead of ``prompt_len``, the tokens of each completion to train on (several turns, tools): 1 or 0
+            for each token, including the prompt's.
+        policy_version: Version of the policy that sampled each completion's tokens: one number, or one per token.
+        extras: Columns by name: for each completion ``[n, ...]``, an entry for each token, including the prompt's, such
+            as a teacher's most likely tokens. They become columns of the batch.
+        truncated: Whether each completion was cut off at its limit of tokens, for the log; None: unknown.
 
     Raises:
-        ConfigError: the lists are not of one length; no completion; ids or versions are no whole numbers; something is
-            said about more or fewer tokens than a completion has.
+        ConfigError: lists differ in length; no completion; ids or versions are not whole numbers; an array does not
+            match the tokens of its completion.
 
     Example:
         >>> group = ScoredGroup([np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1)
@@ -157,13 +157,13 @@ class ScoredGroup:
         return max(t.size for t in self.tokens)
 
     def mask(self, i: int, *, oldest: int | None = None) -> np.ndarray:
-        """Which tokens of a completion are trained on: uint8. With ``oldest``, none that an older policy sampled."""
+        """The tokens of a completion that are trained on, uint8: with ``oldest``, none that an older policy sampled."""
         plain = (np.arange(self.tokens[i].size) >= self.prompt_len).astype(np.uint8)
         mask = plain if self.loss_masks is None else np.asarray(self.loss_masks[i])
         return mask if oldest is None else mask * (self.versions(i) >= oldest)
 
     def trains(self, *, oldest: int | None = None) -> bool:
-        """Whether any token is trained on; the first of a completion never is: there is nothing to tell it from.
+        """Whether any token is trained on; the first of a completion never is, because nothing precedes it.
 
         Example:
             >>> ScoredGroup([np.array([1, 2])], np.array([1.0]), prompt_len=2).trains()
@@ -172,14 +172,14 @@ class ScoredGroup:
         return any(self.mask(i, oldest=oldest)[1:].any() for i in range(len(self.tokens)))
 
     def versions(self, i: int) -> np.ndarray:
-        """Version of the policy that sampled each token of a completion; -1 for what it was shown."""
+        """Version of the policy that sampled each token of a completion; -1 for tokens that were not sampled."""
         version = self.policy_version
         sampled = np.full(self.tokens[i].size, version) if isinstance(version, int) else np.asarray(version[i])
         return np.where(self.mask(i) != 0, sampled, -1).astype(np.int32)
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy that any token that is trained on was sampled by."""
+        """The oldest policy among those that sampled the trained tokens."""
         known_versions = [v[v >= 0] for v in map(self.versions, range(len(self.tokens)))]
         return int(min((v.min() for v in known_versions if v.size), default=0))
 
@@ -189,7 +189,7 @@ class ScoredGroup:
         """The completions as examples, weighted with their advantages.
 
         Args:
-            advantages: One a completion.
+            advantages: One per completion.
             group: Number of the group in its batch.
             oldest: Tokens that an older policy sampled are not trained on; None: all are.
         """
@@ -253,24 +253,24 @@ class ScoredGroup:
 
 @dataclass(frozen=True, eq=False)
 class PartialGroup:
-    """What a sampler has of a group when it is told to stop; it is kept, and the prompt is sampled on from it.
+    """What a sampler has of a group when it is stopped; it is stored, and sampling continues from it later.
 
     Attributes:
-        group: The completions so far, in any state that the sampler can go on from; rewards are not looked at.
+        group: The completions so far, in any state from which the sampler can continue; rewards are ignored.
     """
 
     group: ScoredGroup
 
 
 class SamplerError(HeadraceError):
-    """The sampler did not answer, or not in time: a sampler that raises it is called again, ``retries`` times."""
+    """The sampler did not answer, or not in time. A sampler that raises it is called again, up to ``retries`` times."""
 
 
 class Sampler(Protocol):
     """Completes prompts and scores the completions.
 
-    It may have a method ``abort(prompt)``, plain or async, which makes a call that is under way return soon: the group,
-    a :class:`PartialGroup`, or by raising. An async call without one is cancelled.
+    It may have a method ``abort(prompt)``, plain or async, which makes a running call end soon: with the group, a
+    :class:`PartialGroup`, or an error. Without it, an async call is cancelled.
     """
 
     def sample_and_score(self, prompt: Prompt, /) -> ScoredGroup | PartialGroup | Awaitable[ScoredGroup | PartialGroup]:
@@ -295,23 +295,23 @@ def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.n
     return row
 
 
-def _whole(field: str, row: np.ndarray) -> np.ndarray:
+def _as_integers(field: str, row: np.ndarray) -> np.ndarray:
     if row.dtype.kind not in "iu":
         raise ConfigError("must be whole numbers", field=field, value=row.dtype.name, cure="Give an array of integers.")
-    return row.astype(np.int64) if row.dtype == np.uint64 else row  # beside other integers numpy makes floats of it
+    return row.astype(np.int64) if row.dtype == np.uint64 else row  # with other integers, numpy converts it to floats
 
 
 def _ids(field: str, values: Any) -> np.ndarray:
     row = _row(field, values)
     if row.size == 0:
         raise ConfigError("must be a row of at least one token", field=field, value=0)
-    return _whole(field, row)
+    return _as_integers(field, row)
 
 
 def _each(
     name: str, values: Any, tokens: list[np.ndarray], check: Callable[[str, Any, int], np.ndarray]
 ) -> list[np.ndarray]:
-    """What is said about the tokens of each completion, checked."""
+    """Checks arrays that have an entry for each token of a completion."""
     rows = list(values) if np.iterable(values) else []
     if len(rows) != len(tokens):
         raise ConfigError(f"must be one for each of {len(tokens)} completions", field=name, value=len(rows))
@@ -358,4 +358,4 @@ def _column(field: str, values: Any, size: int) -> np.ndarray:
 
 
 def _versions(field: str, values: Any, size: int) -> np.ndarray:
-    return _sized(field, _whole(field, _row(field, values)), size)
+    return _sized(field, _as_integers(field, _row(field, values)), size)

@@ -1,8 +1,8 @@
-"""Which prompts are sampled, and how often: a pure function of a position, so that resuming needs one number.
+"""The order of prompts: a pure function of a position, so that resuming needs one number.
 
-Position p belongs to pass p // n over the prompts, and each pass has an order of its own: 10 us a position, no memory.
-Beside it stand the orders of slime and of tinker, for runs that have to repeat one of theirs; both are made of Python's
-generator and hold all prompts. :func:`rollout_shares` rounds as Megatron-RL's multi-task agent does.
+Position p belongs to pass p // n over the prompts, and each pass has its own order: 10 us per position, no memory. The
+orders of slime and tinker, for runs that have to reproduce them, use Python's generator and hold all prompts.
+:func:`rollout_shares` rounds like Megatron-RL's multi-task agent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PromptOrder:
         self.length, self.seed = length, seed
 
     def __call__(self, positions: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Prompts at positions, from 0 on without end."""
+        """Prompts at positions, endlessly from 0 on."""
         positions = np.atleast_1d(np.asarray(positions, np.int64))
         check_not_negative("position", int(positions.min(initial=0)))
         return self._at(*np.divmod(positions, self.length))
@@ -46,7 +46,7 @@ class PromptOrder:
 
 
 class SlimeOrder(PromptOrder):
-    """The order of prompts that slime has, an epoch at a time; its seed is 42 unless ``--rollout-seed`` says otherwise.
+    """slime's order of prompts, one epoch at a time; its default seed is 42 (``--rollout-seed``).
 
     Example:
         >>> SlimeOrder(10, seed=42)(np.arange(10)).tolist()
@@ -63,7 +63,8 @@ class SlimeOrder(PromptOrder):
 
 
 class ListedOrder(PromptOrder):
-    """Prompts as they are listed, again and again: the list has an order of its own, such as :func:`tinker_schedule`'s.
+    """Prompts in the order of the list, repeated: for lists that have their own order, such as
+    :func:`tinker_schedule`'s.
 
     Example:
         >>> ListedOrder(3, seed=0)(np.arange(5)).tolist()
@@ -75,16 +76,16 @@ class ListedOrder(PromptOrder):
 
 
 PROMPT_ORDERS = {"shuffled": PromptOrder, "slime": SlimeOrder, "listed": ListedOrder}
-"""By the names that settings use."""
+"""Orders by their names in settings."""
 
 
 def tinker_schedule(
     sizes: Sequence[int], weights: Sequence[float], groups_per_batch: int, total_batches: int, *, seed: int
 ) -> list[list[tuple[int, int]]]:
-    """Prompts as tinker interleaves sources: (source, group) of each place of each batch.
+    """Prompts as tinker interleaves sources: (source, group) of each position of each batch.
 
-    The source is drawn by weight, and gives its next group; one whose groups (``sizes``) are used up begins again, in
-    another order. One generator shuffles and draws.
+    The source is drawn by weight and supplies its next group; a source whose groups (``sizes``) are used up starts
+    again, in another order. One generator shuffles and draws.
 
     Raises:
         ConfigError: a source is empty, or there is not one weight for each.
@@ -118,7 +119,7 @@ def tinker_schedule(
 
 
 def rollout_shares(weights: Sequence[float] | np.ndarray, total: int) -> list[int]:
-    """``total`` rollouts by weight: largest remainder, then whoever has a weight but no rollout takes one.
+    """``total`` rollouts by weight: largest remainder; then each environment with a weight but no rollout takes one.
 
     It takes it from the environment that is furthest above its share, the first of equals.
 

@@ -1,7 +1,7 @@
-"""``RolloutIndex``: what the logs of rollouts say: which groups there are, and which step has each.
+"""``RolloutIndex``: the content of the logs of rollouts: which groups exist, and which step has each.
 
-It holds where groups lie, and no group, but those of this process that wait for a step. While a step is made, it also
-knows what that has looked at: neither that nor what steps have used is searched again, however much it is.
+It stores where groups are, and the groups themselves only if they are of this process and wait for a step. While a step
+is made, it also tracks the groups considered, so that neither these nor used ones are searched again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headrace.store.log_segments import Record
 
 
 class RolloutIndex:
-    """Groups and steps, as records of the logs are added to it.
+    """Groups and steps, built from the records of the logs.
 
     Attributes:
-        duplicate_groups: Groups of prompts that had one already.
+        duplicate_groups: Groups of prompts that already had one.
         lock: Held while any of it changes.
     """
 
@@ -57,29 +57,29 @@ class RolloutIndex:
 
     @property
     def num_waiting(self) -> int:
-        """How many these are, but for those that the step that is being made has looked at."""
+        """Number of these, without those that the current step has considered."""
         return len(self._waiting)
 
     @property
     def first_waiting(self) -> int | None:
-        """The one of these that came first; None: there is none."""
+        """The first of these to arrive; None: there is none."""
         return next(iter(list(islice(self._waiting, 1))), None)
 
     def look_at(self, position: int) -> None:
-        """Says that the step that is being made has looked at a position, which is not open any more."""
+        """Marks a position as considered by the current step; it is then no longer open."""
         with self.lock:
             self._looked_at[position] = self._source(position)
             self._waiting.pop(position, None)
 
     def look_anew(self) -> None:
-        """Says that a step is begun, or begun again, and has looked at nothing."""
+        """Starts or restarts a step, which has considered nothing."""
         with self.lock:
             self._waiting = {p: None for p in self._looked_at if self.has_group(p)} | self._waiting
             self._looked_at.clear()
             self._next.clear()
 
     def open_positions(self) -> Iterator[int]:
-        """Positions that no step has taken or left out, and that the one being made has not looked at, without end."""
+        """Positions that no step has used or left out, and that the current step has not considered, endlessly."""
         position = self._open_from(0)
         while True:
             yield position
@@ -96,11 +96,11 @@ class RolloutIndex:
         return position
 
     def refusals(self, position: int) -> int:
-        """How many groups of a position were refused."""
+        """Number of groups of a position that were refused."""
         return len(self._groups.get(position, {}).keys() & self._refused)
 
     def _set_waiting(self, position: int) -> None:
-        """Looks whether a position has a group that waits for a step."""
+        """Updates whether a position has a group that waits for a step."""
         if position in self._used or not self.has_group(position):
             self._waiting.pop(position, None)
             self._fresh.pop(position, None)
@@ -109,7 +109,7 @@ class RolloutIndex:
 
     @property
     def lost_groups(self) -> int:
-        """Groups of steps that are not there any more, other than those let go of."""
+        """Groups of steps that no longer exist, other than those that were forgotten."""
         return sum(
             source not in self._groups.get(position, {})
             for position, source in self._pinned.items()
@@ -117,7 +117,7 @@ class RolloutIndex:
         )
 
     def record(self, step: int) -> BatchRecord | None:
-        """What a step is made of; None if it has not been made yet."""
+        """The record of a step; None if it has not been made yet."""
         return self._records.get(step)
 
     def records(self) -> list[BatchRecord]:
@@ -129,7 +129,7 @@ class RolloutIndex:
         return self._source(position) is not None
 
     def _source(self, position: int) -> Source | None:
-        """Which group of a position is used: the step's, or the newest that was not refused."""
+        """The group of a position that is used: the step's, or the newest that was not refused."""
         candidates = self._groups.get(position, {})
         if (pinned := self._pinned.get(position)) is not None:
             return pinned if pinned in candidates else None
@@ -148,7 +148,7 @@ class RolloutIndex:
             self._partial.pop(position, None)
 
     def _add_source(self, source: Source, record: Record) -> None:
-        """Takes a group into account, unless its step was let go of."""
+        """Adds a group, unless its step was forgotten."""
         position = record.key
         if self._used.get(position, self._forgotten) >= self._forgotten:
             self.duplicate_groups += self._source(position) is not None
@@ -156,7 +156,7 @@ class RolloutIndex:
             self._set_waiting(position)
 
     def _take_back(self, to_step: int) -> None:
-        """Forgets what this step and later ones are made of."""
+        """Forgets the records of this step and later ones."""
         for step in [s for s in self._records if s >= to_step]:
             taken_back = self._records.pop(step)
             for position in (*taken_back.positions, *taken_back.dropped):

@@ -1,8 +1,8 @@
 """Figures of the rollouts of a step, for logs; :meth:`RLDataset.metrics <headrace.rl.dataset.RLDataset.metrics>`.
 
-They are worked out once, by the process that makes the step, and lie in the step's record: whoever reads the log has
-the same. Beside them are the step's counters. ``scored`` are the completions of all groups that the step has looked at,
-those that it left out as well, but not those that are sampled again since they are too old.
+They are computed once, by the process that makes the step, and stored in the step's record with its counters, so every
+reader of the log has the same. ``scored`` completions are those of all groups that the step has considered, including
+those that it left out, but not those that are sampled again because they are too old.
 
 ============================  ========================================================================================
 name                          is, of one step
@@ -38,11 +38,11 @@ _KINDS = {
 def rollout_metrics(
     selection: Selection, batch: PackedBatch, call_s: Sequence[float], *, oldest: int | None = None
 ) -> dict[str, float]:
-    """The figures of a step by name, finite ones alone; see the module.
+    """The finite figures of a step by name; see the module.
 
     Args:
         selection: Its groups.
-        batch: What they became.
+        batch: Their batch.
         call_s: Seconds of the sampler's calls.
         oldest: Tokens that an older policy sampled are not trained on; None: all are.
     """

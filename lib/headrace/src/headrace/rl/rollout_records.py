@@ -1,4 +1,4 @@
-"""What a step is made of, as a record; and the files of rollouts of earlier releases, which are still read."""
+"""Records of steps; and the rollout files of earlier releases, which can still be read."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _CURES = {
 }
 
 Source = tuple[str, int, int, int]
-"""Which group it is: the producer's name, the numbers of its writer and of the record, the checksum. Those of earlier
+"""Identifies a group: the producer's name, the numbers of its writer and of the record, the checksum. Groups of earlier
 releases have no producer, and their position as the record's number."""
 
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """What a step is made of.
+    """The groups of a step.
 
     Attributes:
         step: The step.
-        positions: Of the prompts whose groups it trains on, ascending.
+        positions: Positions of the prompts whose groups it trains on, ascending.
         dropped: Positions that were left out, and why.
-        next_position: No step has taken or left out this position, or a later one.
-        policy_version: The trainer's when the step was made.
+        next_position: The first position that no step has used or left out, nor any later one.
+        policy_version: The trainer's version when the step was made.
         counts: Counters of the step, by name.
         oldest: The oldest policy whose tokens it trains on; None: it trains on all.
-        groups: Which group it is of each of ``positions``; none in records of earlier releases.
-        metrics: Figures of the step, by name (:mod:`headrace.rl.rollout_metrics`); none in these.
+        groups: The group of each of ``positions``; empty in records of earlier releases.
+        metrics: Figures of the step, by name (:mod:`headrace.rl.rollout_metrics`); empty in these.
     """
 
     step: int
@@ -61,7 +61,7 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, data: bytes, name: str) -> BatchRecord:
-        """The record in some bytes; raises CacheCorruptError if they are something else."""
+        """Parses a record; raises CacheCorruptError if the bytes are something else."""
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -72,11 +72,9 @@ prepare_types(BatchRecord)
 
 
 def read_identity(data: bytes, name: str) -> dict[str, Any]:
-    """Whose rollouts these are.
+    """Parses the identity of the run that rollouts belong to.
 
-    Raises:
-        CacheCorruptError: the bytes say something else.
-        CacheError: a newer release wrote them.
+    Raises: CacheCorruptError: the bytes are something else. CacheError: a newer release wrote them.
     """
     try:
         identity = dict[str, Any](json.loads(data))
@@ -96,7 +94,7 @@ def to_json(value: object) -> bytes:
 
 
 def check_json(identity: dict[str, Any]) -> None:
-    """Raises ConfigError for a value that would not come back from the log as it is."""
+    """Raises ConfigError for a value that would not be read back from the log unchanged."""
     for name, value in identity.items():
         try:
             decoded = json.loads(json.dumps(value))
@@ -108,7 +106,7 @@ def check_json(identity: dict[str, Any]) -> None:
 
 
 def check_identity(stored: dict[str, Any], identity: dict[str, Any], where: str | None, producer: str) -> None:
-    """Raises PlanMismatchError if rollouts in a folder, of a producer unless it is empty, are another run's."""
+    """Raises PlanMismatchError if the rollouts in a folder (of a producer, if one is named) belong to another run."""
     for name, value in sorted(stored.items()):
         if value == identity.get(name):
             continue
@@ -120,19 +118,19 @@ def check_identity(stored: dict[str, Any], identity: dict[str, Any], where: str 
 
 
 class EarlierRollouts:
-    """Rollouts as releases before the log stored them: a file a group, a file a step, one that says whose they are."""
+    """Rollouts in the format before the log: one file per group, one per step, one for the run's identity."""
 
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
 
     def exists(self) -> bool:
-        """Whether there are any."""
+        """Whether there are such files."""
         return self.folder is not None and all(
             files.exists(files.join(self.folder, name)) for name in (_IDENTITY, _GROUPS)
         )
 
     def identity(self) -> dict[str, Any]:
-        """Whose they are; empty if there are none."""
+        """The identity of their run; empty if there are none."""
         data = None if self.folder is None else files.read_bytes(files.join(self.folder, _IDENTITY))
         return {} if data is None else read_identity(data, f"{self.folder}/{_IDENTITY}")
 

@@ -1,4 +1,4 @@
-"""Calls of the user's sampler: plain or async, made again where they fail, and checked."""
+"""Calls of the user's sampler, plain or async: retried if they fail, and checked."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
 logger = logging.getLogger(__name__)
-_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 10.0  # before a call that failed is made again; doubled each time
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 10.0  # before a failed call is retried; doubled each time
 
 
 class SamplerCalls:
-    """The sampler, for any number of threads. Async ones run on one event loop, in a thread of its own.
+    """The sampler, for any number of threads. Async samplers run on one event loop, in a separate thread.
 
     Attributes:
-        counts: How often something happened, by name.
-        call_s: Seconds that each call took.
+        counts: Counters by name.
+        call_s: Seconds of each call.
     """
 
     def __init__(self, sampler: Sampler, settings: RLSettings) -> None:
@@ -44,11 +44,11 @@ class SamplerCalls:
             raise ConfigError("cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure)
 
     def sample(self, prompt: Prompt, is_over: Callable[[], bool] = lambda: False) -> ScoredGroup | PartialGroup | None:
-        """A group of the sampler's, or what it has of one; None if ``is_over`` says so before it has one.
+        """A group from the sampler, possibly partial; None if ``is_over`` returns true first.
 
         Raises:
-            ConfigError: the sampler gave something else.
-            Exception: what the sampler raised, when it did so once more than ``retries``.
+            ConfigError: the sampler returned something else.
+            Exception: the sampler's own error, after ``retries`` retries.
         """
         wait_s = _FIRST_WAIT_S
         for retries_left in range(self._settings.retries, -1, -1):
@@ -62,22 +62,24 @@ class SamplerCalls:
                 is_final = isinstance(error, HeadraceError) and not isinstance(error, SamplerError)
                 if is_final or not retries_left:
                     if self._settings.retries:
-                        error.add_note(f"{self._settings.retries - retries_left + 1} calls failed of {place(prompt)}")
+                        error.add_note(
+                            f"{self._settings.retries - retries_left + 1} calls failed of {describe_prompt(prompt)}"
+                        )
                     raise
-                logger.warning("the sampler failed at %s, and is called again: %r", place(prompt), error)
+                logger.warning("the sampler failed at %s, and is called again: %r", describe_prompt(prompt), error)
                 self.counts["retries"] += 1
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LAST_WAIT_S)
         return None
 
     def store(self, group: ScoredGroup | PartialGroup, position: int, store: RolloutStore) -> None:
-        """Keeps what :meth:`sample` gave."""
+        """Stores the result of :meth:`sample`."""
         is_partial = isinstance(group, PartialGroup)
         self.counts["partial_groups"] += is_partial
         store.put_group(position, group.group if is_partial else group, partial=is_partial)
 
     def abort(self, prompt: Prompt) -> None:
-        """Tells the sampler to stop: by its ``abort``, or else, if it is async, by cancelling the call."""
+        """Stops the sampler with its ``abort`` or, if it is async and has none, by cancelling the call."""
         stop: Any = getattr(self.sampler, "abort", None)
         if stop is None:
             if (call := self._awaited.get(prompt)) is not None:
@@ -88,10 +90,10 @@ class SamplerCalls:
             if inspect.isawaitable(answer):
                 asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
         except Exception:
-            logger.exception("the sampler's abort() failed at %s: its call goes on", place(prompt))
+            logger.exception("the sampler's abort() failed at %s: its call goes on", describe_prompt(prompt))
 
     def take_counts(self) -> tuple[Counter[str], list[float]]:
-        """The counters, and the seconds of calls; both begin anew."""
+        """Returns and resets the counters and the seconds of calls."""
         counts, self.counts = self.counts, Counter()
         call_s, self.call_s = self.call_s, []
         return counts, call_s
@@ -117,10 +119,10 @@ class SamplerCalls:
                 raise answer
             return answer
         except CancelledError as error:
-            raise ConfigError(f"was cancelled ({place(prompt)})", field="sample_and_score()") from error
+            raise ConfigError(f"was cancelled ({describe_prompt(prompt)})", field="sample_and_score()") from error
         except ConfigError as error:  # a ScoredGroup does not know whose it is
             value = {} if error.value is None else {"value": error.value}
-            problem = f"{error.problem} ({place(prompt)})"
+            problem = f"{error.problem} ({describe_prompt(prompt)})"
             raise ConfigError(problem, field=error.field, cure=error.cure, **value) from error
         finally:
             self._awaited.pop(prompt, None)
@@ -136,26 +138,26 @@ class SamplerCalls:
     def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
         scored: Any = group.group if isinstance(group, PartialGroup) else group
         if not isinstance(scored, ScoredGroup):
-            problem = f"is no ScoredGroup ({place(prompt)})"
+            problem = f"is no ScoredGroup ({describe_prompt(prompt)})"
             raise ConfigError(problem, field="sample_and_score()", value=type(scored).__name__)
         if isinstance(group, PartialGroup):
             started_tokens = (
                 prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(scored.tokens)
             )
-            if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be asked for without end
-                problem = f"has no more tokens than the call began with ({place(prompt)})"
+            if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be requested forever
+                problem = f"has no more tokens than the call began with ({describe_prompt(prompt)})"
                 cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
                 raise ConfigError(problem, field="sample_and_score()", value="PartialGroup", cure=cure)
             return group
         size, group_size = len(group.tokens), self._settings.group_size
         if group_size is not None and size != group_size:
-            problem = f"are not the {group_size} completions of group_size ({place(prompt)})"
+            problem = f"are not the {group_size} completions of group_size ({describe_prompt(prompt)})"
             cure = "Return so many, or leave group_size out: groups may be of unequal size."
             raise ConfigError(problem, field="sample_and_score()", value=size, cure=cure)
         wrong = np.flatnonzero(~np.isfinite(group.rewards))
         if wrong.size:
             raise ConfigError(
-                f"is not finite ({place(prompt)}; {wrong.size} such rewards in it)",
+                f"is not finite ({describe_prompt(prompt)}; {wrong.size} such rewards in it)",
                 field=f"rewards[{int(wrong[0])}]",
                 value=float(group.rewards[wrong[0]]),
                 cure="Mend the reward function; the run goes on with this prompt.",
@@ -163,8 +165,8 @@ class SamplerCalls:
         return group
 
 
-def place(prompt: Prompt) -> str:
-    """Which prompt it is, for a message."""
+def describe_prompt(prompt: Prompt) -> str:
+    """The prompt's number, for a message."""
     return f"group {prompt.position}, of prompt {prompt.index}"
 
 

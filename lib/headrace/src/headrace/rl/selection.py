@@ -1,4 +1,4 @@
-"""``Selection``: which groups a step is made of, and what the others are left out for."""
+"""``Selection``: which groups a step uses, and why others are left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTERS: tuple[str, ...] = (
     "untrained_groups", "stale_groups", "given_up_groups", "aborted_groups", "partial_groups", "retries", "timeouts",
     "late_calls",
 )  # fmt: skip
-_CURES = {  # by the reason that groups were left out for; any other is about their rewards
+_CURES = {  # by the reason for leaving out groups; any other reason is about their rewards
     "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
     "too_long": "Raise seq_len, or sample shorter completions.",
     "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
@@ -31,13 +31,13 @@ _OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sa
 
 
 class NoGroupError(HeadraceError):
-    """So many groups in a row were left out that the run cannot go on."""
+    """Too many groups in a row were left out for the run to continue."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """What is kept of a group that was looked at: of each completion its reward, its tokens behind the prompt, and
-    whether it was cut off, if the sampler says so.
+    """Statistics of a group that was considered: for each completion its reward, its tokens after the prompt, and
+    whether it was cut off, if the sampler reports it.
     """
 
     rewards: np.ndarray
@@ -49,10 +49,10 @@ class Selection:
     """The groups of a step that is being made.
 
     Attributes:
-        groups: Those that it trains on, by position.
+        groups: The groups that it trains on, by position.
         dropped: Positions that are left out, and why.
         counts: Its counters, by name.
-        scored: Of all groups that were looked at, but for those that are sampled again.
+        scored: Statistics of all groups considered, except those that are sampled again.
         wait_s: Seconds that it took.
     """
 
@@ -73,10 +73,10 @@ class Selection:
         return len(self.groups) == self._settings.groups_per_batch
 
     def advance(self) -> bool:
-        """Looks at the next position; False: there is none yet.
+        """Considers the next position; False: there is none yet.
 
         Raises:
-            NoGroupError: ``max_attempts`` groups in a row were not taken.
+            NoGroupError: ``max_attempts`` groups in a row were left out.
         """
         with self._store.lock:
             if self.is_complete:  # by another thread
@@ -93,13 +93,13 @@ class Selection:
 
     @property
     def awaited(self) -> int | None:
-        """The position that has to be looked at next; None: any may."""
+        """The position that has to be considered next; None: any."""
         if self._settings.stragglers != "wait":
             return None
         return next(self._store.open_positions())
 
     def _consider(self, position: int) -> None:
-        """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again."""
+        """Selects the group of a position, leaves it out, or refuses it, so that its prompt is sampled again."""
         group, oldest = self._store.group(position), self._settings.oldest(self.policy_version, "resample")
         self.counts["attempts_per_batch"] += 1
         if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it
@@ -122,19 +122,19 @@ class Selection:
             self._count_reason(verdict.reason)
 
     def _is_given_up(self, position: int) -> bool:
-        """Whether a prompt that no step need wait for was too old too often."""
+        """Whether the groups of a prompt, which no step has to wait for, were too old too often."""
         settings = self._settings
         return settings.stragglers != "wait" and self._store.refusals(position) >= settings.max_renewals
 
     def drop(self, position: int, reason: str) -> None:
-        """Leaves out a prompt that was begun anew too often."""
+        """Leaves out a prompt that was restarted too often."""
         self.counts["given_up_groups"] += 1
         self._store.look_at(position)
         self.dropped[position] = reason
         self._count_reason(reason)
 
     def record(self) -> BatchRecord:
-        """What the step is made of."""
+        """The record of the step."""
         last = max((*self.groups, *self.dropped, self._store.next_position - 1))
         counts = dict.fromkeys(COUNTERS[:8], 0) | {name: n for name, n in self.counts.items() if n}
         counts["valid_groups"] = len(self.groups)

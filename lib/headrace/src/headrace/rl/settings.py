@@ -32,39 +32,40 @@ class RLSettings:
         groups_per_batch: Groups that a step trains on.
         seed: Chooses the order of prompts.
         advantages: A preset (see :mod:`headrace.rl.advantages`), or a spec.
-        keep: Says of a group's rewards whether it is trained on; None: every group is.
-        max_attempts: So many groups left out in a row are an error.
-        prompts_at_a_time: Prompts that are sampled at once, if any is missing; those too many are kept for the next
-            step (oversampling).
-        threads: Threads that the sampler is called from, unless it is in the background.
-        max_staleness: Versions that the policy may have gone on since a token was sampled; None: any number.
-        stale: What becomes of a group that is too old: its prompt is sampled again (``resample``), or the tokens that
-            are too old are not trained on (``mask``).
+        keep: Decides from a group's rewards whether it is trained on; None: every group is.
+        max_attempts: This many groups left out in a row are an error.
+        prompts_at_a_time: Prompts that are sampled at once if any is missing; surplus groups are kept for the next step
+            (oversampling).
+        threads: Threads that call the sampler, unless it runs in the background.
+        max_staleness: Number of versions by which the policy may have advanced since a token was sampled; None: any.
+        stale: What to do with a group that is too old: sample its prompt again (``resample``), or do not train on the
+            tokens that are too old (``mask``).
         rows: Rows of a batch, see :func:`~headrace.batch.examples.pack_examples`.
-        multiple: Else they are a multiple of this.
-        max_segments: Segments of a row, at most; None: as many as there are. Given with ``rows``, all batches have one
-            shape.
+        multiple: Without ``rows``, their number is a multiple of this.
+        max_segments: Largest number of segments in a row; None: as many as there are. With ``rows``, all batches then
+            have one shape.
         tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
-            None: what the prompts say (``tokenizer`` of :class:`~headrace.rl.groups.CachePrompts`), if they do.
-        prompt_order: ``shuffled``, each pass in an order of its own; ``slime``, in slime's, whose seed is ``seed``; or
-            ``listed``, as the prompts are listed.
-        group_size: Completions of a group; another number is an error. None: any number.
-        in_flight: Calls of the sampler at once, in the background, while training goes on; None: prompts are sampled
-            within :meth:`~headrace.rl.dataset.RLDataset.next_batch` alone.
-        stragglers: What a step does about prompts that take longer: it waits for each in turn (``wait``), so that
-            steps take prompts in their order; or takes the first groups that are there, and the others go on, for
-            later steps (``keep``), until they are too old (``abort``).
-        retries: How often a call of the sampler that fails is made again.
+        None: that of the prompts (``tokenizer`` of :class:`~headrace.rl.groups.CachePrompts`), if they have one.
+        prompt_order: ``shuffled``: each pass in its own order; ``slime``: slime's order, with ``seed``; or ``listed``:
+            the order of the list.
+        group_size: Completions per group; another number is an error. None: any number.
+        in_flight: Concurrent calls of the sampler, in the background during training; None: prompts are sampled only
+            within :meth:`~headrace.rl.dataset.RLDataset.next_batch`.
+        stragglers: What a step does about slow prompts: wait for each (``wait``), so that steps use prompts in order;
+            or use the first groups that are ready, while the others continue for later steps (``keep``), until they are
+            too old (``abort``).
+        retries: How often a failed call of the sampler is repeated.
         timeout_s: Seconds after which a call in the background has failed; None: it is only named in the log.
         hang_s: Seconds after which a call in the background is named in the log, and again when they have doubled.
-        max_renewals: How often a prompt is begun anew since its rollout was too old, where a step need not wait for
-            it; then it is left out.
-        ranks: Rows are dealt to so many ranks, in blocks of one cost (:func:`~headrace.batch.balance.micro_batches`).
-        costs: Costs of sequences of so many tokens, for ``ranks``, e.g.
-            :meth:`TransformerCost.flops <headrace.batch.balance.TransformerCost.flops>`; None: their tokens.
+        max_renewals: How often a prompt is restarted because its rollout was too old, unless a step waits for it; then
+            it is left out.
+        ranks: Rows are distributed to this many ranks, in blocks of equal cost
+            (:func:`~headrace.batch.balance.micro_batches`).
+        costs: Costs of sequences by number of tokens, for ``ranks``, e.g. :meth:`TransformerCost.flops
+            <headrace.batch.balance.TransformerCost.flops>`; None: their tokens.
 
     Raises:
-        ConfigError: a number, or a name, that cannot be.
+        ConfigError: an invalid number or name.
     """
 
     seq_len: int
@@ -121,7 +122,7 @@ class RLSettings:
             raise ConfigError(f"do not divide over {self.ranks} ranks", field="rows", value=self.rows, cure=cure)
 
     def oldest(self, policy_version: int, stale: str) -> int | None:
-        """The oldest policy whose tokens are trained on, if this becomes of those of older ones."""
+        """The oldest policy whose tokens are trained on, if older tokens are treated this way."""
         if self.stale != stale or self.max_staleness is None:
             return None
         return policy_version - self.max_staleness

@@ -1,4 +1,4 @@
-"""``pack_groups``: the batch of a step, made of its groups; and ``Patience``, for what a step waits for."""
+"""``pack_groups``: makes the batch of a step from its groups; and ``Patience``: logs what a step waits for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pack_groups(groups: Sequence[ScoredGroup], settings: RLSettings, *, oldest: 
 
 
 def _balanced(examples: Sequence[Example], settings: RLSettings) -> Bins | None:
-    """What each row holds, dealt to ranks; None: rows are filled one after the other."""
+    """The content of each row, distributed to ranks; None: rows are filled one after the other."""
     if settings.ranks == 1 and settings.costs is None:
         return None
     lengths = [example.length for example in examples]
@@ -60,13 +60,13 @@ def _balanced(examples: Sequence[Example], settings: RLSettings) -> Bins | None:
 
 
 class Patience:
-    """Says in the log, ever less often, what is waited for."""
+    """Logs, less and less often, what is waited for."""
 
     def __init__(self) -> None:
         self._begin, self._say_at_s = time.monotonic(), _SAY_AFTER_S
 
     def say(self, message: str, *values: object) -> None:
-        """Says it, if it is time to."""
+        """Logs it, if it is time."""
         if time.monotonic() - self._begin > self._say_at_s:
             logger.warning(f"{message} (%d s)", *values, self._say_at_s)
             self._say_at_s *= 2

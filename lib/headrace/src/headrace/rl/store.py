@@ -1,23 +1,23 @@
 """``RolloutStore``: groups and steps on disk, as logs, so that a crash loses no rollout and trains on none twice.
 
-``<folder>/steps/`` is the consumer's log: whose rollouts these are, and which groups each step is made of.
+``<folder>/steps/`` is the consumer's log: the run that the rollouts belong to, and the groups of each step.
 ``<folder>/producers/<name>/`` has the groups that a producer sampled; the consumer's own are in ``consumer``. Each is
 an :class:`~headrace.store.append_log.AppendLog`: records with checksums, one writer at a time under a lease, a defined
-end after a crash. A group is on the disk before it is used, a step before its batch is given out. The state of a run
-is then what the logs say, and nothing else:
+state after a crash. A group is on disk before it is used, and a step before its batch is returned. The logs are the
+complete state of a run:
 
-- a group that no step has is pending: a step to come takes it, and its prompt is not sampled again;
+- a group that no step has is pending: a later step uses it, and its prompt is not sampled again;
 - a step has a record once its batch is packed: if it did not fit, its groups are pending;
-- a step with a record is given out as it was, however often the trainer comes back to it: the record names each of its
-  groups by producer and number, so that it is the same if a prompt was sampled twice;
-- a group that was being sampled, or cannot be used as it is, leaves nothing, and is sampled again.
+- a step with a record is always the same, however often the trainer returns to it: the record names each of its groups
+  by producer and number, even if a prompt was sampled twice;
+- a group that was being sampled, or is invalid, leaves nothing, and is sampled again.
 
-A position is in one step or in none; :meth:`RolloutStore.put_record` holds to that. The trainer's checkpoint says which
-step comes next. Whatever step that is, the steps before it and the steps after it are made of each prompt exactly once.
+:meth:`RolloutStore.put_record` ensures that a position is in at most one step. The trainer's checkpoint determines the
+next step. Whatever step that is, the steps before and after it together use each prompt exactly once.
 
-Price: one ``fsync`` a group and a step (one PUT on an object store); opening reads all logs.
-:meth:`RolloutStore.forget` lets go of groups that no checkpoint will go back to, and deletes segments that have no
-others. Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) are read, and continued in logs.
+Price: one ``fsync`` per group and step (one PUT in an object store); opening reads all logs.
+:meth:`RolloutStore.forget` forgets groups to which no checkpoint will return, and deletes segments that have no others.
+Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) can be read, and continue as logs.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class RolloutStore(RolloutIndex):
     Opening it reads; :meth:`claim` opens it for writing. Use it in a ``with`` statement, or :meth:`close` it.
 
     Args:
-        folder: Path or URL; None: in memory, for runs that need not outlive their process.
-        producer: Name of a process that only adds groups; None: this one makes the steps.
-        follow: Whether this process only reads: it gets the steps that another one makes, as hosts of a job do.
+        folder: Path or URL; None: in memory, for runs that need not survive their process.
+        producer: Name of a process that only adds groups; None: this process makes the steps.
+        follow: Whether this process only reads the steps that another one makes, as hosts of a job do.
 
     Raises:
-        CacheCorruptError: a record in the middle of a log is damaged: segment and offset are named.
+        CacheCorruptError: a record in the middle of a log is damaged; names segment and offset.
 
     Example:
         >>> store = RolloutStore(None)
@@ -115,14 +115,14 @@ class RolloutStore(RolloutIndex):
         self.close()
 
     def close(self) -> None:
-        """Lets others write. What is stored can still be read; groups that come later are not stored."""
+        """Lets others write. What is stored can still be read; later groups are not stored."""
         self._is_closed = True
         for log in (self._steps, *self._logs.values()):
             log.close()
         self._own = None
 
     def refresh(self) -> None:
-        """Reads what other processes have added since: groups of producers; for a producer, the consumer's steps."""
+        """Reads what other processes have added: groups of producers; for a producer, the consumer's steps."""
         with self.lock:
             for record in self._steps.refresh():
                 self._apply(record)
@@ -132,7 +132,7 @@ class RolloutStore(RolloutIndex):
                     self._add_groups(name, self._log(name).refresh())
 
     def check_leader(self) -> None:
-        """For a process that follows: raises HostError if nobody makes steps any more, or nobody has begun to."""
+        """For a process that follows: raises HostError if the process that makes steps has ended, or never started."""
         if self._leader is None:
             self._leader = LeaseWatch(self._join(_STEPS) or "")
         seconds, watch = self._leader.absence_s(), self._leader
@@ -147,20 +147,19 @@ class RolloutStore(RolloutIndex):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Whose rollouts these are, as :meth:`claim` was told; empty if it was not."""
+        """The identity of the run, as passed to :meth:`claim`; empty before."""
         return dict(self._identity)
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Opens the store for writing, and holds whose rollouts these are.
+        """Opens the store for writing, and checks or records the identity of the run.
 
         Args:
-            identity: Values of JSON by name; those that are None are not held. Names that an earlier release did not
-                store are added.
+            identity: JSON values by name; None is not checked. Names that an earlier release did not store are added.
 
         Raises:
-            PlanMismatchError: they are another run's: the first value that differs is named.
-            ConfigError: a value is none of JSON.
-            CacheError: another process writes (it is named), or nobody can.
+            PlanMismatchError: the rollouts belong to another run; names the first value that differs.
+            ConfigError: a value is not JSON.
+            CacheError: another process is writing (it is named), or the store cannot be written.
         """
         check_json(identity)
         self._check_identity(identity)
@@ -191,7 +190,7 @@ class RolloutStore(RolloutIndex):
         """The group of a position: its step's, if one has it, else the newest.
 
         Raises:
-            CacheError: it is not stored any more.
+            CacheError: it is no longer stored.
             CacheCorruptError: it is damaged or lost.
         """
         with self.lock:
@@ -216,7 +215,7 @@ class RolloutStore(RolloutIndex):
         return CacheCorruptError(problem, field="group", value=position, cure=cure)
 
     def partial(self, position: int) -> ScoredGroup | None:
-        """What an aborted call left of the group of a position; None: there is nothing to go on from."""
+        """The partial group that an aborted call left at a position; None: there is none."""
         with self.lock:
             if position not in self._partial:
                 return None
@@ -224,12 +223,12 @@ class RolloutStore(RolloutIndex):
             return ScoredGroup.from_bytes(self._log(producer).read(record), f"{producer}/{record.segment}")
 
     def put_group(self, position: int, group: ScoredGroup, *, partial: bool = False) -> None:
-        """Stores the group of a position, in place of one that no step has. From several threads, if need be.
+        """Stores the group of a position, replacing one that no step has. Can be called from several threads.
 
         Args:
             position: The position.
             group: Its group.
-            partial: Whether it is not finished: no step uses it, and its prompt is sampled on from it.
+            partial: Whether it is incomplete: no step uses it, and sampling continues from it.
         """
         if self._is_closed:
             cure = "Close the RLDataset that samples, then its store."
@@ -245,16 +244,16 @@ class RolloutStore(RolloutIndex):
                 self._fresh[position] = record, group
 
     def refuse_group(self, position: int) -> None:
-        """Says that the group of a position is not used: it is too old, and to be sampled again."""
+        """Marks the group of a position as too old: it is not used, and sampled again."""
         with self.lock:
             for source in self._groups.get(position, {}).keys() - self._refused:
                 self._append(_REFUSED, position, source)
 
     def put_record(self, record: BatchRecord) -> BatchRecord:
-        """Stores what a step is made of, and returns it with its groups. From then on that step is made of it.
+        """Stores the record of a step, which is final, and returns it with its groups.
 
         Raises:
-            CacheError: a position is in another step already; its group is not stored; the lease was lost.
+            CacheError: a position is already in another step; its group is not stored; the lease was lost.
         """
         with self.lock:
             for position in (*record.positions, *record.dropped):
@@ -271,7 +270,7 @@ class RolloutStore(RolloutIndex):
             return record
 
     def forget(self, before_step: int) -> int:
-        """Lets go of the groups of steps before ``before_step``, records excepted, and returns how many there were."""
+        """Forgets the groups of steps before ``before_step``, but not their records; returns the number of groups."""
         with self.lock:
             steps = [r for r in self._records.values() if self._forgotten <= r.step < before_step]
             stored = [p for r in steps for p in (*r.positions, *r.dropped) if p in self._groups]
@@ -287,14 +286,14 @@ class RolloutStore(RolloutIndex):
     def rewind(self, to_step: int) -> None:
         """Takes back the records of ``to_step`` and later steps: their groups are pending again.
 
-        For a trainer that goes back to an old checkpoint, and wants its steps made anew.
+        For a trainer that returns to an old checkpoint and wants its steps to be made again.
         """
         with self.lock:
             if any(step >= to_step for step in self._records):
                 self._append(_REWIND, to_step, None)
 
     def describe(self) -> dict[str, Any]:
-        """What is in the store, as JSON values."""
+        """The content of the store, as JSON values."""
         logs = {"steps": self._steps, **self._logs}
         trained = sum(len(r.positions) for r in self._records.values())
         return {
@@ -330,7 +329,7 @@ class RolloutStore(RolloutIndex):
         return self._logs[name]
 
     def _open_own(self, name: str) -> AppendLog:
-        """The log that this process adds groups to, open for writing."""
+        """The log to which this process adds groups, open for writing."""
         self._add_groups(name, self._log(name).write())
         return self._log(name)
 
@@ -346,7 +345,7 @@ class RolloutStore(RolloutIndex):
         self._apply(replace(self._steps.append(kind, key, payload), payload=payload))
 
     def _apply(self, record: Record) -> None:
-        """Takes a record of the consumer's into account."""
+        """Applies a record of the consumer's log."""
         name = f"{_STEPS}/{record.segment}"
         if record.kind == _STEP:
             self._add_step(BatchRecord.from_json(record.payload, name))
@@ -384,5 +383,5 @@ class RolloutStore(RolloutIndex):
 
 
 def holds_rollouts(folder: str) -> bool:
-    """Whether there are rollouts in a folder, of this release or an earlier one."""
+    """Whether a folder has rollouts, of this release or an earlier one. @data/provenance.py"""
     return bool(segment_names(files.join(folder, _STEPS))) or EarlierRollouts(folder).exists()

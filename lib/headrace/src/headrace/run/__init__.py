@@ -1,4 +1,4 @@
-"""The state of a run: its manifest, its anchors, and where it is at a step. What it loads is said by its config."""
+"""The state of a run: its manifest, its anchors, and where it is at a step. Its config describes what it loads."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-"""What a run began with that its config may leave open: the version of the braid, removed and appended documents.
+"""Settings that a run was started with and its config may omit: the braid's version, removed and appended documents.
 
-Releases change the first, ``headrace remove`` and ``headrace build --append`` the others. A fresh run takes the latest
-of each, and its manifest says which; a run that is resumed keeps them. What is removed or appended later goes, or comes
-in, from the step of an amendment on.
+Releases change the first, ``headrace remove`` and ``headrace build --append`` the others. A new run uses the latest of
+each, and its manifest records which; a resumed run keeps them. Later removals and additions take effect at the step of
+an amendment.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, cast
 
 
 class Beginning(NamedTuple):
-    """What a run began with.
+    """Settings that a run was started with.
 
     Attributes:
-        braid_version: 1 if it is that of all braids; None: the latest.
-        tombstones: By component, the generation of the tombstones of each of its caches; empty: of none.
-        generations: By component, how many generations of each of its caches; empty: one.
+        braid_version: 1 if all braids have it; None: the latest.
+        tombstones: Generation of the tombstones of each cache, by component; empty: no tombstones.
+        generations: Number of generations of each cache, by component; empty: one.
     """
 
     braid_version: int | None
@@ -26,7 +26,7 @@ class Beginning(NamedTuple):
 
 
 def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
-    """What a run began with, from its manifest.
+    """Reads from a manifest what its run was started with.
 
     Example:
         >>> web = {"0": {"generation": [2], "documents": 3, "digest": "ab"}}
@@ -43,26 +43,26 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
         names = names_of(mixed)
         tombstones = {n: [*removed.get(n, {}).get("0", {}).get("generation", ())] for n in names}
         generations = {n: [*appended.get(n, ())] for n in names}
-    except (KeyError, TypeError, IndexError, AttributeError):  # it mixes nothing
+    except (KeyError, TypeError, IndexError, AttributeError):  # not a mixture
         pass
     return Beginning(1 if _braid_versions(resolved) == {1} else None, tombstones, generations)
 
 
 def first_mixture(mixed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A described mixture; of one whose rows change their length, that of the first phase."""
+    """A described mixture; if the length of its rows changes, that of the first phase."""
     return mixed["phases"][0]["dataset"] if "phases" in mixed else mixed
 
 
 def names_of(mixed: Mapping[str, Any]) -> Sequence[str]:
-    """The components of a described mixture, also of one whose rows change their length."""
+    """The components of a described mixture, including one whose rows change their length."""
     return first_mixture(mixed)["names"]
 
 
 def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The first step at which other documents of some components are removed; None if there is none.
+    """The first step at which the removed documents of some components differ; None if there is none.
 
     Raises:
-        ValueError: documents that are removed in the old run are there again in the new one.
+        ValueError: documents that the old run removed are back in the new one.
 
     Example:
         >>> one, two = ({"generation": [n], "digest": str(n)} for n in (1, 2))
@@ -83,7 +83,7 @@ def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Seque
 
 
 def _braid_versions(value: Any) -> set[int]:
-    """Versions of the braids that a manifest holds; one without a version is of version 1."""
+    """Versions of the braids in a manifest; a braid without a version has version 1."""
     if isinstance(value, list):
         return set[int]().union(*map(_braid_versions, cast(list[Any], value)))
     if not isinstance(value, dict):

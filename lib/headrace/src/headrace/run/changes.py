@@ -1,7 +1,7 @@
-"""A run's config, changed: what differs in the user's own fields, and the amendment that would allow it.
+"""Changes of a run's config: which of the user's fields differ, and the amendment that would allow it.
 
-A run's manifest keeps the fields of the config that it began with. Its mixture may change from a step on that is
-not trained on yet; everything else is the run itself.
+A run's manifest stores the fields of the config that it was started with. Its mixture may change from a future step on;
+everything else identifies the run.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from headrace.store.cache import TokenCache
 from headrace.store.generations import generations_of
 from headrace.store.tombstones import tombstones_of
 
-_Places: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
-"""By name, the groups that an entry of a blend lies in, and its weight."""
+_Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
+"""For each entry of a blend, by name: the groups that contain it, and its weight."""
 
 
 @dataclass(frozen=True)
 class RunChanges:
-    """What an edited config changes of a run.
+    """What an edited config changes in a run.
 
     Attributes:
         same: Whether both are the same run.
-        fields: What differs in the config, as ``path: old -> new``; None: the run's manifest holds no config.
-        resolved: What differs in what the configs stand for, in the same form.
-        first_step: First step that differs where the edited config amends the run, or the run the config; else None.
-        amendment: The amendment that makes of the run's mixture the edited one; None: there is none.
+        fields: Differences of the config, as ``path: old -> new``; None: the run's manifest has no config.
+        resolved: Differences of the resolved configs, in the same form.
+        first_step: First step that differs, if the edited config amends the run or the run amends the config; else
+            None.
+        amendment: The amendment that changes the run's mixture to the edited one; None: there is none.
         refused: Fields that no amendment can change, in the form of ``fields``.
     """
 
@@ -50,13 +51,13 @@ class RunChanges:
 
 
 def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunChanges:
-    """What an edited config changes of a run, and the amendment for it.
+    """What an edited config changes in a run, and the amendment for it.
 
     Opens the ledgers of the caches, reads no tokens.
 
     Args:
-        manifest: The run's.
-        edited: The config.
+        manifest: The run's manifest.
+        edited: The edited config.
         step: Where an amendment would begin: the first step that is not trained on yet.
 
     Raises:
@@ -80,7 +81,7 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
 
 
 def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> AmendmentConfig | None:
-    """The amendment that makes of one config's mixture another's; None if they are equal, or no amendment does.
+    """The amendment that changes one config's mixture to another's; None if they are equal or no amendment can.
 
     Example:
         >>> from headrace.config.component import ComponentConfig
@@ -112,7 +113,7 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
 
 
 def _amended(began: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConfig) -> LmDataConfig:
-    """The edited config with the run's mixture and an amendment of it, as a user would write it."""
+    """The edited config with the run's mixture and an amendment, as a user would write it."""
     weighted = edited.weights is None
     components = {
         name: replace(edited.components.get(name, part), weight=part.weight) for name, part in began.components.items()
@@ -123,7 +124,7 @@ def _amended(began: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConf
 
 
 def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
-    """The blend that a config's amendments would change."""
+    """The blend to which a config's amendments apply."""
     if config.weights is not None:
         return config.weights
     weights = {name: 1 if part.weight is None else part.weight for name, part in config.components.items()}
@@ -132,18 +133,18 @@ def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
     return weights
 
 
-def _entries(blend: Mapping[str, Any]) -> _Places:
+def _entries(blend: Mapping[str, Any]) -> _Entries:
     return {path[-1]: (path[:-1], whole_if_it_is(w)) for path, w in weights_by_place(blend).items()}
 
 
 def _as_stored(*values: Any) -> Any:
-    """Values as a manifest holds them, in which steps are texts."""
+    """Values as a manifest stores them, with steps as strings."""
     return json.loads(json.dumps(values))
 
 
 def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, int | list[int]]:
-    """By component, the newest generation of its cache's tombstones where the run has not taken it in; a list for a
-    component of several caches: what an amendment's ``remove`` takes.
+    """The newest generation of tombstones of each component that the run does not use yet, in the form of an
+    amendment's ``remove``: a list for a component of several caches.
     """
     recorded = manifest.resolved["dataset"].get("tombstones", {})
     newer: dict[str, int | list[int]] = {}
@@ -156,8 +157,8 @@ def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, i
 
 
 def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
-    """By component, the newest generation of its cache where a config, as its run has begun, does not come to take it
-    in; a list for a component of several caches: what an amendment's ``extend`` takes.
+    """The newest generation of each component's cache that a config does not use yet, as its run was started, in the
+    form of an amendment's ``extend``: a list for a component of several caches.
     """
     reached = {name: [*cache.generations] for name, cache in config.open_caches().items()}
     for amendment in config.amendments:
@@ -173,7 +174,7 @@ def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
 
 
 def last_anchor(folder: str, manifest: RunManifest) -> int:
-    """The last step of a run's folder at which a checkpoint was made, 0 if there is none."""
+    """The last step at which a checkpoint was made in a run's folder; 0 if there is none."""
     return max(Anchors(folder, manifest, None).load(), default=0)
 
 

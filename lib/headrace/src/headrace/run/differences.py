@@ -1,4 +1,4 @@
-"""Differing leaves of JSON values, in a line each."""
+"""Differences of JSON values, one line per differing value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_
 
 
 def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> list[str]:
-    """Differing leaves of two JSON values, as ``path: old -> new``; ``absent`` stands for what is not there.
+    """Differing values of two JSON documents, as ``path: old -> new``; a missing value is written as ``absent``.
 
     Example:
         >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
@@ -36,14 +36,17 @@ def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
-    Fields that are none, and may change at any time, are left out, and generations of caches and of tombstones, which a
-    run keeps where a config leaves them open.
+
+    Left out are fields that may change at any time, and generations of caches and tombstones, which a run keeps if its
+    config does not set them.
 
     Example:
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
         ['seed: not set -> 1', 'components, in order: a, b -> b, a']
     """
-    of_run, edited = ({name: _own(fields[name]) for name in fields if name not in _FREE} for fields in (old, new))
+    of_run, edited = (
+        {name: _without_generations(fields[name]) for name in fields if name not in _FREE} for fields in (old, new)
+    )
     lines = differences(of_run, edited, absent="not set")
     old_names, new_names = ([*fields.get("components", {})] for fields in (of_run, edited))
     if {*old_names} <= {*new_names} and new_names[: len(old_names)] != old_names:
@@ -51,12 +54,14 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     return lines
 
 
-def _own(value: Any) -> Any:
+def _without_generations(value: Any) -> Any:
     """A field without the generations of components."""
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
-    return {name: _own(inner) for name, inner in fields.items() if name not in ("generations", "tombstones")}
+    return {
+        name: _without_generations(inner) for name, inner in fields.items() if name not in ("generations", "tombstones")
+    }
 
 
 def _short(value: Any) -> str:

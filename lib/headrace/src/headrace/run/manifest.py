@@ -1,12 +1,12 @@
-"""The state of a run: which run it is (a manifest) and how far it got (a step).
+"""The state of a run: which run it is (a manifest) and how far it has come (a step).
 
-``RunManifest`` describes everything that determines the batches and carries its fingerprint. It is written once, into
-the run's folder; a resumed run must resolve to the same one, or is refused with the difference shown. Devices, hosts,
-budgets and paths are not part of it: they may change freely.
+``RunManifest`` describes everything that determines the batches, and has a fingerprint. It is written once, into the
+run's folder. A resumed run must resolve to the same manifest; otherwise it is refused, and the error shows the
+differences. Devices, hosts, budgets and paths are not part of it: they may change freely.
 
-Beside the manifest lie **anchors** (:mod:`headrace.mix.policy`): what the mixture's counts were at the checkpoints,
-so that a resumed run, amended or not, need not count up to there. They save time and decide nothing: a file of another
-run, damaged or deleted costs 2 us a step where weights change with the step, nothing to speak of where they do not.
+The folder also has **anchors** (:mod:`headrace.mix.policy`): the mixture's counts at the checkpoints, so that a resumed
+run, amended or not, need not count up to that step. If the file is deleted, damaged or of another run, counting costs 2
+us per step with weights that change, and almost nothing with constant ones.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _FINGERPRINT_DIGITS = 32
 
 
 class Described(Protocol):
-    """Anything that describes what determines its batches: a :class:`~headrace.feed.loader.DataLoader`."""
+    """An object that describes what determines its batches, such as a :class:`~headrace.feed.loader.DataLoader`."""
 
     def describe(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """Where a run is. Goes into any checkpoint; a few bytes of JSON.
+    """Where a run is: a few bytes of JSON that fit into any checkpoint.
 
     Attributes:
-        step: The next step to load: as many steps as were done.
-        fingerprint: Of the run's manifest.
+        step: The next step to load, which is the number of completed steps.
+        fingerprint: Fingerprint of the run's manifest.
 
     Example:
         >>> LoaderState.from_json(LoaderState(step=120, fingerprint="ab").to_json())
@@ -75,7 +75,7 @@ class LoaderState:
     def to_pytree(self) -> dict[str, np.ndarray]:
         """As two small arrays, for checkpoints of arrays: Orbax's, equinox's, Levanter's.
 
-        The same for every run but for the values, so ``LoaderState.like()`` is what to restore it into.
+        Only the values differ between runs, so restore it into ``LoaderState.like()``.
 
         Example:
             >>> state = LoaderState(step=120, fingerprint="0f" * 16)
@@ -94,7 +94,7 @@ class LoaderState:
 
     @classmethod
     def from_pytree(cls, tree: Mapping[str, Any]) -> LoaderState:
-        """From the arrays of :meth:`to_pytree`, numpy's or jax's, as a checkpoint gives them back.
+        """From the arrays of :meth:`to_pytree` as a checkpoint restores them, numpy's or jax's.
 
         Raises:
             ConfigError: an array is missing or of another shape.
@@ -130,10 +130,10 @@ class RunManifest:
     Attributes:
         resolved: Description of the loader with all defaults and derived values filled in, JSON values.
         history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``, the first step that
-            is no longer theirs.
-        config: Fields of the config that the loader was made from, those that are not the defaults; None: it was made
-            without one, or by an earlier release. No part of the manifest's identity.
-        anchors: Where :meth:`state` leaves an anchor; set by :func:`open_run`, no part of the manifest's identity.
+            they no longer determine.
+        config: Fields of the config that the loader was made from, without defaults; None: there was no config, or the
+            manifest is of an earlier release. Not part of the manifest's identity.
+        anchors: Where :meth:`state` saves an anchor; set by :func:`open_run`, not part of the manifest's identity.
     """
 
     resolved: dict[str, Any]
@@ -144,7 +144,7 @@ class RunManifest:
     @classmethod
     def of(cls, loader: Described) -> RunManifest:
         """The manifest of a loader."""
-        resolved = json.loads(json.dumps(loader.describe(), default=_plain))  # as it reads back: string keys, lists
+        resolved = json.loads(json.dumps(loader.describe(), default=_plain))  # as it will be read: string keys, lists
         config = getattr(_planned(loader), "config", None)
         return cls(resolved, config=None if config is None else given_fields(config))
 
@@ -155,7 +155,7 @@ class RunManifest:
         return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
     def state(self, step: int) -> LoaderState:
-        """The state to save after ``step`` steps are done. In an opened run, an anchor is left in its folder."""
+        """The state to save after ``step`` steps. In an opened run, this also saves an anchor in its folder."""
         step = steps_done(step)
         if self.anchors is not None:
             self.anchors.save(step)
@@ -188,7 +188,7 @@ class RunManifest:
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
-        """The step from which on this run differs from an earlier one by declared stages alone; None if by more."""
+        """The step from which on this run differs from an earlier one, by declared stages only; None if by more."""
         own_plan, earlier_plan = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
         try:
             new, old = own_plan.pop("dataset"), earlier_plan.pop("dataset")
@@ -231,14 +231,15 @@ class RunManifest:
 
 
 def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool = False) -> int | None:
-    """The step from which on a mixture differs from an old one by stages added at the end; None if by more. With
-    ``future`` all of it lies behind the added stages, so that draws before may differ. Changes both descriptions.
+    """The step from which on a mixture differs from an old one only by stages added at the end; None if it differs
+    otherwise. With ``future``, the whole mixture comes after the added stages, so earlier draws may differ. Changes
+    both descriptions.
     """
     weighed = _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
     old_stages, new_stages = old.pop("stages"), new.pop("stages")
     new["names"] = new["names"][: len(old["names"])]  # new components come last
     components = old["components"]
-    for part in ("components", "limits"):  # what only the new stages use may be new
+    for part in ("components", "limits"):  # components that only the new stages use may be new
         new[part] = {k: v for k, v in new[part].items() if k in components}
     if future:
         for mixture in (new, old):
@@ -250,18 +251,18 @@ def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool =
 
 
 def _loss_weights_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The first step at which losses of components that both runs have weigh otherwise; None if they never do."""
+    """The first step at which loss weights of common components differ; None if they never do."""
     first: list[int] = []
     for name in names:
         pair = [weight_from_config(weights.get(name, 1.0)) for weights in (new, old)]
-        bends = {0, *(step for weight in pair for step in weight.breaks)}  # straight between: one step behind tells
+        bends = {0, *(step for weight in pair for step in weight.breaks)}  # linear in between: one step later suffices
         at = np.asarray(sorted(bends | {step + 1 for step in bends}))
         first += at[np.flatnonzero(pair[0].at(at) != pair[1].at(at))[:1]].tolist()
     return min(first, default=None)
 
 
 def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int | None:
-    """The same for a mixture whose rows change their length. What phases after the amendment begin with may differ."""
+    """The same for a mixture whose rows change their length. The starts of phases after the amendment may differ."""
     if [phase["step"] for phase in new] != [phase["step"] for phase in old]:
         return None
     first = int(new[0]["dataset"]["stages"][len(old[0]["dataset"]["stages"])]["step"])
@@ -271,14 +272,14 @@ def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int
 
 
 class Anchors:
-    """The anchors in a run's folder. Those of another run are ignored, and those that an amendment left behind."""
+    """The anchors in a run's folder. Anchors of another run, or from before an amendment, are ignored."""
 
     def __init__(self, folder: str, manifest: RunManifest, loader: object) -> None:
         self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), manifest.fingerprint, loader
         self._until = {h["fingerprint"]: h["until_step"] for h in manifest.history} | {self._fingerprint: MAX_STEP}
 
     def load(self) -> dict[int, Anchor]:
-        """Anchors by their step; empty if there is no file, or one that is damaged or of another run."""
+        """Anchors by step; empty if there is no file, or if it is damaged or of another run."""
         try:
             content = json.loads(files.read_bytes(self._url) or b"{}")
             anchors = cast(dict[str, Anchor], content["anchors"])
@@ -288,27 +289,27 @@ class Anchors:
             return {}
 
     def use(self, step: int | None) -> None:
-        """Give the loader the last anchor up to ``step`` (all, if it is not known), and leave one at ``step``."""
+        """Passes the last anchor up to ``step`` to the loader (all if it is None), and saves one at ``step``."""
         anchors = self.load()
         steps = list(anchors) if step is None else sorted(at for at in anchors if at <= step)[-1:]
         for at in steps:
             if (draws := _draws_at(self._loader, at)) is not None:
-                with contextlib.suppress(ConfigError):  # then the state is walked to
+                with contextlib.suppress(ConfigError):  # then the state is counted up to the step
                     draws.use_anchor(anchors[at])
         if step is not None and step not in anchors:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Leave an anchor at ``step``, if the dataset has any. All processes of a run may do so at the same time."""
+        """Saves an anchor at ``step``, if the dataset has any. All processes of a run may call it at the same time."""
         draws = _draws_at(self._loader, step) if step > 0 else None
         try:
             anchor = None if draws is None else draws.anchor_at(step)
-        except IndexOutOfRangeError:  # behind the end
+        except IndexOutOfRangeError:  # past the end
             return
         if anchor is None:
             return
         by_step = {**self.load(), step: anchor}
-        while len(by_step) > _MOST_ANCHORS:  # thin out where they are densest, but for the latest
+        while len(by_step) > _MOST_ANCHORS:  # thin out where they are densest, except for the latest
             steps = sorted(by_step)
             gaps = [
                 (following - previous, at)
@@ -317,17 +318,17 @@ class Anchors:
             del by_step[min(gaps)[1]]
         anchors = {str(at): by_step[at] for at in sorted(by_step)}
         content = {"fingerprint": self._fingerprint, "sha256": _digest(anchors), "anchors": anchors}
-        with contextlib.suppress(OSError, HeadraceError):  # a checkpoint must not fail for want of an accelerator
+        with contextlib.suppress(OSError, HeadraceError):  # a checkpoint must not fail because of anchors
             files.write_atomic(self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}")
 
 
 def _planned(loader: object) -> Any:
-    """The loader's dataset, behind what maps it; None if it has none."""
+    """The loader's dataset without ``map`` wrappers; None if it has none."""
     return getattr(getattr(loader, "dataset", None), "planned", None)
 
 
 def _draws_at(loader: object, step: int) -> Draws | None:
-    """The draws of the loader's mixture at ``step``, behind what changes its row length."""
+    """The draws of the loader's mixture at ``step``, for the row length of that step."""
     planned = _planned(loader)
     mixture = None if planned is None else planned.at_step(step)[0].mixture
     return None if mixture is None else mixture.draws
@@ -338,19 +339,20 @@ def _digest(anchors: Mapping[str, Anchor]) -> str:
 
 
 def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None = None) -> RunManifest:
-    """Starts a run in ``folder``, or makes sure that the run there is the same one.
+    """Starts a run in ``folder``, or checks that the run there is the same one.
 
     Args:
         folder: Path or URL of the run's folder.
         loader: The run's loader.
-        step: Steps that are done. Needed for an amendment, which must begin there or later and is then recorded. The
-            loader is made ready for this step: with an anchor of the folder at once, else by counting up to it.
+        step: Number of completed steps. Required for an amendment, which must begin at this step or later and is then
+            recorded. Prepares the loader for this step, with an anchor of the folder or by counting.
 
     Returns:
-        The manifest; its :meth:`~RunManifest.state` leaves an anchor in the folder at each checkpoint.
+        The manifest; its :meth:`~RunManifest.state` saves an anchor in the folder at each checkpoint.
 
     Raises:
-        PlanMismatchError: the folder holds another run (the differences are shown), or an amendment touches the past.
+        PlanMismatchError: the folder has another run (the message shows the differences), or an amendment changes the
+            past.
 
     Example:
         >>> import headrace.testing, tempfile
@@ -380,9 +382,7 @@ def steps_done(step: int) -> int:
 
 
 def _as_begun(folder: str, loader: Described) -> RunManifest:
-    """The loader's manifest; where its config leaves open what the run in the folder began with, the loader goes over
-    to that.
-    """
+    """The loader's manifest, with settings that its config omits taken from the run in the folder."""
     begin_as = getattr(loader, "begin_as", None)
     if begin_as is not None and (beginning := began_with(folder)) is not None:
         begin_as(beginning)
@@ -390,7 +390,7 @@ def _as_begun(folder: str, loader: Described) -> RunManifest:
 
 
 def began_with(folder: str | None) -> Beginning | None:
-    """What the run in a folder began with; None if there is none."""
+    """What the run in a folder was started with; None if there is none."""
     manifest = None if folder is None else RunManifest.load(folder)
     return None if manifest is None else beginning_of(manifest.resolved)
 

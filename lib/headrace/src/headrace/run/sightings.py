@@ -1,8 +1,8 @@
-"""Where a run has seen a document: every step whose batch holds any of it, with the row and how many of its tokens.
+"""Where a run has seen a document: every step whose batch contains any of its tokens, with the row and their number.
 
-A pure function of (config, step), as the order is, so nothing has to have been recorded: rows of the component are
-looked at in the order in which they were drawn. A document that was removed is found where its tokens stood: what is
-said of it then is that it was removed. Price: about half a microsecond for each row of the component up to the step.
+A pure function of (config, step), like the order, so nothing needs to be recorded: it checks the rows of the component
+in the order in which they are drawn. A removed document is found where its tokens were, and is marked as removed.
+Price: about half a microsecond for each row of the component up to the step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.order.rising import starts
 from headrace.progress import track
 from headrace.store.cache import TokenCache
 
-_ROWS = 1 << 16  # looked at together
+_ROWS = 1 << 16  # checked together
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Sighting:
     """A document in a batch.
 
     Attributes:
-        document: Its number, of a shuffled cache that of the original.
+        document: Its number; for a shuffled cache, its number in the original.
         step: The step.
         row: Row of the batch.
-        tokens: Tokens of it there.
-        removed: Whether it was removed by then, so that the batch has nothing of it.
+        tokens: Number of its tokens in the row.
+        removed: Whether it was already removed, so the batch has none of its tokens.
     """
 
     document: int
@@ -52,15 +52,15 @@ class Sighting:
 def sightings(
     dataset: RunDataset, component: str, documents: Intervals, step: int, row_order: RowOrder = "locality"
 ) -> list[Sighting]:
-    """Where the steps before ``step`` hold documents of a component, in order.
+    """Where the steps before ``step`` contain documents of a component, in order.
 
     Args:
-        dataset: The run's.
-        component: Its name.
-        documents: Numbers of documents, as :class:`~headrace.data.documents.DocumentFilter` has them; of a component
-            that an amendment extends, they run on through what extends it.
-        step: Steps that are looked at.
-        row_order: The run's.
+        dataset: The run's dataset.
+        component: Name of the component.
+        documents: Numbers of documents, as in :class:`~headrace.data.documents.DocumentFilter`. If an amendment extends
+            the component, they continue through the added documents.
+        step: Number of steps to check.
+        row_order: The run's row order.
 
     Raises:
         ConfigError: no such component; a number that no document has.
@@ -105,14 +105,14 @@ def _of_component(
 
 
 def _steps(mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Intervals, steps: range) -> Iterator[int]:
-    """The steps of a mixture with rows of a component that hold any of these tokens of its cache."""
+    """The steps of a mixture with rows of a component that contain any of these tokens of its cache."""
     number = mixture.names.index(name)
     component, draws = mixture.components[number], mixture.draws
 
     def drawn(step: int) -> int:
         try:
             return int(draws.starts_at(step)[number])
-        except IndexOutOfRangeError:  # just behind the last
+        except IndexOutOfRangeError:  # just after the last
             return int((draws.starts_at(step - 1) + draws.counts_at(step - 1))[number])
 
     end = drawn(steps.stop)
@@ -131,7 +131,7 @@ def _steps(mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Interv
 def _holding(
     source: RowSource, cache: TokenCache, tokens: Intervals, rows: Int64[np.ndarray, " n"]
 ) -> Int64[np.ndarray, " k"]:
-    """Which of the rows hold any of the tokens."""
+    """Which of the rows contain any of the tokens."""
     pieces = source.pieces(rows)
     begin = starts(cache.part_tokens)[pieces.array] + pieces.start
     first = np.searchsorted(tokens.stop, begin, side="right")

@@ -1,9 +1,9 @@
-"""Where a run is at a step: its stage, and of each source the weight, the rows and tokens given, and the epoch.
+"""Where a run is at a step: its stage and, for each source, the weight, the rows and tokens so far, and the epoch.
 
-A pure function of (config, step): nothing is read but the ledgers of the caches. It answers for any step, of a run that
-goes on, is over, or was never started.
+A pure function of (config, step) that reads only the ledgers of the caches. It works for any step of a run that is
+running, has ended, or was never started.
 
-Price: 2 us a step up to it where weights change with the step, else a few milliseconds.
+Price: 2 us for each step before it if weights change with the step, otherwise a few milliseconds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SourceAt:
     """One source of a run at a step.
 
     Attributes:
-        weight: The share that the stage wants for the step, before budgets; as ``share``, of what the run counts.
-        share: The share of all tokens so far that it had.
+        weight: Its target share at the step, before budgets, in what the run counts, as ``share``.
+        share: Its share of all tokens so far.
         rows_in_step: Its rows in the step's batch; 0 when the run is over.
-        rows: Its rows in all steps before.
+        rows: Its rows in all earlier steps.
         tokens: Tokens of these.
         epoch: The pass over the source that its next row belongs to, from 0.
         epochs: ``tokens`` over the tokens of one pass; None if the source is never repeated.
@@ -50,7 +50,7 @@ class SourceAt:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A run when ``step`` steps are done.
+    """A run after ``step`` steps.
 
     Attributes:
         step: Steps that are done; the next one to load.
@@ -60,10 +60,10 @@ class Whereabouts:
         stage_step: Its first step.
         batch_size: Rows of the step's batch.
         seq_len: Tokens of its rows.
-        rows: Rows in all steps before.
+        rows: Rows in all earlier steps.
         tokens: Tokens of these.
-        fingerprint: Of the run's manifest, as it stands in a checkpoint's ``LoaderState``.
-        sources: By name.
+        fingerprint: Fingerprint of the run's manifest, as in a checkpoint's ``LoaderState``.
+        sources: Sources by name.
     """
 
     step: int
@@ -84,12 +84,12 @@ class Whereabouts:
 
 
 def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | None = None) -> Whereabouts:
-    """Where a run is when ``step`` steps are done.
+    """Where a run is after ``step`` steps.
 
     Args:
         config: The run's config.
-        step: Steps that are done, from 0 to the length of the run.
-        instead: Caches to take in place of those at the components' paths, by name.
+        step: Number of completed steps, from 0 to the length of the run.
+        instead: Caches by name, which replace those at the components' paths.
 
     Raises:
         IndexOutOfRangeError: the run has fewer steps.
@@ -156,7 +156,7 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
 
 
 def _starts(mixture: MixtureDataset, step: int) -> Int64[np.ndarray, " d"]:
-    """Rows of each component before ``step``, also just behind the last."""
+    """Rows of each component before ``step``; ``step`` may be just after the last one."""
     try:
         return mixture.draws.starts_at(step)
     except IndexOutOfRangeError:

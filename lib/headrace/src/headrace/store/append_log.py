@@ -1,22 +1,22 @@
-"""``AppendLog``: records that are only ever added, each with a checksum, by one writer at a time.
+"""``AppendLog``: append-only records, each with a checksum, written by one writer at a time.
 
 A log is a folder of segments, ``<writer>-<segment>.log``. A record is a header and a payload; the header has the
 record's number in the log, the number of its writer, and checksums of the payload and of itself. Records are numbered
-without a gap. So what is lost or damaged shows, and there are two cases:
+without a gap, so lost or damaged records are detected. There are two cases:
 
-- **A tail.** Bytes after the last whole record are what a killed writer, or a power cut, left of a record that nobody
-  was told is stored: :meth:`AppendLog.append` returns when its record is on the disk. They are left out, counted and
-  logged. That a log was not closed is logged too.
-- **The middle.** Records are missing before one that is whole. Nothing here does that: it is an error, which names
+- **The tail.** Bytes after the last complete record are the rest of a record that was never reported as stored, after a
+  kill or a power cut: :meth:`AppendLog.append` returns only when its record is on disk. They are ignored, counted and
+  logged. A log that was not closed is logged too.
+- **The middle.** Records are missing before a complete one. headrace never causes this, so it is an error, which names
   segment and offset.
 
-One writer holds the lease of the folder (:mod:`headrace.store.lease`). Each writer's number is above all that were
-before, and its first record fences them: what a writer that was suspended, and lost its lease, adds after that bears
-numbers that are taken, and is not read. It is told by its next :meth:`~AppendLog.append`, which asks for the lease once
-more when the record is stored: either the record was there before another writer looked, or it raises.
+One writer holds the lease of the folder (:mod:`headrace.store.lease`). Each writer has a higher number than all before
+it, and its first record fences them: records of a writer that was suspended and lost its lease have numbers that are
+already used, and are not read. Such a writer gets an error from its next :meth:`~AppendLog.append`, which checks the
+lease again after storing the record: either the record was there before another writer looked, or it raises.
 
-On a local disk a segment grows to 64 MiB; on an object store, whose objects do not grow, each record is a segment.
-Price: one ``fsync``, or one PUT, a record, and 48 bytes. Opening reads all segments, objects 32 at a time.
+On a local disk, a segment grows to 64 MiB; in an object store, whose objects cannot grow, each record is a segment.
+Price: one ``fsync``, or one PUT, per record, and 48 bytes. Opening reads all segments, objects 32 at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headrace.store.log_segments import Record, decode, encode, read_from, scan,
 logger = logging.getLogger(__name__)
 
 OPENED, CLOSED, DROPPED = 1, 2, 3
-"""Kinds of the log's own records; a DROPPED one stands for all from its number to its key. Others are its user's."""
+"""Kinds of the log's own records; a DROPPED one replaces all from its number to its key. Other kinds are the user's."""
 SEGMENT_BYTES = 64 << 20
 _READS, _READ_AHEAD = 32, 256
 """Objects that are read at once; and that are held together, before their records are taken out."""
@@ -58,7 +58,7 @@ class AppendLog:
         folder: Path or URL; None: in memory.
         load: Kinds whose payloads are in the records that :meth:`refresh` returns.
         cure: What to do about a segment that is damaged.
-        may_lose: Whether a segment that is missing is only counted and logged: its records can be made anew.
+        may_lose: Whether a missing segment is only counted and logged, because its records can be made again.
 
     Attributes:
         lost_records: Records that were in missing segments.
@@ -97,7 +97,7 @@ class AppendLog:
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes at the ends of segments that are no whole record."""
+        """Bytes at the ends of segments that are not a complete record."""
         return sum(self._torn.values())
 
     @property
@@ -107,14 +107,14 @@ class AppendLog:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody writes it, and the last writer was not killed."""
+        """Whether it is not being written, and the last writer closed it."""
         return self._writer is None and (not self._ends or self._last[0] == CLOSED)
 
     def refresh(self) -> list[Record]:
-        """Reads what was added since the last time, and returns it in order, without the log's own records.
+        """Reads the records added since the last call, and returns them in order, without the log's own records.
 
         Raises:
-            CacheCorruptError: records in the middle are missing or damaged; a segment is another log's.
+            CacheCorruptError: records in the middle are missing or damaged; a segment belongs to another log.
         """
         with self._lock:
             if self._writer is not None or self.folder is None:
@@ -183,7 +183,7 @@ class AppendLog:
             yield record
 
     def _miss(self, record: Record, bad: list[tuple[str, int]]) -> None:
-        """Says that the records before one are missing, if that cannot be."""
+        """Raises an error if the missing records before one cannot be explained."""
         lost = f"{self._next}" if record.number == self._next + 1 else f"{self._next} to {record.number - 1}"
         earlier = [position for position in bad if position <= (record.segment, record.offset)]
         if earlier:
@@ -198,7 +198,7 @@ class AppendLog:
         return CacheCorruptError(f"{problem} (offset {offset})", field="segment", value=path, cure=self._cure)
 
     def read(self, record: Record) -> bytes:
-        """A record's payload; raises CacheCorruptError if it is not what was written, or no longer there."""
+        """A record's payload; raises CacheCorruptError if it is damaged or no longer there."""
         if self.folder is None:
             return record.payload
         url = files.join(self.folder, record.segment)
@@ -215,8 +215,8 @@ class AppendLog:
         """Opens the log for writing, and returns what :meth:`refresh` does.
 
         Raises:
-            CacheError: somebody else writes it, or it cannot be written.
-            CacheCorruptError: as of :meth:`refresh`.
+            CacheError: another process is writing it, or it cannot be written.
+            CacheCorruptError: as for :meth:`refresh`.
         """
         with self._lock:
             if self._writer is not None:
@@ -238,11 +238,11 @@ class AppendLog:
             return records
 
     def append(self, kind: int, key: int, payload: bytes) -> Record:
-        """Adds a record, and returns when it would survive a power cut.
+        """Appends a record, and returns when it would survive a power cut.
 
         Raises:
             CacheError: it cannot be written, or the lease was lost: the record may be there or not.
-            ConfigError: a key or a payload that a header cannot say.
+            ConfigError: a key or a payload that does not fit a header.
         """
         if not 0 <= key <= LARGEST_KEY:
             raise ConfigError("must lie in 0 .. 2**63 - 1", field="key", value=key, cure="Count from 0.")
@@ -260,9 +260,9 @@ class AppendLog:
             return records[-1]
 
     def drop(self, is_done: Callable[[Record], bool]) -> int:
-        """Deletes segments, but the newest, whose records are all done with, and returns how many records they had.
+        """Deletes all segments but the newest whose records are no longer needed; returns the number of their records.
 
-        One small record takes their place. It is there before they are gone.
+        One small record replaces them, and is written before they are deleted.
         """
         with self._lock:
             if self.folder is None:
@@ -285,7 +285,7 @@ class AppendLog:
             return dropped
 
     def _runs(self, is_done: Callable[[Record], bool]) -> list[list[str]]:
-        """Names of neighbouring segments that are done with."""
+        """Names of neighbouring segments that are no longer needed."""
         runs: list[list[str]] = [[]]
         for name in sorted(self._records)[:-1]:
             if all(r.kind <= DROPPED or is_done(r) for r in self._records[name]):
@@ -309,8 +309,8 @@ def _leased(folder: str) -> AbstractContextManager[Lease]:
 
 
 class _Writer:
-    """The end of a log that one process writes. After a failed write it goes on as another writer: its first record
-    fences what may be left of the one that failed.
+    """The end of a log that one process writes. After a failed write, it continues as a new writer, whose first record
+    fences what may be left of the failed one.
     """
 
     def __init__(self, folder: str | None, log: bytes, held: Lease | None, writer: int, next_number: int) -> None:
@@ -380,7 +380,7 @@ class _Writer:
         self._file, self._size = -1, 0
 
     def close(self) -> None:
-        """Marks the end of what was written, if anything was, and gives the lease back."""
+        """Marks the end of what was written, if anything was, and releases the lease."""
         if os.getpid() != self._pid:  # a fork's copy
             return
         with suppress(HeadraceError):  # what is stored stays

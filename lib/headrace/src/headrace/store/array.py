@@ -1,16 +1,16 @@
 """One-dimensional zarr3 arrays through TensorStore: open, read a range, write shard by shard.
 
-The invariant: a finished array never changes, so nothing of it is ever re-validated (``recheck_cached_data: open``),
-and what is read is what was written, or an error: a lost shard, a flipped bit (crc32c) or an array of another length
-never becomes data. A range that lies on chunk borders is read with no waste. A read costs about 30 us of CPU plus its
-bytes; never read single rows. What lies on a store over HTTP is read chunk by chunk in one request each, retried and
-hedged as :mod:`headrace.store.retry` says (:mod:`headrace.store.sharded`, 0.2 ms of CPU a chunk).
+Invariant: a finished array never changes, so it is never re-validated (``recheck_cached_data: open``), and a read
+returns what was written or raises an error: a lost shard, a flipped bit (crc32c) or an array of another length never
+becomes data. A range on chunk borders is read without waste. A read costs about 30 us of CPU plus its bytes; never read
+single rows. Arrays in a store over HTTP are read with one request per chunk, retried and hedged as in
+:mod:`headrace.store.retry` (:mod:`headrace.store.sharded`, 0.2 ms of CPU per chunk).
 
-After ``os.fork`` a child cannot read if its parent has, since it has none of its parent's threads: what would wait for
-ever is an error (:func:`check_same_process`).
+After ``os.fork``, a child of a process that has read cannot read, because it lacks the parent's threads: instead of
+waiting forever, it gets an error (:func:`check_same_process`).
 
 Object stores: TensorStore reads the arrays, fsspec (:mod:`headrace.store.files`) the small files beside them, and both
-must reach the same server as the same user. These variables do that; on Google's and Amazon's own none is needed.
+must reach the same server as the same user. These variables do that; Google's and Amazon's own servers need none.
 
 ======================================  ==============================================================================
 ``GOOGLE_APPLICATION_CREDENTIALS``      key file for ``gs://``; otherwise what ``gcloud auth application-default`` left
@@ -65,7 +65,7 @@ def kvstore_spec(url: str) -> dict[str, Any]:
         >>> kvstore_spec("gs://bucket/cache/data")
         {'driver': 'gcs', 'bucket': 'bucket', 'path': 'cache/data/'}
     """
-    # Read once, at the first request of the process: a connection that gives nothing for so long is broken.
+    # Read once, at the first request of the process: a connection without data for this long is broken.
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1)))
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
     if files.is_local(url):
@@ -90,9 +90,7 @@ def kvstore_spec(url: str) -> dict[str, Any]:
 
 
 def _follow_gcs_emulator() -> None:
-    """Tells TensorStore, which has variables of its own, what ``STORAGE_EMULATOR_HOST`` tells everybody else. It reads
-    them once, at the process's first use of GCS.
-    """
+    """Sets TensorStore's own variables from ``STORAGE_EMULATOR_HOST``; it reads them once, at its first use of GCS."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host not in ("", "default"):
         url = host if host.startswith(("http://", "https://")) else f"http://{host}"
@@ -104,7 +102,7 @@ _first_process: int | None = None  # the first that used TensorStore
 
 
 def check_same_process() -> None:
-    """Says that TensorStore is about to be used; costs 0.1 us.
+    """Checks the process before TensorStore is used; costs 0.1 us.
 
     Raises:
         ReadError: a parent of this process has used it, then forked.
@@ -131,13 +129,13 @@ class StoredArray:
     """A finished one-dimensional array, opened at the first read.
 
     Args:
-        url: Folder of the array (the one that holds ``zarr.json``).
-        length: Number of elements, from the ledger: opening needs no request for it.
+        url: Folder of the array (the one with ``zarr.json``).
+        length: Number of elements, from the ledger, so that opening needs no request for it.
         layout: How they are stored.
-        digest: Gives that of the leaf, from the ledger: an array that says that it is of another one is refused.
-        names: Gives the crc32c of each chunk, from the ledger; None if it has none. Then, over HTTP, chunks are asked
-            for where the layout says that they lie, without reading first what ``zarr.json`` and the shards' indices
-            say. Where they lie elsewhere, the index is asked for after all.
+        digest: Returns the digest of the leaf, from the ledger: an array of another leaf is refused.
+        names: Returns the crc32c of each chunk, from the ledger; None if it has none. Over HTTP, chunks are then
+            requested at the positions that follow from the layout, without reading ``zarr.json`` and the shards'
+            indices. If a chunk is not there, its index is read after all.
     """
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
@@ -154,7 +152,7 @@ class StoredArray:
         self.length = length
         self.layout = layout
         self._digest, self._names = digest, names
-        # Nothing else is worked out here: a run may open a million arrays, and read few of them.
+        # Nothing else is computed here: a run may open a million arrays and read few of them.
         self._working_folder = "" if url.startswith("/") or "://" in url else os.getcwd()  # what a relative path means
         self._store: Any = None
         self._places: LocalPlaces | None = None
@@ -233,18 +231,18 @@ class StoredArray:
             read.result()
 
     def received(self, values: np.ndarray, start: int) -> None:
-        """Sees what was read from ``start`` on before anybody else; a subclass may check and change it."""
+        """Receives what was read from ``start`` on before anything else; a subclass may check and change it."""
 
     @property
     def owner(self) -> str:
-        """What its ``zarr.json`` has to say, if it says anything; empty if nobody knows."""
+        """The owner that its ``zarr.json`` must name, if it names one; empty if unknown."""
         digest = self._digest()
         return owner_of(self.url, digest) if digest else ""
 
     def mapped(self) -> MappedArray | None:
         """The array's chunks in place, if they are local and uncompressed; None: they have to be read.
 
-        A subclass that reads in a way of its own is always asked to read.
+        Always None for a subclass with its own way of reading.
         """
         own_way = type(self).read_into is not StoredArray.read_into or type(self).received is not StoredArray.received
         if self._folder is None or own_way:
@@ -282,11 +280,11 @@ class StoredArray:
         return PendingRead(submit(read), self, start, start + out.size)
 
     async def _opened_over_http(self) -> ShardedArray | None:
-        """This array, asked for once by all reads that come before it is there; None if TensorStore must read it."""
+        """This array, opened once for all waiting reads; None if TensorStore has to read it."""
         opening = self._opening
         if opening is None or _failed(opening):  # a failed one is tried again by the next read
             opening = self._opening = asyncio.ensure_future(self._open_over_http())
-            opening.add_done_callback(_failed)  # if all who waited have given up, its error is nobody's
+            opening.add_done_callback(_failed)  # if all waiting reads have given up, its error is ignored
         return await asyncio.shield(opening)
 
     async def _open_over_http(self) -> ShardedArray | None:
@@ -326,7 +324,7 @@ class StoredArray:
             return self._store
 
     async def _opened_as_is(self) -> Any:
-        """TensorStore's own view of an array over HTTP that is no plainly sharded one."""
+        """TensorStore's own view of an array over HTTP that is not plainly sharded."""
         if self._store is None:
             try:
                 store = await arrived(self._open())
@@ -353,7 +351,7 @@ class StoredArray:
         )
 
     def _check_store(self, store: Any) -> None:
-        try:  # TensorStore never frees what to_json gives: 8 KB each time
+        try:  # TensorStore never frees the result of to_json: 8 KB each time
             local = None if self._folder is None else json.loads((self._folder / "zarr.json").read_bytes())
             attributes = (local or store.spec().to_json()["metadata"]).get("attributes", {})
             self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))

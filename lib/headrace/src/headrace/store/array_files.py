@@ -1,7 +1,7 @@
-"""The files of an array, by names and lengths and, of each shard file, its last bytes: what verify looks at first.
+"""Checks the files of an array by names, lengths and the last bytes of each shard file: the first step of verify.
 
 The last bytes of a shard file are its index and, before that, the checksum of its last chunk, which ``zarr.json``
-names: a sound file in another's place is found by one small read (:mod:`headrace.store.places`).
+names, so one small read detects an intact file in the wrong position (:mod:`headrace.store.places`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headrace.store.ragged import shard_sizes
 
 @dataclass(frozen=True)
 class FileFindings:
-    """What is wrong with files of an array, as (file, problem) pairs, and whether ``zarr.json`` names its chunks."""
+    """Problems of the files of an array, as (file, problem) pairs, and whether ``zarr.json`` names its chunks."""
 
     problems: list[tuple[str, str]]
     names_chunks: bool = True
 
 
 def file_findings(array: StoredArray) -> FileFindings:
-    """Looks at the files of an array.
+    """Checks the files of an array.
 
     Raises:
         CacheError: the store cannot be reached.
@@ -64,7 +64,7 @@ def file_findings(array: StoredArray) -> FileFindings:
 
 
 def _wrong_file(file: str, number: int, size: int, stored: StoredLayout, length: int, sparse: bool) -> str | None:
-    """What is wrong with a shard file of an array of so many elements; None if nothing is."""
+    """The problem of a shard file of an array with this many elements; None if there is none."""
     index_bytes = stored.index_bytes
     if not index_bytes or not stored.index_last:
         return None
@@ -84,7 +84,7 @@ def _wrong_file(file: str, number: int, size: int, stored: StoredLayout, length:
 
 
 def _wrong_end(raw: bytes, size: int, stored: StoredLayout, number: int, chunks: int | None) -> str | None:
-    """What is wrong with the last bytes of a shard file; it should hold so many chunks, None: any number."""
+    """The problem of the last bytes of a shard file that should have this many chunks (None: any number)."""
     shard_chunks = stored.shard // stored.chunk
     entries = np.frombuffer(raw, "<u8", shard_chunks * 2, CRC_BYTES).reshape(-1, 2)
     there = np.flatnonzero(entries[:, 0] != NO_CHUNK)

@@ -1,7 +1,7 @@
-"""Lists of stored arrays, one for each part of a cache or of several, of which each is made at its first use.
+"""Lists of stored arrays, one for each part of a cache or of several; each array is created at its first use.
 
-Whoever plans over all arrays (how long each is, how many chunks it has) takes columns; nothing is made for an array
-until somebody reads it. Price: 8 bytes an array and column, 1 us for the first use of an array.
+Code that plans over all arrays (lengths, numbers of chunks) uses columns; no object is created for an array until it is
+read. Price: 8 bytes per array and column, 1 us for the first use of an array.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class MadeList(Sequence[T], Generic[T]):
-    """Things by number, each made when it is first asked for.
+    """Objects by number, each created at its first use.
 
     Example:
         >>> squares = MadeList(4, lambda number: number**2)
@@ -50,7 +50,7 @@ class MadeList(Sequence[T], Generic[T]):
         return item
 
     def once(self, number: int) -> T:
-        """One of them, which is not kept if it was not made before: for a pass over many."""
+        """One of them, without keeping it if it did not exist: for a pass over many."""
         item = self._made.get(number)
         return self._make(number) if item is None else item
 
@@ -61,13 +61,13 @@ class ArrayRun:
     Args:
         lengths: Elements of each.
         chunk: Elements of a chunk.
-        dtype: Of all of them; None: there are none, but places for them.
-        shard_chunks: Chunks of a file.
-        described: Whether chunks are asked for, over HTTP, without asking for ``zarr.json`` first (see
+        dtype: Dtype of all of them; None: placeholders for arrays that do not exist.
+        shard_chunks: Chunks per file.
+        described: Whether chunks can be requested over HTTP without reading ``zarr.json`` first (see
             :class:`~headrace.store.array.StoredArray`).
-        computed: Whether they are asked for without the index of their file, too.
-        get: An array by its number.
-        pages: Where the checksums of their chunks are read from, over HTTP, and of which leaf they are.
+        computed: Whether they can be requested without the index of their file, too.
+        get: Returns an array by its number.
+        pages: Where to read the checksums of their chunks over HTTP, and their leaf.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ArrayList(Sequence[StoredArray]):
 
     @classmethod
     def of(cls, arrays: Sequence[StoredArray]) -> ArrayList:
-        """These arrays as such a list; it is one already unless somebody made them by hand."""
+        """Converts arrays to such a list, unless they are one already."""
         if isinstance(arrays, ArrayList):
             return arrays
         return cls([_run_of(array) for array in arrays])
@@ -126,7 +126,7 @@ class ArrayList(Sequence[StoredArray]):
 
     @classmethod
     def missing(cls, size: int) -> ArrayList:
-        """Places of so many arrays that do not exist."""
+        """Placeholders for this many arrays that do not exist."""
         return cls([ArrayRun(np.zeros(size, np.int64), 1, None, dict[int, StoredArray]().get)])
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class ArrayList(Sequence[StoredArray]):
         return self.runs[run].get(number - int(self._first[run]))
 
     def page_requests(self, arrays: Int64[np.ndarray, " n"]) -> list[tuple[ChunkPages, Int64[np.ndarray, " pages"]]]:
-        """The pages of checksums that have to be asked for to read some of the arrays, all different; see
+        """The distinct pages of checksums that have to be requested to read some of the arrays; see
         :mod:`headrace.store.chunk_pages`.
         """
         bounds = np.searchsorted(arrays, self._first)
@@ -162,14 +162,14 @@ class ArrayList(Sequence[StoredArray]):
         return requests
 
     def spread(self, values: Sequence[Any], dtype: Any = np.int64) -> np.ndarray:
-        """A value of each run, as one of each array; takes no memory where all are the same."""
+        """Expands one value per run to one per array; takes no memory if all are the same."""
         by_run = np.asarray(values, dtype)
         if by_run.size and (by_run == by_run[0]).all():
             return np.broadcast_to(by_run[0], len(self))
         return np.repeat(by_run, np.diff(self._first))
 
     def first_chunks(self) -> Int64[np.ndarray, " n1"]:
-        """Where the chunks of each array begin, and the last end, if those of all are numbered."""
+        """Number of the first chunk of each array, and the end of the last, counting chunks over all arrays."""
         sizes = {run.chunk for run in self.runs}  # dividing by one number is faster
         size = sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])
         return starts((self.lengths + (size - 1)) // size)

@@ -1,8 +1,8 @@
 """``TokenCache``: a finished cache, opened for reading.
 
-The parts that workers wrote become one cache by a table (virtual concatenation): document and token numbers run through
-all parts, nothing is copied. Opening reads two files, whose size does not grow with the number of documents, and makes
-nothing for a part: records and arrays are made when they are first used.
+A table joins the parts that workers wrote to one cache (virtual concatenation): documents and tokens are numbered
+across all parts, and nothing is copied. Opening reads two files, whose size does not grow with the number of documents,
+and creates no objects per part: records and arrays are created at their first use.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CachePart:
 
     @property
     def record(self) -> PartRecord:
-        """What the ledger has of it."""
+        """Its record in the ledger."""
         return self.table[self.number]
 
 
@@ -69,16 +69,16 @@ class OriginalDocument:
 
 
 OpenPart: TypeAlias = Callable[[str, LeafKind, int], LeafPart]
-"""Gives a part of a leaf by name, kind and the part's number; the tokens are the leaf ``input_ids``."""
+"""Returns a part of a leaf by name, kind and the part's number; the tokens are the leaf ``input_ids``."""
 
 
 ReadLedger: TypeAlias = Callable[[str], Ledger | None]
-"""Reads the ledger of a cache: :func:`~headrace.store.ledger.open_ledger`, or what shares the work."""
+"""Reads the ledger of a cache: :func:`~headrace.store.ledger.open_ledger`, or a variant that shares the work."""
 
 
 class _TokenizerRecord(msgspec.Struct):
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
-    file: Name | None = None  # the cache's copy: a name that leads nowhere outside
+    file: Name | None = None  # the cache's copy: a name that cannot lead outside
 
 
 prepare_types(_TokenizerRecord, CacheLayout, LeafSpec)
@@ -89,8 +89,8 @@ class TokenCache:
 
     Args:
         path: Folder or URL.
-        ledger: What the cache is made of.
-        open_part: Finds the arrays that another program wrote; headrace's own folders if left out.
+        ledger: The content of the cache.
+        open_part: Finds the arrays that another program wrote; default: headrace's own folders.
 
     Attributes:
         path: Folder or URL.
@@ -130,7 +130,7 @@ class TokenCache:
         Raises:
             CacheMissingError: there is no cache.
             CacheUnfinishedError: its build was interrupted.
-            CacheCorruptError: its ledger is none, or of another version.
+            CacheCorruptError: its ledger is invalid, or of another version.
             CacheError: its ledger cannot be read.
         """
         if not isinstance(path, str | Path):
@@ -155,12 +155,12 @@ class TokenCache:
 
     @property
     def members(self) -> Sequence[TokenCache]:
-        """The caches that this one is joined of; itself, if it is one."""
+        """The caches that this one joins; itself if it is a single one."""
         return (self,)
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """How many generations (``headrace build --append``) it has of each cache that it is made of."""
+        """Number of generations (``headrace build --append``) of each cache that it consists of."""
         return (1,)
 
     @property
@@ -186,19 +186,19 @@ class TokenCache:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: equal for caches whose parts hold the same tokens and documents."""
+        """Identifies the content: equal for caches whose parts have the same tokens and documents."""
         return self._table.fingerprint
 
     @cached_property
     def whole_ledger(self) -> Ledger:
-        """The ledger with what opening leaves out: the counters of each part, and the parts and the sources of the
-        cache that this one is a shuffled copy of. Reads all of ``ledger.json``.
+        """The ledger with what opening leaves out: the counters of each part and, for a shuffled copy, the parts and
+        sources of the original. Reads all of ``ledger.json``.
         """
         return whole_ledger(self._root) if isinstance(self._table, ColumnTable) else self.ledger
 
     def opening_requests(self, hosts: int) -> int:
-        """Requests that it takes to open it on a store over HTTP, for the hosts of a job together: one opens it for all
-        if it has ``ledger.bin``. Of Levanter's caches those for the ledger alone.
+        """Requests with which all hosts of a job together open it in a store over HTTP: with ``ledger.bin``, one host
+        opens it for all. For Levanter's caches, the requests for the ledger only.
         """
         if self.is_virtual:  # a small one, as it will be built
             return 3
@@ -216,7 +216,7 @@ class TokenCache:
 
     @property
     def shuffle(self) -> DocumentShuffle | None:
-        """How the documents were shuffled when the cache was written; None if they were not."""
+        """The shuffle of the documents when the cache was written; None if they were not shuffled."""
         record = shuffle_record(self.ledger, self.path)
         return None if record is None else DocumentShuffle(self.num_documents, record.seed, record.unit)
 
@@ -226,12 +226,12 @@ class TokenCache:
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether documents lie elsewhere than at their numbers."""
+        """Whether stored positions of documents differ from their numbers."""
         return self.shuffle is not None
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
-        """Where the documents of these numbers lie, int64 ``[n]``: of a shuffled cache, numbers are those of the cache
-        that it was made of; else each lies at its number. Numbers are not checked.
+        """Stored positions of the documents with these numbers, int64 ``[n]``: in a shuffled cache, numbers refer to
+        the original; otherwise positions equal numbers. Numbers are not checked.
 
         Example:
             >>> import headrace.testing
@@ -242,12 +242,12 @@ class TokenCache:
         return numbers if shuffle is None else shuffle.stored_at(numbers)
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
-        """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents that lie at these places."""
+        """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents at these positions."""
         numbers, shuffle = np.asarray(stored, np.int64), self.shuffle
         return numbers if shuffle is None else shuffle.originals(numbers)
 
     def original(self, place: int) -> OriginalDocument:
-        """The document that lies at a place: of a shuffled cache, as the one that it was made of has it.
+        """The document at a stored position; for a shuffled cache, with its number, part and sources in the original.
 
         Example:
             >>> import headrace.testing
@@ -266,7 +266,7 @@ class TokenCache:
         return OriginalDocument(number, name, number_in_part, records)
 
     def check_unit(self, unit: int) -> None:
-        """Raises ConfigError if units of so many neighbouring documents were parted when the cache was shuffled."""
+        """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring documents."""
         if self.shuffle is not None and self.shuffle.unit % unit:
             raise ConfigError(
                 f"is not kept by {self.path}, whose documents were shuffled in units of {self.shuffle.unit}",
@@ -277,12 +277,12 @@ class TokenCache:
 
     @property
     def leaves(self) -> list[str]:
-        """Names of the leaves beside the tokens."""
+        """Names of the leaves other than the tokens."""
         return sorted(self._specs)
 
     @property
     def leaf_specs(self) -> tuple[LeafSpec, ...]:
-        """The leaves beside the tokens, in the order in which they were written."""
+        """The leaves other than the tokens, in the order in which they were written."""
         return tuple(self._specs.values())
 
     def leaf(self, name: str) -> CacheLeaf:
@@ -358,12 +358,12 @@ class TokenCache:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it does not exist, but is planned with (``headrace simulate --tokens``)."""
+        """Whether it does not exist and is only planned with (``headrace simulate --tokens``)."""
         return self.ledger.tokenizer.get("fingerprint") == "virtual"
 
     @cached_property
     def _pages(self) -> ChunkPages | None:
-        """What is to be known of an array before its chunks are asked for; None: its ``zarr.json`` has to be read."""
+        """What a reader needs to request chunks of an array directly; None: its ``zarr.json`` has to be read."""
         if not isinstance(self._table, ColumnTable) or not self._table.head.described:
             return None
         return ChunkPages(self._table, self.layout, self.leaf_specs)
@@ -380,7 +380,7 @@ def _cache_part(table: PartTable, leaves: Sequence[LeafPart], number: int) -> Ca
 
 
 def _converted(values: object, form: type[FormT], section: str, path: str) -> FormT:
-    """A section of a ledger, which may come from anywhere, as what it has to be."""
+    """Parses a section of a ledger, which may come from anywhere."""
     try:
         return msgspec.convert(values, form)
     except (msgspec.ValidationError, ConfigError) as error:

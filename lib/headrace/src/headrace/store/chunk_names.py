@@ -1,9 +1,9 @@
-"""The crc32c of every chunk of a cache, as one list: what ``ledger.bin`` has of chunks.
+"""The crc32c of every chunk of a cache, as one list in ``ledger.bin``.
 
-Each array names the checksums of its chunks in its ``zarr.json``. Who asks a store over HTTP for chunks alone does not
-read that, so ``ledger.bin`` has them all: leaf by leaf, the values of all parts, then their offsets, part by part. They
-are stored in **pages** of 65,536, each followed by a checksum of its number and its content, so that a page can be
-read by itself: 4 bytes a chunk, 600 MB for 10 trillion tokens, of which a reader takes the pages that it comes to.
+Each array lists the checksums of its chunks in its ``zarr.json``. To request only chunks over HTTP, without reading
+that file, ``ledger.bin`` has all of them: leaf by leaf, the values of all parts, then their offsets, part by part. They
+are stored in **pages** of 65,536, each followed by a checksum of its number and its content, so that a page can be read
+by itself: 4 bytes per chunk, 600 MB for 10 trillion tokens, of which a reader reads only the pages that it needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ArrayChunks(NamedTuple):
     Attributes:
         leaf: The leaf.
         folder: ``data`` or ``offsets``.
-        first: Number of the first chunk of each part in the list of all, and where those of the last end.
+        first: Number of the first chunk of each part in the list of all, and the end of the last.
     """
 
     leaf: str
@@ -43,8 +43,8 @@ class ArrayChunks(NamedTuple):
 
 
 class ChunkNames(NamedTuple):
-    """What ``ledger.bin`` says of chunks: their checksums, none if not every array names its own; and whether chunks
-    may be asked for without ``zarr.json``, as it has nothing more to say.
+    """The chunks in ``ledger.bin``: their checksums, none unless every array lists its own; and whether chunks can be
+    requested without ``zarr.json``.
     """
 
     checksums: UInt32[np.ndarray, " chunks"] = np.zeros(0, np.uint32)
@@ -52,7 +52,7 @@ class ChunkNames(NamedTuple):
 
 
 def chunks_of(table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec]) -> list[ArrayChunks]:
-    """Which chunks a cache has, kind by kind.
+    """The chunks of a cache, kind by kind.
 
     Example:
         >>> import headrace.testing
@@ -80,13 +80,13 @@ def chunks_of(table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec])
 def read_names(
     root: str, parts: Sequence[Any], layout: Mapping[str, Any], leaves: Sequence[Mapping[str, Any]]
 ) -> ChunkNames:
-    """What the arrays of a cache name. Price: one small read of each array, 32 at a time.
+    """Reads the checksums listed in the arrays of a cache. Price: one small read per array, 32 at a time.
 
     Args:
         root: Folder or URL of the cache.
         parts: Its parts.
-        layout: Of its tokens, as the ledger has it.
-        leaves: Beside the tokens, likewise.
+        layout: Layout of its tokens, as in the ledger.
+        leaves: Its other leaves, as in the ledger.
 
     Raises:
         CacheError: the store cannot be reached.
@@ -115,7 +115,7 @@ def read_names(
 
 
 def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
-    """The checksums of so many chunks that an array names; None if it does not, or not as it should."""
+    """The checksums that an array lists for this many chunks; None if it does not, or if they are invalid."""
     try:
         stored = StoredLayout.parse(json.loads(files.read_bytes(files.join(url, "zarr.json")) or b""))
     except (CacheError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
@@ -126,12 +126,12 @@ def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
 
 
 def pages_of(chunks: int) -> int:
-    """Number of pages for so many chunks."""
+    """Number of pages for this many chunks."""
     return -(-chunks // PAGE_CHUNKS)
 
 
 def to_pages(checksums: UInt32[np.ndarray, " chunks"]) -> np.ndarray:
-    """Checksums of chunks as they are stored, ``<u4``, page after page.
+    """Checksums of chunks in stored form, ``<u4``, page by page.
 
     Example:
         >>> from_page(0, to_pages(np.arange(3, dtype=np.uint32)).tobytes()).tolist()
@@ -145,7 +145,7 @@ def to_pages(checksums: UInt32[np.ndarray, " chunks"]) -> np.ndarray:
 
 
 def from_page(page: int, stored: bytes) -> UInt32[np.ndarray, " chunks"]:
-    """The checksums in a stored page. ValueError if it is not as it was written."""
+    """The checksums in a stored page. ValueError if it is damaged."""
     if len(stored) < 4 or _checksum(page, stored[:-4]) != int.from_bytes(stored[-4:], "little"):
         raise ValueError("DATA_LOSS: digest mismatch: the crc32c of a page of checksums is another one")
     return np.frombuffer(stored[:-4], "<u4")

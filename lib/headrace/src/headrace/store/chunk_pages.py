@@ -1,7 +1,7 @@
-"""Reading the checksums of chunks from ``ledger.bin``, page by page, for arrays on a store over HTTP.
+"""Reads the checksums of chunks from ``ledger.bin``, page by page, for arrays in a store over HTTP.
 
-A page that was not among the bytes that the cache was opened from is asked for once a process, when the first array
-with chunks in it is read, and kept. Price: one request for 65,536 chunks, 256 KiB; 4 bytes of memory a chunk.
+A page that was not read when the cache was opened is requested once per process, when the first array with chunks in it
+is read, and kept. Price: one request for 65,536 chunks, 256 KiB; 4 bytes of memory per chunk.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ChunkPages:
     """The checksums of the chunks of a cache.
 
     Args:
-        table: Of its parts.
-        layout: Of its tokens.
-        leaves: Beside them.
+        table: Table of its parts.
+        layout: Layout of its tokens.
+        leaves: Its other leaves.
     """
 
     def __init__(self, table: ColumnTable, layout: CacheLayout, leaves: Sequence[LeafSpec]) -> None:
@@ -42,7 +42,7 @@ class ChunkPages:
         """The checksum of each chunk of an array, uint32; None if the table does not name them. For the loop's thread.
 
         Raises:
-            ReadError: the table names another number of chunks than its parts have.
+            ReadError: the number of chunks in the table differs from its parts.
             StoreFailedError: the store failed.
         """
         if not self._table.head.chunks:
@@ -54,7 +54,7 @@ class ChunkPages:
         return np.concatenate([np.zeros(0, np.uint32), *contents])[first - begin : stop - begin]
 
     def requests(self, leaf: str, parts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " pages"]:
-        """The pages that have to be asked for to read the values of a leaf in some parts."""
+        """The pages that have to be requested to read the values of a leaf in some parts."""
         if not self._table.head.chunks:
             return np.zeros(0, np.int64)
         first = self._kinds[leaf, "data"].first
@@ -76,7 +76,7 @@ class ChunkPages:
 
     @cached_property
     def _at_hand(self) -> int:
-        """Pages that the bytes hold from which the cache was opened."""
+        """Pages in the bytes that were read when the cache was opened."""
         begin, stop = self._table.chunk_place
         if len(self._table.data) >= stop:
             return pages_of(self._table.head.chunks)

@@ -1,16 +1,15 @@
 """Copying a cache of many parts, of any form, into one part.
 
-Reading does not need it: parts are joined by a table, and a read that begins and ends in one part costs the same in a
-cache of one or of a thousand. It is for what cannot be had otherwise: fewer files, rows that run on where a part ended
-(each part drops the last tokens that fill no row), other chunks or another dtype, and a copy of a Levanter cache with
-checksums and digests.
+Reading does not need it: a table joins the parts, and a read within one part costs the same in a cache of one part or
+of a thousand. It is useful for fewer files, rows that continue across the ends of parts (each part drops the last
+tokens that fill no row), other chunks or another dtype, and a copy of a Levanter cache with checksums and digests.
 
-The invariant: the same documents in the same order, and bit for bit the part that a build of all sources as one part
-would have written. So its fingerprint is that of such a build: equal for copies of all caches of the same documents,
-however they were cut, and another than that of the cache it came from, since rows of tokens lie otherwise in it.
+Invariant: the same documents in the same order, bit-identical to the part that a build of all sources as one part would
+have written. Its fingerprint is that of such a build: equal for copies of all caches of the same documents, however
+they were divided, and different from that of the original, because its rows of tokens differ.
 
-Interrupted, it goes on with the first shard file that is missing; what is there is read from the source again, for the
-digest, and not written. Price: one pass over the cache, memory of about three shards (100 MB by default).
+If interrupted, it continues with the first missing shard file; for the digest, earlier ones are read from the source
+again, but not written. Price: one pass over the cache, memory of about three shards (100 MB by default).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from headrace.store.tombstones import copy_tombstones
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
-_KEPT = ": finished files are kept"
+_FILES_KEPT = ": finished files are kept"
 
 
 def consolidate(
@@ -48,20 +47,20 @@ def consolidate(
     tokenizer: tuple[Mapping[str, Any], bytes | None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> TokenCache:
-    """Copies a cache into one part, or finishes a copy that was begun.
+    """Copies a cache into one part, or finishes an interrupted copy.
 
     Args:
-        cache: What to copy.
-        output: Folder or URL, new or empty, or what an interrupted call left there.
-        layout: Layout of the tokens; that of the cache, or the default one for caches of other programs.
-        tokenizer: Record and file of the tokenizer, for a cache that does not keep its own; kept with ``stated: true``.
+        cache: The cache to copy.
+        output: Folder or URL: new, empty, or with an interrupted copy.
+        layout: Layout of the tokens; default: that of the cache, or the standard one for caches of other programs.
+        tokenizer: Record and file of the tokenizer, for a cache without its own; recorded with ``stated: true``.
         advance: Called with the number of tokens and values copied since its last call.
 
     Returns:
-        The copy. If it is finished already, nothing was done.
+        The copy. If it was already finished, nothing is done.
 
     Raises:
-        CacheError: the output holds something else, cannot be written or is being written.
+        CacheError: the output contains something else, cannot be written or is being written.
         ReadError: the cache is damaged.
 
     Example:
@@ -85,7 +84,7 @@ def _consolidated(
     return_freed_memory()
     if layout is None:
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
-    planned = _begun(cache, layout)
+    planned = _start_ledger(cache, layout)
     if tokenizer is not None:
         planned = structs.replace(planned, tokenizer={**tokenizer[0], "stated": True})
     with lease(output) as held_lease:
@@ -93,7 +92,7 @@ def _consolidated(
         if old_ledger is None:
             check_vacant(output)
             write_ledger(output, planned)
-        elif _asked(old_ledger) != _asked(planned):
+        elif _identity(old_ledger) != _identity(planned):
             raise CacheError(
                 "holds another cache", field="output", value=output, cure="Choose a folder that is new or empty."
             )
@@ -121,7 +120,7 @@ def _consolidated(
     return TokenCache.open(output)
 
 
-def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
+def _start_ledger(cache: TokenCache, layout: CacheLayout) -> Ledger:
     source = cache.whole_ledger
     came_from = {"fingerprint": cache.fingerprint, "parts": len(cache.parts)}
     return structs.replace(
@@ -134,8 +133,8 @@ def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
     )
 
 
-def _asked(ledger: Ledger) -> tuple[Any, ...]:
-    """What two calls for one output must agree on."""
+def _identity(ledger: Ledger) -> tuple[Any, ...]:
+    """The values on which two calls for one output must agree."""
     return ledger.metadata.get(_ORIGIN), ledger.layout, ledger.tokenizer.get("fingerprint")
 
 
@@ -162,9 +161,7 @@ def _copy_array(
     digest: Any,
     advance: Callable[[int], None] | None,
 ) -> np.ndarray | None:
-    """Writes the shards that are not there yet; a shard file is written whole or not at all. Gives the checksums of all
-    chunks.
-    """
+    """Writes the missing shards; each file completely or not at all. Returns the checksums of all chunks."""
     created_array(url, layout.zarr_metadata(length), replace=False)
     writer = ShardWriter(url, layout.zarr_metadata(length))
     there = set(shard_sizes(url, -(-length // layout.shard_elements)))
@@ -179,7 +176,7 @@ def _copy_array(
             filled += piece.size
             rest = rest[piece.size :]
             if filled == shard.size or at + filled == length:
-                writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_KEPT)
+                writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_FILES_KEPT)
                 at, filled = at + filled, 0
         if advance is not None:
             advance(block.size)
@@ -187,7 +184,7 @@ def _copy_array(
 
 
 def summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Counters of all parts together: numbers added, of texts the first that says something; the rest is left out."""
+    """Counters of all parts together: sums of numbers, and the first non-empty text; the rest is left out."""
     total: dict[str, Any] = {}
     for extra in extras:
         for name, value in extra.items():

@@ -1,17 +1,17 @@
-"""What is on a local disk when the power fails: files synced before they are renamed, folders after.
+"""Durable file operations on local disks: files are synced before they are renamed, folders afterwards.
 
-A file system may keep the name of a file whose bytes never came to the disk, or the bytes and no name: it owes nothing
-that ``fsync`` was not called for, neither of the file nor of the folder that has its name. So everything here returns
-only when what it did would survive, and the order of two calls is their order on the disk:
+Without ``fsync`` of the file and of its folder, a file system guarantees neither: after a power cut, a file may have
+its name without its bytes, or no name. The functions here return only when their effect would survive, and the order of
+two calls is their order on disk:
 
-- :func:`write_file`: the bytes, then the name, then the folder. Under that name lie the old bytes or the new ones.
-- :func:`rename`, :func:`remove`: the folders after it.
-- :func:`make_folder`: the folder that has the new one's name, up to the first that was there.
-- :func:`sync_folders`: all folders of a tree whose files were written by something else. TensorStore syncs each file
-  and the folder that it lies in, not the folders that it makes.
+- :func:`write_file`: syncs the bytes, then the name, then the folder. The name has the old bytes or the new ones.
+- :func:`rename`, :func:`remove`: sync the folders afterwards.
+- :func:`make_folder`: syncs the parent folders, up to the first that existed.
+- :func:`sync_folders`: syncs all folders of a tree whose files were written by something else. TensorStore syncs each
+  file and its folder, but not the folders that it makes.
 
-Price: two to three calls of ``fsync`` a file: 0.1 to 10 ms each, by the disk. File systems that cannot sync a folder
-(some network ones) are passed over: they have no such state of their own.
+Price: two to three calls of ``fsync`` per file: 0.1 to 10 ms each, depending on the disk. File systems that cannot sync
+a folder (some network ones) are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def free_bytes(path: Path) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
+    """Waits until the names in a folder are on disk."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -45,7 +45,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders(root: Path, *, below: Path) -> None:
-    """Waits until the names in a folder, in all below it and in those above it up to ``below`` are on the disk."""
+    """Waits until the names in a folder, in its subfolders and in its parents up to ``below`` are on disk."""
     for folder, _, _ in os.walk(root, topdown=False):
         sync_folder(Path(folder))
     for folder in root.parents:
@@ -54,7 +54,7 @@ def sync_folders(root: Path, *, below: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Waits until the bytes of a file are on the disk, whoever wrote them."""
+    """Waits until the bytes of a file are on disk, whichever process wrote them."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -63,7 +63,7 @@ def sync_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing."""
+    """Makes a folder and its missing parents."""
     path = path.absolute()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(path: Path, pieces: Sequence[bytes | memoryview], *, temporary: Path) -> None:
-    """Writes a file by way of another one beside it, so that no crash leaves half of it."""
+    """Writes a file through a temporary one next to it, so that no crash leaves half of it."""
     make_folder(path.parent)
     with temporary.open("wb") as file:
         file.writelines(pieces)
@@ -82,7 +82,7 @@ def write_file(path: Path, pieces: Sequence[bytes | memoryview], *, temporary: P
 
 
 def rename(source: Path, target: Path) -> None:
-    """Gives a file, or a folder, another name; a file that has that name is replaced."""
+    """Renames a file or a folder; an existing file is replaced."""
     os.replace(source, target)
     sync_folder(target.parent)
     if source.parent != target.parent:
@@ -90,7 +90,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a folder and all in it, or a file, if it is there."""
+    """Deletes a folder with its content, or a file, if it exists."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What TensorStore's errors mean: whether to ask again, and how to say it in a line."""
+"""Interprets TensorStore's errors: whether to retry, and how to say it in one line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Failure: TypeAlias = Literal["transient", "refused", "damaged"]
 
 
 class StoreFailedError(OSError):
-    """The store did not give what was asked for, and was asked as often as the policy says."""
+    """The store failed, after all retries that the policy allows."""
 
 
 class DamagedAnswerError(StoreFailedError):
-    """What the store gives is missing or not what was stored."""
+    """The store's answer is missing or is not what was stored."""
 
 
 def transient(error: BaseException) -> bool:
-    """Whether an error of TensorStore is worth another try. (It retries 501 of GCS too; that is its own affair.)
+    """Whether an error of TensorStore is worth a retry. (TensorStore itself also retries 501 of GCS.)
 
     Example:
         >>> transient(ValueError("ABORTED: All 1 retry attempts failed: Service Unavailable"))
@@ -39,7 +39,7 @@ def transient(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What kind of failure an error of TensorStore, or of decoding, is.
+    """The kind of failure of an error from TensorStore or from decoding.
 
     Example:
         >>> failure_of(ValueError("FAILED_PRECONDITION: Unknown [http_response_code='302']"))
@@ -55,7 +55,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def reason(error: BaseException) -> str:
-    """What TensorStore says, with the HTTP status, without where in its source it says so.
+    """TensorStore's message with the HTTP status, without its source location.
 
     Example:
         >>> reason(ValueError("NOT_FOUND: chunk {1} is missing [source locations='driver/read.cc:345']"))

@@ -1,8 +1,8 @@
 """Small files by path or URL: ledgers, part records, source text. Arrays go through TensorStore (array.py) instead.
 
-Local paths, ``gs://``, ``s3://``, ``http(s)://`` and every other protocol that fsspec knows. A write is atomic: rename
-on local disk, one PUT on object stores; a reader sees the old bytes or the new ones, never a part of them. What goes
-over the wire is asked for again as :mod:`headrace.store.retry` says, on top of what the client library does itself.
+Local paths, ``gs://``, ``s3://``, ``http(s)://`` and every other protocol that fsspec supports. A write is atomic: a
+rename on a local disk, one PUT in an object store; a reader sees the old bytes or the new ones, never a part of them.
+Requests are retried as in :mod:`headrace.store.retry`, in addition to the client library's own retries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_local(url: str) -> bool:
 
 
 def is_web(url: str) -> bool:
-    """Whether ``url`` is of a web server, which can only be read."""
+    """Whether ``url`` is on a web server, which is read-only."""
     return url.startswith(("http://", "https://"))
 
 
@@ -44,7 +44,7 @@ def local_path(url: str) -> Path:
 
 
 def absolute(url: str) -> str:
-    """The same place, whatever the working folder is when it is used; without ``..``, which TensorStore refuses."""
+    """An absolute path or URL, independent of the working folder; without ``..``, which TensorStore refuses."""
     path = url if url.startswith("/") else str(local_path(url).absolute())
     return url if "://" in url else str(Path(path).resolve()) if ".." in Path(path).parts else path
 
@@ -63,10 +63,10 @@ def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of ``url`` and the path on it.
 
     Raises:
-        ConfigError: the scheme is unknown, or its package is not installed (the extra to install is named).
+        ConfigError: the scheme is unknown, or its package is not installed (names the extra to install).
     """
     try:
-        # Listings are not kept: TensorStore writes into the same folders, and other machines do.
+        # Listings are not cached: TensorStore and other machines write into the same folders.
         options = {"client_kwargs": redirects.client_options()} if is_web(url) else {}
         fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
     except ImportError as error:
@@ -82,7 +82,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Which credential a request for ``url`` carries, in words: its name, never what is in it.
+    """The credential of a request for ``url``, in words: its name, never its content.
 
     Example:
         >>> asked_as("s3://bucket/x", {"AWS_ACCESS_KEY_ID": "AKIA..."})
@@ -128,8 +128,8 @@ def _user() -> str:
 
 @contextmanager
 def client_errors(url: str) -> Iterator[None]:
-    """Turns what clients of stores raise into a :class:`CacheError` about ``url``. FileNotFoundError, headrace's own
-    errors and any OSError about a local path pass through: they are said elsewhere.
+    """Converts errors of store clients to a :class:`CacheError` about ``url``. FileNotFoundError, headrace's own errors
+    and any OSError about a local path pass through: they are handled elsewhere.
     """
     try:
         yield
@@ -151,7 +151,7 @@ def client_errors(url: str) -> Iterator[None]:
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error of a client library, if it tells one."""
+    """The HTTP status of a client library's error, if it has one."""
     while error is not None:
         response = getattr(error, "response", None)  # botocore's
         meta = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
@@ -176,7 +176,7 @@ _PASSING = {"ClientError", "HTTPClientError", "FSTimeoutError", "FlexibleChecksu
 
 
 def transient(error: Exception) -> bool:
-    """Whether another try may help: 408, 429, 5xx, no answer in time, a broken connection, a cut answer."""
+    """Whether a retry may help: 408, 429, 5xx, no answer in time, a broken connection, a truncated answer."""
     names = {c.__name__ for c in type(error).__mro__}  # of aiohttp and botocore, which need not be installed
     status = None if "ClientPayloadError" in names else _status(error)  # of a cut answer aiohttp says 400
     if status is not None:
@@ -186,8 +186,8 @@ def transient(error: Exception) -> bool:
     return isinstance(error, OSError) or bool(names & _PASSING)
 
 
-def _asked(url: str, method: str, *args: Any, **options: Any) -> Any:
-    """One call of a filesystem that is no local disk: in time, with retries, with errors about ``url``."""
+def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
+    """One call of a remote filesystem: with a timeout, retries, and errors about ``url``."""
 
     def ask() -> Any:
         fs, path = filesystem(url)
@@ -206,7 +206,7 @@ def _asked(url: str, method: str, *args: Any, **options: Any) -> Any:
 
 
 def open_read(url: str) -> IO[bytes]:
-    """``url`` opened for reading bytes; raises FileNotFoundError, or CacheError if the store is out of reach."""
+    """Opens ``url`` for reading bytes; raises FileNotFoundError, or CacheError if the store cannot be reached."""
     if is_local(url):
         return local_path(url).open("rb")
     fs, path = filesystem(url)
@@ -214,21 +214,21 @@ def open_read(url: str) -> IO[bytes]:
         try:
             return cast("IO[bytes]", fs.open(path, "rb"))
         except FileNotFoundError:
-            _asked(url, "cat_file", start=0, end=1)  # fsspec says so of web servers that it cannot reach, too
+            _call(url, "cat_file", start=0, end=1)  # fsspec says so of web servers that it cannot reach, too
             raise
 
 
 def read_bytes(url: str) -> bytes | None:
-    """The content of ``url``; None if there is no such file. Raises CacheError if the store is out of reach."""
+    """The content of ``url``; None if there is no such file. Raises CacheError if the store cannot be reached."""
     try:
-        return local_path(url).read_bytes() if is_local(url) else cast("bytes", _asked(url, "cat_file"))
+        return local_path(url).read_bytes() if is_local(url) else cast("bytes", _call(url, "cat_file"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
-    """The content of ``url`` as ``parse`` makes it, or None. What comes over the wire and is refused by ``parse``
-    (:class:`CacheCorruptError`) is asked for again.
+    """The content of ``url``, parsed with ``parse``, or None. If ``parse`` raises :class:`CacheCorruptError` for remote
+    content, it is requested again.
     """
 
     def ask() -> T | None:
@@ -241,7 +241,7 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
 
 
 def check_writable(output: str) -> None:
-    """Raises ConfigError for a place that can only be read."""
+    """Raises ConfigError for a read-only location."""
     if is_web(output):
         raise ConfigError(
             "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
@@ -249,13 +249,13 @@ def check_writable(output: str) -> None:
 
 
 def not_written(output: str, error: OSError) -> CacheError:
-    """What to say of an output that the system does not let be written."""
+    """The message for an output that the system refuses to write."""
     cure = "Check the path, permissions and free space, then run the same command again: finished parts are kept."
     return CacheError(f"cannot be written ({refusal(output, error)})", field="output", value=output, cure=cure)
 
 
 def refusal(url: str, error: OSError) -> str:
-    """Why the system refused, with the free space where that is what there is too little of."""
+    """Why the system refused, with the free space if the disk is full."""
     reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
@@ -264,29 +264,28 @@ def refusal(url: str, error: OSError) -> str:
 
 def read_range(url: str, start: int, stop: int) -> bytes:
     """Bytes ``start .. stop`` of a file; fewer if it is shorter. Raises FileNotFoundError, or CacheError if the store
-    is out of reach.
+    cannot be reached.
     """
     if is_local(url):
         with local_path(url).open("rb") as file:
             file.seek(start)
             return file.read(stop - start)
-    return cast("bytes", _asked(url, "cat_file", start=start, end=stop))
+    return cast("bytes", _call(url, "cat_file", start=start, end=stop))
 
 
 def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = "") -> None:
-    """Writes ``data``, or pieces of it, to ``url`` so that no reader, and no crash, ever leaves half of it; when this
-    returns, it is there after a power cut too. ``writer`` names this writer among those that may write the file at the
-    same time.
+    """Writes ``data``, or pieces of it, to ``url`` atomically; after it returns, the file also survives a power cut.
+    ``writer`` names this writer among those that may write the file at the same time.
 
     Raises:
-        CacheError: the place cannot be written (permissions, disk full, ...).
+        CacheError: the file cannot be written (permissions, disk full, ...).
     """
     try:
         if not is_local(url):
-            _asked(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
+            _call(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
             return
         path = local_path(url)
-        # One fixed name: what a killed writer left is overwritten by the next one, so nothing stray stays behind.
+        # One fixed name: the next writer overwrites the rest of a killed one, so no stray files remain.
         durable.write_file(
             path, [data] if isinstance(data, bytes) else data, temporary=path.with_name(f"{path.name}{writer}.tmp")
         )
@@ -296,19 +295,19 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or folder at ``url``. Raises CacheError if the store is out of reach."""
+    """Whether there is a file or folder at ``url``. Raises CacheError if the store cannot be reached."""
     if is_local(url):
         return local_path(url).exists()
     try:
         # fsspec's own answer hides why a web server gave none
-        _asked(url, "cat_file", start=0, end=1) if is_web(url) else _asked(url, "info")
+        _call(url, "cat_file", start=0, end=1) if is_web(url) else _call(url, "info")
     except FileNotFoundError:
         return False
     return True
 
 
 def remove_tree(url: str) -> None:
-    """Deletes a folder and all in it, or a file, if it is there. Raises CacheError if it cannot be deleted."""
+    """Deletes a folder with its content, or a file, if it exists. Raises CacheError if it cannot be deleted."""
     try:
         if not is_local(url):
             if exists(url):
@@ -332,7 +331,7 @@ def tree_bytes(url: str) -> int:
 
 
 def open_source(path: str) -> IO[bytes]:
-    """A source file, opened for reading; remote ones are read with patience (:class:`PatientFile`)."""
+    """Opens a source file for reading; remote ones are read with retries (:class:`PatientFile`)."""
     return open_read(path) if is_local(path) else cast("IO[bytes]", PatientFile(lambda: open_read(path)))
 
 
@@ -343,8 +342,8 @@ def _may_pass(error: Exception) -> bool:
 
 
 class PatientFile(io.RawIOBase):
-    """A file that is opened again, at the same place, when a read of it fails (503, a connection that ends), as the
-    policy of :mod:`headrace.store.retry` says. What is read is the same, whatever failed in between.
+    """A file that is opened again, at the same position, if a read fails (503, a dropped connection), as in the policy
+    of :mod:`headrace.store.retry`. What is read does not depend on failures.
     """
 
     def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:

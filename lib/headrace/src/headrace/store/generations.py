@@ -1,13 +1,12 @@
-"""Generations: what was appended to a finished cache, each an ordinary cache below it, and the list of them.
+"""Generations: what was appended to a finished cache, each an ordinary cache in its folder, and their list.
 
-The second generation of a cache lies in ``<root>/generations/2``, the third in ``3``; ``<root>/generations.json`` names
-the content of each. The file is written last, so what an append that was killed left is no generation; the same append
-goes on with it. Documents are numbered through all generations, and a cache of the first n is the same for ever: a run
-that began with some goes on with these, whatever is appended later.
+The second generation of a cache is in ``<root>/generations/2``, the third in ``3``; ``<root>/generations.json``
+identifies the content of each. That file is written last, so the rest of a killed append is not a generation; the same
+append continues it. Documents are numbered across all generations, and a cache of the first n never changes: a run that
+started with some continues with these, whatever is appended later.
 
-Invariants: what was there stays as it is, to the bit; a reader, and a crash at any point, sees the list before an
-append or the list after it. Price: one small read a cache when it is opened, none where a config says
-``generations: 1``.
+Invariants: existing data stays bit-identical; a reader, even after a crash, sees the list before an append or the list
+after it. Price: one small read per cache when it is opened, none if a config says ``generations: 1``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ prepare_types(_File)
 
 
 def generation_path(root: str, number: int) -> str:
-    """Where a generation lies, counted from 1.
+    """The folder of a generation, counted from 1.
 
     Example:
         >>> generation_path("caches/web", 1), generation_path("caches/web/", 2)
@@ -48,7 +47,7 @@ def generation_path(root: str, number: int) -> str:
 
 
 def cache_of_generation(path: str) -> str:
-    """The cache that a folder is an appended generation of, as far as its name tells; empty if it is of none.
+    """The cache of which a folder is a generation, judging by its name; empty if it is none.
 
     Example:
         >>> cache_of_generation("caches/web/generations/2"), cache_of_generation("caches/web")
@@ -59,7 +58,7 @@ def cache_of_generation(path: str) -> str:
 
 
 def read_generations(root: str) -> bytes:
-    """What the list of a cache's generations holds, for :func:`generations_of`; nothing if there is none."""
+    """The content of the list of a cache's generations, for :func:`generations_of`; empty if there is none."""
     return files.read_bytes(files.join(root, GENERATIONS_NAME)) or b""
 
 
@@ -113,10 +112,10 @@ def _digest(content: _File) -> str:
 
 
 def wanted_generations(cache: TokenCache, wanted: int | None, read: Callable[[str], bytes]) -> Sequence[str]:
-    """Fingerprints of the first generations of a cache, as many as wanted; None: of all. 1: nobody asks for more.
+    """Fingerprints of the first ``wanted`` generations of a cache; None: of all. With 1, the list is not read.
 
     Raises:
-        ConfigError: there are fewer; else what :func:`generations_of` does.
+        ConfigError: there are fewer; else as for :func:`generations_of`.
     """
     if wanted == 1:
         return (cache.fingerprint,)
@@ -133,7 +132,7 @@ def wanted_generations(cache: TokenCache, wanted: int | None, read: Callable[[st
 
 
 def appended_to(caches: Mapping[str, Sequence[TokenCache]]) -> dict[str, list[int]]:
-    """How many generations the caches of components have, by component, of those that have more than one.
+    """Number of generations of the components' caches, by component, for those with more than one.
 
     Example:
         >>> import headrace.testing
@@ -145,7 +144,7 @@ def appended_to(caches: Mapping[str, Sequence[TokenCache]]) -> dict[str, list[in
 
 
 def check_generation(cache: TokenCache, fingerprint: str) -> TokenCache:
-    """The cache, if it has the content that the list of generations names; raises CacheCorruptError if it has not."""
+    """The cache, if its content is that in the list of generations; raises CacheCorruptError otherwise."""
     if cache.fingerprint != fingerprint:
         raise CacheCorruptError(
             f"is not the generation that was appended: it is {cache.fingerprint}, and {fingerprint} was",
@@ -157,10 +156,11 @@ def check_generation(cache: TokenCache, fingerprint: str) -> TokenCache:
 
 
 def add_generation(cache: TokenCache, number: int, appended: TokenCache) -> None:
-    """Makes a finished cache in the folder of a generation that generation, unless it is already.
+    """Adds a finished cache in the folder of a generation to the list, unless it is there already.
 
     Raises:
-        CacheError: another one was appended meanwhile; somebody else is writing to the cache; it cannot be written.
+        CacheError: another one was appended in the meantime; another process is writing to the cache; it cannot be
+            written.
     """
     root = files.absolute(cache.path)
     cure = "Run the same command again when the other one is done."
@@ -178,7 +178,7 @@ def add_generation(cache: TokenCache, number: int, appended: TokenCache) -> None
 
 
 def generations_problem(root: str) -> tuple[int, str]:
-    """How many generations a cache has, and what is wrong with the list of them; empty if nothing is.
+    """Number of generations of a cache, and the problem of their list; empty if there is none.
 
     Example:
         >>> import headrace.testing
@@ -202,6 +202,6 @@ def generations_problem(root: str) -> tuple[int, str]:
 
 
 def remove_generations(root: str) -> None:
-    """Deletes what was appended to a cache that is built anew, the list first."""
+    """Deletes what was appended to a cache that is rebuilt, the list first."""
     files.remove_tree(files.join(root, GENERATIONS_NAME))
     files.remove_tree(files.join(root, FOLDER))

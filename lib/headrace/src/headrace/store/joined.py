@@ -1,7 +1,7 @@
-"""Several caches, one after the other, as one: a component that lies in many small caches, a cache with generations.
+"""Several caches as one: a component of many small caches, or a cache with generations.
 
-Documents, tokens and parts run on from cache to cache; nothing is copied. Rows never lie across two caches, as they
-never lie across two parts. Price: that of opening each cache.
+Documents, tokens and parts are numbered across caches; nothing is copied. Rows never cross two caches, just as they
+never cross two parts. Price: that of opening each cache.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class JoinedCache(TokenCache):
     """Caches in the order given. Parts are named by cache and part.
 
     Args:
-        caches: At least one; all of the same dtype, chunks and leaves.
-        generations: How many of them each cache that was named has, which are its generations; None: one.
+        caches: At least one; all with the same dtype, chunks and leaves.
+        generations: Number of generations among them for each named cache; None: one.
 
     Attributes:
         members: The caches.
-        path: That of the first that is not empty, in whose folder plans are kept.
+        path: Path of the first that is not empty; plans are saved in its folder.
 
     Raises:
         ConfigError: a cache is named twice, or differs from the first.
@@ -77,7 +77,7 @@ class JoinedCache(TokenCache):
 
     @property
     def shuffle(self) -> None:
-        """None: those of its members that are shuffled are so one by one."""
+        """None: each member has its own shuffle."""
         return None
 
     @property
@@ -104,7 +104,7 @@ class JoinedCache(TokenCache):
             cache.check_unit(unit)
 
     def _by_member(self, numbers: np.ndarray, move: Callable[[TokenCache, np.ndarray], np.ndarray]) -> np.ndarray:
-        """Numbers moved within the cache that they belong to."""
+        """Maps numbers within the cache that they belong to."""
         first = starts([cache.num_documents for cache in self._members])
         moved = numbers.copy()
         for number, cache in enumerate(self._members):
@@ -117,7 +117,7 @@ class JoinedCache(TokenCache):
 
     @property
     def whole_ledger(self) -> Ledger:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the first member, with the parts and the sources of all."""
+        """The ledger of the first member, with the parts and the sources of all."""
         ledgers = [(cache, cache.whole_ledger) for cache in self._members]
         parts = [replace(part, name=_part_name(cache, part.name)) for cache, ledger in ledgers for part in ledger.parts]
         return replace(ledgers[0][1], parts=parts, sources=self.ledger.sources)
@@ -133,7 +133,7 @@ class JoinedCache(TokenCache):
         return ArrayList.join([cache.leaf(name).arrays for cache in self._members if cache.ledger.parts])
 
     def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
-        member, index = self._joined_table.place(number)
+        member, index = self._joined_table.locate(number)
         return self._members[member].leaf(name).parts.once(index)
 
     @property
@@ -143,7 +143,7 @@ class JoinedCache(TokenCache):
 
 
 class _JoinedTable(PartTable):
-    """The parts of caches, one cache after the other."""
+    """The parts of several caches, cache by cache."""
 
     def __init__(self, caches: Sequence[TokenCache]) -> None:
         self._caches = caches
@@ -153,21 +153,21 @@ class _JoinedTable(PartTable):
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def place(self, number: int) -> tuple[int, int]:
+    def locate(self, number: int) -> tuple[int, int]:
         """The cache of a part, and its number there."""
         cache = int(np.searchsorted(self._first, number, side="right")) - 1
         return cache, number - int(self._first[cache])
 
     def record(self, number: int) -> PartRecord:
-        cache, index = self.place(number)
+        cache, index = self.locate(number)
         return replace(self._tables[cache][index], name=self.name(number))
 
     def name(self, number: int) -> str:
-        cache, index = self.place(number)
+        cache, index = self.locate(number)
         return _part_name(self._caches[cache], self._tables[cache].name(index))
 
     def digest(self, number: int, leaf: str | None = None) -> str:
-        cache, index = self.place(number)
+        cache, index = self.locate(number)
         return self._tables[cache].digest(index, leaf)
 
     @cached_property
@@ -235,9 +235,12 @@ def open_cache(
 
 
 def _open_generations(
-    places: Sequence[str], wanted: int | None, open_one: Callable[[str], TokenCache], read_list: Callable[[str], bytes]
+    places: Sequence[str],
+    generation: int | None,
+    open_one: Callable[[str], TokenCache],
+    read_list: Callable[[str], bytes],
 ) -> list[TokenCache]:
-    """The generations of a cache that lies in one or several places."""
+    """The generations of a cache with one or several locations."""
 
     def opened(number: int) -> TokenCache:
         paths = [generation_path(root, number) for root in places]
@@ -250,7 +253,7 @@ def _open_generations(
             raise CacheMissingError(error.problem, field=error.field, value=error.value, cure=cure) from error
 
     first = opened(1)
-    generations = wanted_generations(first, wanted, read_list)
+    generations = wanted_generations(first, generation, read_list)
     return [first, *(check_generation(opened(n), content) for n, content in enumerate(generations[1:], start=2))]
 
 
@@ -266,15 +269,15 @@ def open_components(
 
     Args:
         paths: Paths of the caches of each component.
-        catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
-        replicas: Other places of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
-        read: Reads a ledger, as of :meth:`TokenCache.open`; of a cache with replicas it is not used.
-        generations: How many generations of each cache of a component; None, or left out: all.
+        catalog: Catalog with ledgers of some of them; None: each is read in its own folder.
+        replicas: Other locations of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
+        read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
+        generations: Number of generations of each cache of a component; None, or missing: all.
         read_list: Reads the list of the generations of a cache.
 
     Raises:
-        CacheError: one cannot be opened; the first that is named.
-        ConfigError: caches that cannot be joined, or have fewer generations; the component is named.
+        CacheError: one cannot be opened; reports the first in order.
+        ConfigError: caches cannot be joined, or have fewer generations; names the component.
     """
     ledgers = {} if catalog is None else read_catalog(catalog)
 
@@ -283,14 +286,14 @@ def open_components(
         listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
         return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)
 
-    def open_all(name: str, path: str, wanted: int | None) -> list[TokenCache]:
+    def open_all(name: str, path: str, generation: int | None) -> list[TokenCache]:
         with _errors_of(name):
-            return _open_generations([path, *(replicas or {}).get(path, ())], wanted, open_one, read_list)
+            return _open_generations([path, *(replicas or {}).get(path, ())], generation, open_one, read_list)
 
     requests = [
-        (name, path, wanted)
+        (name, path, generation)
         for name, several in paths.items()
-        for path, wanted in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
+        for path, generation in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
     ]
     with ThreadPoolExecutor(max_workers=16) as pool:
         opened = pool.map(open_all, *zip(*requests, strict=True)) if requests else iter(())

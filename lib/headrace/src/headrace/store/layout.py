@@ -1,11 +1,11 @@
-"""How a leaf lies on disk: dtype, chunk, shard, codecs; and the zarr3 metadata that says so.
+"""How a leaf is stored: dtype, chunk, shard, codecs; and the zarr3 metadata for it.
 
-A **leaf** is one value, or a run of values, for each document: the tokens (``input_ids``), and beside them any others
-(loss masks, lengths of turns, scores, ids), each an array of its own.
+A **leaf** has one value, or a run of values, for each document: the tokens (``input_ids``), and any others (loss masks,
+lengths of turns, scores, ids), each in its own array.
 
-One **chunk** is one I/O block: the smallest thing that is read (default 65,536 tokens; 16 to 32 training examples).
-Chunks lie in **shards**, one file each (default 256 chunks), so that a trillion tokens are some tens of thousands of
-files. Every chunk and every shard index carries a crc32c. Uncompressed by default: in the narrowest dtype tokens take 2
+One **chunk** is one I/O block, the smallest unit of reading (default 65,536 tokens; 16 to 32 training examples). Chunks
+are stored in **shards**, one file each (default 256 chunks), so that a trillion tokens are some tens of thousands of
+files. Every chunk and every shard index has a crc32c. Uncompressed by default: in the narrowest dtype tokens take 2
 bytes, zstd saves about a quarter of that and halves the speed of reading (docs/performance.md).
 """
 
@@ -28,19 +28,19 @@ LeafKind: TypeAlias = Literal["ragged", "fixed"]
 TOKENS = "input_ids"
 _DTYPE_CURE = "Use uint16, or uint32 for more than 65,536 ids; left out, the narrowest that holds them."
 FILTERS_FOLDER = "filters"
-"""Where what filters leave out of a cache is saved, in its own folder."""
+"""Folder of saved filters, within a cache."""
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "float64")
 DEFAULT_CHUNK = 65_536
 DEFAULT_SHARD_CHUNKS = 256
 OFFSETS_CHUNK = 16_384
 LARGEST_WIDTH = 1024
-LARGEST_CHUNK, LARGEST_SHARD = 1 << 30, 1 << 24  # elements and chunks: what is larger is damage, or meant to do some
+LARGEST_CHUNK, LARGEST_SHARD = 1 << 30, 1 << 24  # elements and chunks: anything larger is damaged or malicious
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC: dict[str, Any] = {"name": "crc32c"}
 _INDEX_ENTRY, CRC_BYTES = 16, 4
 NO_CHUNK = (1 << 64) - 1
-"""Where an index says that a chunk lies that was never written."""
+"""Offset of a chunk in an index if it was never written."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -64,14 +64,14 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """A leaf beside the tokens.
+    """A leaf other than the tokens.
 
     Attributes:
         name: Its folder within a part: letters, digits, ``_``, ``-`` and ``.``; not ``input_ids``.
         dtype: Name of its dtype: bool, an integer type, ``float32`` or ``float64``.
-        kind: ``ragged``: any number of values a document; ``fixed``: one value a document.
-        width: Of a ragged leaf, how many values each token has (1, or K as for a teacher's K likeliest tokens): chunk k
-            then goes with chunk k of the tokens. None: it may be any number.
+        kind: ``ragged``: any number of values per document; ``fixed``: one value per document.
+        width: For a ragged leaf, the number of values per token (1, or K as for a teacher's K most likely tokens):
+            chunk k then matches chunk k of the tokens. None: any number.
 
     Raises:
         ConfigError: a value is not usable.
@@ -106,13 +106,13 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Layout of the token leaf, from which that of the other leaves follows (:meth:`leaf`).
+    """Layout of the token leaf, which determines that of the other leaves (:meth:`leaf`).
 
     Attributes:
         dtype: Name of the dtype; for tokens the narrowest unsigned integer type (``uint8``, ``uint16``, ``uint32``).
         chunk_elements: Tokens in a chunk, the unit of reading. Best a multiple of the sequence lengths in use.
         shard_chunks: Chunks in a shard, the unit of writing (one file).
-        compression: ``none`` or ``zstd`` (level 1); ``other``: what another program chose, to be read only.
+        compression: ``none`` or ``zstd`` (level 1); ``other``: another program's choice, for reading only.
 
     Raises:
         ConfigError: a value is not usable.
@@ -163,8 +163,8 @@ class CacheLayout:
         return CacheLayout("int64", OFFSETS_CHUNK, self.shard_chunks, self.compression)
 
     def leaf(self, spec: LeafSpec) -> CacheLayout:
-        """Layout of the values of another leaf: chunks of as many elements as those of the tokens, times its values a
-        token, so that chunk k of a leaf with values for each token goes with chunk k of the tokens.
+        """Layout of the values of another leaf: chunks have as many elements as those of the tokens, times its values
+        per token, so that chunk k of a leaf with values per token matches chunk k of the tokens.
         """
         width = spec.width or 1
         chunk = width * self.chunk_elements if spec.kind == "ragged" else OFFSETS_CHUNK
@@ -193,13 +193,13 @@ class CacheLayout:
 
 OWNER, CHUNKS, _DIGEST = "headrace_owner", "headrace_chunks", "headrace_digest"
 MOST_NAMED_CHUNKS = 1 << 20
-"""Chunks of an array that names them: ``zarr.json`` has 5.3 bytes for each. A larger array does not."""
+"""Largest number of chunks that ``zarr.json`` lists, with 5.3 bytes each. A larger array does not list them."""
 
 
 def attributes_of(metadata: dict[str, Any], owner: str, checksums: np.ndarray | None = None) -> dict[str, str]:
-    """What ``zarr.json`` keeps beside the description of an array: whose the array is (the digest of its leaf in its
-    part, and ``data`` or ``offsets``), the crc32c of each of its chunks, and a digest of all that it says. Older arrays
-    have none of them, or not the second.
+    """Attributes in ``zarr.json``: the owner of the array (the digest of its leaf in its part, and ``data`` or
+    ``offsets``), the crc32c of each of its chunks, and a digest of the whole. Older arrays have none of them, or not
+    the second.
     """
     named = {} if checksums is None else {CHUNKS: base64.b64encode(checksums.astype("<u4").tobytes()).decode()}
     content = json.dumps({**metadata, "attributes": [owner, *named.values()] if named else owner}, sort_keys=True)
@@ -207,13 +207,13 @@ def attributes_of(metadata: dict[str, Any], owner: str, checksums: np.ndarray | 
 
 
 def owner_of(url: str, digest: str) -> str:
-    """What an array of a leaf with this digest says in its ``zarr.json``."""
+    """The owner in the ``zarr.json`` of an array of a leaf with this digest."""
     return f"{digest} {url.rstrip('/').rsplit('/', 1)[-1]}"
 
 
 def named_in(metadata: dict[str, Any]) -> tuple[str, np.ndarray | None]:
-    """Whose an array is, by its ``zarr.json``, and the crc32c of each of its chunks, uint32; empty and None if it does
-    not say. ValueError if it is not as it was written.
+    """The owner of an array according to its ``zarr.json``, and the crc32c of each of its chunks, uint32; empty and
+    None if they are missing. ValueError if they are damaged.
     """
     attributes = metadata.get("attributes") or {}
     if not {OWNER, CHUNKS, _DIGEST} & attributes.keys():
@@ -235,7 +235,7 @@ def chunk_checksums(shard_file: bytes, index_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """What ``zarr.json`` says of a one-dimensional array, whoever wrote it."""
+    """The description of a one-dimensional array in ``zarr.json``, whichever program wrote it."""
 
     length: int
     dtype: str
@@ -250,7 +250,7 @@ class StoredLayout:
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
-        """Raises ValueError, KeyError, TypeError or IndexError if that describes no array of one dimension."""
+        """Raises ValueError, KeyError, TypeError or IndexError if it does not describe an array of one dimension."""
         (length,) = metadata["shape"]
         (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         dtype, codecs = str(metadata["data_type"]), metadata["codecs"]
@@ -293,7 +293,7 @@ class StoredLayout:
 
 
 def checksum_bytes(codecs: list[dict[str, Any]], itemsize: int) -> int | None:
-    """Length of what follows elements that are stored as they lie in memory; None if they are encoded otherwise.
+    """Length of the checksum after elements that are stored as in memory; None for other encodings.
 
     Example:
         >>> checksum_bytes([{"name": "bytes"}, {"name": "crc32c"}], 1), checksum_bytes([{"name": "zstd"}], 1)

@@ -1,7 +1,7 @@
 """``CacheLeaf``: one leaf of an open cache, over all its parts; and the arithmetic of parts joined by a table.
 
 Price: opening a leaf reads nothing. ``values`` of any run of documents costs two small reads of offsets and one read of
-values a part; ``lengths`` reads offsets alone.
+values per part; ``lengths`` reads only offsets.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headrace.store.ragged import data_url, offsets_url
 
 _COPY_AGAIN = "Copy the cache again, with all its files, or build it again; headrace verify CACHE says what is damaged."
 BLOCK_ELEMENTS = 1 << 22
-"""Values that are read at once where all of a leaf is read."""
+"""Values per read when a whole leaf is read."""
 
 
 @dataclass(frozen=True)
 class LeafPart:
-    """One part of a leaf: the values of its documents end to end, and where each begins and the last ends
-    (``documents + 1`` values; None: each has one value).
+    """One part of a leaf: the values of its documents end to end, and the offsets of the documents (``documents + 1``
+    values; None: each has one value).
     """
 
     documents: int
@@ -43,9 +43,9 @@ class LeafPart:
 
 @dataclass(frozen=True, eq=False)
 class OwnParts:
-    """The parts of a leaf that headrace wrote. They know nothing of the cache, so that one which nobody holds goes at
-    once, with what it has mapped, and not when cycles are looked for. ``offsets`` is None where documents have one
-    value each.
+    """The parts of a leaf that headrace wrote. They do not reference the cache, so an unused cache is freed at once,
+    with its mapped files, without waiting for the garbage collector. ``offsets`` is None if documents have one value
+    each.
     """
 
     root: str
@@ -57,7 +57,7 @@ class OwnParts:
     pages: ChunkPages | None
 
     def part(self, number: int) -> LeafPart:
-        """One of them; nothing is read."""
+        """One part; nothing is read."""
         part, documents = self.table.name(number), int(self.table.documents[number])
         digest = partial(self.table.digest, number, None if self.leaf == TOKENS else self.leaf)
 
@@ -78,8 +78,8 @@ class CacheLeaf:
     Attributes:
         name: Its name.
         dtype: Its dtype.
-        kind: ``ragged`` or ``fixed`` (one value a document).
-        width: Values of each token, if it was built to have as many for each; else None.
+        kind: ``ragged`` or ``fixed`` (one value per document).
+        width: Values per token, if it was built with a fixed number; else None.
         parts: Its parts, in order.
         arrays: The array with the values of each part.
 
@@ -118,7 +118,7 @@ class CacheLeaf:
         return int(self.arrays.lengths.sum())
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """How many values documents ``start .. stop`` have; reads no values.
+        """Number of values of the documents ``start .. stop``; reads no values.
 
         Returns:
             int64 array ``[stop - start]``.
@@ -165,7 +165,7 @@ class CacheLeaf:
         return values
 
     def of_part(self, number: int) -> CacheLeaf:
-        """The leaf in one part alone."""
+        """The leaf in one part."""
         part = self.parts[number]
         bounds = starts([part.documents])
         parts = MadeList(1, [part].__getitem__)
@@ -176,7 +176,7 @@ class CacheLeaf:
         return self.values(i, i + 1)
 
     def blocks(self, elements: int = BLOCK_ELEMENTS) -> Iterator[np.ndarray]:
-        """All values in order, some at a time, the next read while the last is worked on."""
+        """All values in order, in blocks, reading the next while the last is processed."""
         ranges = (
             (part.data, at, min(at + elements, part.data.length))
             for part in self.parts
@@ -185,7 +185,7 @@ class CacheLeaf:
         yield from _read_ahead(ranges)
 
     def ends(self, documents: int = BLOCK_ELEMENTS // 4) -> Iterator[np.ndarray]:
-        """Where each document ends in the values of the whole leaf, as int64 arrays of some documents at a time."""
+        """The end of each document in the values of the whole leaf, as int64 arrays for blocks of documents."""
         base = 0
         for part in self.parts:
             if part.offsets is None:

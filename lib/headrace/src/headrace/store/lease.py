@@ -1,20 +1,20 @@
-"""A lease: one builder at a time on one output, and a killed one stands in nobody's way for long.
+"""A lease: one builder at a time on one output, and a killed builder does not block others for long.
 
-``<root>/lease.json`` names its owner (host, process, a random id) and counts its heartbeats. Whoever wants the output
-while the lease is held is refused, with the owner named; once its owner is gone, the lease is taken over: at once if it
-was a process of this machine that no longer runs, else after ``expiry_s`` in which it was not renewed.
+``<root>/lease.json`` names its owner (host, process, a random id) and counts its heartbeats. While the lease is held,
+other processes are refused, with the name of the owner. Once the owner is gone, the lease can be taken over: at once if
+it was a process of this machine that no longer runs, otherwise after ``expiry_s`` without a renewal.
 
-Clocks of two machines need not agree. What the file says about time only decides whether to look further: a lease that
-seems old is watched, by this machine's own clock, and taken over only if no heartbeat is seen. So an owner whose clock
-stands still or is wrong keeps its lease as long as it runs. An owner that is suspended for longer than ``expiry_s``
-loses it, and learns so from :meth:`Lease.check`, or when it is done.
+Clocks of two machines need not agree. The times in the file only decide whether to look further: a lease that seems old
+is watched with this machine's own clock, and taken over only if there is no heartbeat. An owner whose clock is wrong
+therefore keeps its lease as long as it runs. An owner that is suspended for longer than ``expiry_s`` loses it, and gets
+an error from :meth:`Lease.check`, or at the end.
 
-The invariant: of any number of takers one gets it. On a local disk the file is changed under a lock of the folder
-(``flock``: also between machines on one NFS server, not on file systems without locks); on an object store by a write
-on condition that it is still as it was seen. GCS keeps to that; on S3 TensorStore asks for the ETag and then writes,
-and some servers ignore the condition. So a taker looks again a second later whether the lease is still its own: two
-whose look and write lie further apart than that may both begin, and the one that wrote first learns it from its next
-heartbeat. Price: that second, and one small write each ``expiry_s / 4``.
+Invariant: of any number of contenders, one gets the lease. On a local disk, the file is changed under a lock of the
+folder (``flock``: this also works between machines on one NFS server, but not on file systems without locks); in an
+object store, by a conditional write. GCS guarantees the condition; on S3, TensorStore reads the ETag and then writes,
+and some servers ignore the condition. A contender therefore checks a second later whether the lease is still its own:
+two whose check and write are further apart than that may both start, and the one that wrote first notices at its next
+heartbeat. Price: that second, and one small write every ``expiry_s / 4``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ LOOK_S, GONE_S, NEVER_S = 2.0, 10.0, 600.0
 """Of :class:`LeaseWatch`."""
 _BEATS = 4
 _AHEAD_S = 5.0
-_ANSWER_S = 20.0  # so long is waited for a store's answer, its client's retries included
+_ANSWER_S = 20.0  # longest wait for a store's answer, including its client's retries
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What the file says; times are seconds since 1970 by the owner's clock."""
+    """The content of the file; times are seconds since 1970 by the owner's clock."""
 
     owner: str
     host: str
@@ -63,7 +63,7 @@ class LeaseRecord:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> LeaseRecord | None:
-        """None if that is no lease: it cannot be anybody's."""
+        """Parses a lease; None if it is invalid, so that nobody can hold it."""
         try:
             return cls(**json.loads(raw))
         except (ValueError, TypeError):
@@ -90,13 +90,13 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises CacheError if the lease was lost: somebody else may be writing."""
+        """Raises CacheError if the lease was lost: another process may be writing."""
         if self._lost:
             problem = f"was taken over by another builder while this one stood still ({self._lost})"
             raise CacheError(problem, field=self._field, value=self.root, cure=self._cure)
 
     def confirm(self) -> None:
-        """Like :meth:`check`, and asks the store: what was stored before this was stored under the lease."""
+        """Like :meth:`check`, but asks the store: everything stored before the call was stored under the lease."""
         self.check()
         self._see_holder()
         self.check()
@@ -111,7 +111,7 @@ class Lease:
                     self._see_holder()
 
     def _see_holder(self) -> LeaseRecord | None:
-        """What the store holds of this lease; None if it is lost."""
+        """The stored content of this lease; None if it is lost."""
         raw = self._slot.read()
         holder = LeaseRecord.from_bytes(raw or b"")
         if holder is not None and holder.owner == self._record.owner:
@@ -146,13 +146,13 @@ def lease(
     """Holds the lease of an output for as long as the block runs.
 
     Args:
-        root: Folder or URL; a folder is made if there is none.
+        root: Folder or URL; a missing folder is made.
         expiry_s: How long the lease outlives its last heartbeat.
-        field: What errors call the place.
+        field: Name of the location in errors.
         cure: What to do when the lease was lost.
 
     Raises:
-        CacheError: somebody else holds it, or it cannot be written; or, at the end of the block, it was lost.
+        CacheError: another process holds it, or it cannot be written; or, at the end of the block, it was lost.
 
     Example:
         >>> import tempfile
@@ -174,13 +174,13 @@ def lease(
 
 
 class LeaseWatch:
-    """Sees from outside whether anybody holds a lease, at most once every ``LOOK_S`` seconds.
+    """Watches whether any process holds a lease, reading it at most once every ``LOOK_S`` seconds.
 
     Args:
         root: Folder or URL.
 
     Attributes:
-        holder: Who held it when it was last held; None: nobody has been seen to.
+        holder: The last known holder; None: there has been none.
     """
 
     def __init__(self, root: str) -> None:
@@ -191,7 +191,7 @@ class LeaseWatch:
         self._held = self._looked = time.monotonic()
 
     def absence_s(self) -> float:
-        """Seconds for which nobody has held it; 0 while a process of this machine does, or another gives heartbeats."""
+        """Seconds without a holder; 0 while a process of this machine holds it, or another sends heartbeats."""
         now = time.monotonic()
         if now - self._looked >= LOOK_S or self._raw is None:
             self._looked = now
@@ -201,8 +201,8 @@ class LeaseWatch:
 
     @property
     def limit_s(self) -> float:
-        """After so many seconds nobody is to be waited for: few once the holder's process has ended, or was seen to be
-        gone; one that was never there may take its time.
+        """Seconds after which to stop waiting: few once the holder's process has ended or is known to be gone, more for
+        one that was never there.
         """
         if self.holder is None:
             return NEVER_S
@@ -224,7 +224,7 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
     while True:
         raw = slot.read()
         if raw is not None and (holder := LeaseRecord.from_bytes(raw)) is not None:
-            problem = _held(slot, raw, holder)
+            problem = _why_held(slot, raw, holder)
             if problem:
                 cure = (
                     "That is this process: close the other one first."
@@ -240,8 +240,8 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
         # Somebody was faster: look again at who.
 
 
-def _held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
-    """How it is known that a lease is held; empty if it is not."""
+def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
+    """Why a lease counts as held; empty if it is not held."""
     if _is_gone(holder):
         return ""
     age = _now() - holder.renewed
@@ -257,7 +257,7 @@ def _held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
 
 
 def _is_local(holder: LeaseRecord) -> bool:
-    """Whether the holder is a process of this machine as it runs now."""
+    """Whether the holder is a process of this machine since its last start."""
     return bool(_boot()) and (holder.host, holder.boot) == (socket.gethostname(), _boot())
 
 
@@ -279,7 +279,7 @@ def _now() -> float:
 
 
 def _boot() -> str:
-    """Names this run of this machine, or this container's; empty where that is not known."""
+    """Identifies the current boot of this machine or container; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
             return f"{f.read().strip()}:{os.readlink('/proc/self/ns/pid')}"
@@ -288,14 +288,14 @@ def _boot() -> str:
 
 
 class _Slot(Protocol):
-    """The place of a lease. ``settle_s``: how long after a swap one that was begun before it may still end."""
+    """The storage of a lease. ``settle_s``: how long after a swap an earlier swap may still finish."""
 
     settle_s: float
 
     def read(self) -> bytes | None: ...
 
     def swap(self, expected: bytes | None, new: bytes | None) -> bool:
-        """Puts ``new`` (None: nothing) there if what is there is ``expected``; returns whether it did."""
+        """Replaces the content with ``new`` (None: deletes it) if it is ``expected``; returns whether it did."""
         ...
 
 
@@ -350,7 +350,7 @@ class _RemoteSlot:
 
     def __init__(self, root: str) -> None:
         self._url = files.join(root, LEASE_NAME)
-        self._store: Any = self._done(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
+        self._store: Any = self._wait(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
 
     def read(self) -> bytes | None:
         return self._look()[0]
@@ -359,16 +359,16 @@ class _RemoteSlot:
         current, generation = self._look()
         if current != expected:
             return False
-        written = self._done(self._store.write(LEASE_NAME, new, if_equal=generation))
+        written = self._wait(self._store.write(LEASE_NAME, new, if_equal=generation))
         # An empty generation says that the condition was not met; some servers ignore it, hence the look afterwards.
         return bool(written.generation) and self.read() == new
 
     def _look(self) -> tuple[bytes | None, bytes]:
-        """What is there, and its generation."""
-        result = self._done(self._store.read(LEASE_NAME, staleness_bound=time.time()))
+        """The stored content, and its generation."""
+        result = self._wait(self._store.read(LEASE_NAME, staleness_bound=time.time()))
         return bytes(result.value) if result.state == "value" else None, result.stamp.generation
 
-    def _done(self, future: Any) -> Any:
+    def _wait(self, future: Any) -> Any:
         try:
             return future.result(_ANSWER_S)
         except (ValueError, OSError) as error:
@@ -379,9 +379,11 @@ class _RemoteSlot:
 
 
 def check_vacant(output: str, *, but: str = "") -> None:
-    """Raises CacheError if a folder without a ledger holds anybody's things, which are never mixed up with a cache or
-    deleted. It may hold one folder named ``but``, and what a builder leaves that is killed while it writes its ledger.
-    A folder with a ledger passes: if the caller saw none, another builder has just begun, and :func:`lease` says so.
+    """Raises CacheError if a folder without a ledger has other files, which must never be mixed with a cache or
+    deleted.
+
+    It may contain one folder named ``but``, and the rest of a builder that was killed while writing its ledger. A
+    folder with a ledger passes: if the caller saw none, another builder has just started, and :func:`lease` reports it.
     """
     fs, path = files.filesystem(output)
     cure = "Choose a folder that is new or empty."

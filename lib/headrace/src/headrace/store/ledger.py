@@ -1,12 +1,12 @@
-"""The ledger: what a cache is made of, and whether it is complete.
+"""The ledger: the content of a cache, and whether it is complete.
 
-``<root>/ledger.json`` is written twice: when a build starts (``finished: false``, with all that must be the same for
-the build to be resumed) and, as the very last write of a build, with ``finished: true`` and the table of parts. A cache
-is complete when its ledger says so. Each part has a record of its own, ``parts/<name>/part.json``, the last write of
-that part.
+``<root>/ledger.json`` is written twice: when a build starts (``finished: false``, with everything that must be the same
+to resume the build) and, as the very last write of a build, with ``finished: true`` and the table of parts. A cache is
+complete when its ledger says so. Each part has its own record, ``parts/<name>/part.json``, which is written last.
 
-Beside a finished ``ledger.json`` lies ``ledger.bin``, the same table in columns (:mod:`headrace.store.ledger_table`),
-from which readers open a cache. Caches of releases before 0.2 have none and are read from ``ledger.json`` alone.
+A finished ``ledger.json`` is accompanied by ``ledger.bin``, the same table in columns
+(:mod:`headrace.store.ledger_table`), from which readers open a cache. Caches of releases before 0.2 have none and are
+read from ``ledger.json``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STATE_BYTES = 1 << 16
 _STATE = re.compile(
     rb'\{\s*"code_version": "(?:[^"\\]|\\.)*",\s*"digest": "(sha256:[0-9a-f]{64})",\s*"finished": (true|false),'
 )
-"""How a ledger.json begins: its fields are in the order of the alphabet."""
+"""The beginning of a ledger.json, whose fields are in alphabetical order."""
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 SHUFFLED = "shuffled"
@@ -56,7 +56,7 @@ itself, its original) the ``fingerprint``, the ``parts`` with their documents, a
 
 
 class ShuffleRecord(msgspec.Struct, frozen=True):
-    """What :data:`SHUFFLED` holds."""
+    """The content of :data:`SHUFFLED`."""
 
     seed: int
     unit: Annotated[int, msgspec.Meta(ge=1, le=2**56)]
@@ -68,19 +68,19 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a cache is made of.
+    """The content of a cache.
 
     Attributes:
         finished: Whether the build completed.
         tokenizer: JSON record of the tokenizer and its policy, with ``vocab_size`` and ``fingerprint``.
         layout: JSON form of :class:`~headrace.store.layout.CacheLayout`.
-        sources: JSON record of each source file: name, size, fingerprint.
+        sources: JSON records of the source files: name, size, fingerprint.
         parts: Finished parts, in order. Empty until the build is finished.
-        metadata: Anything else worth keeping (command, counters, versions).
-        leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf beside the tokens.
-        code_version: Release of headrace that the cache was begun with; empty in ledgers older than this field.
+        metadata: Further information (command, counters, versions).
+        leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf other than the tokens.
+        code_version: Release of headrace that started the build; empty in ledgers older than this field.
         format_version: Version of this file.
-        digest: Of the file, with nothing in this place: ``sha256:`` and the hex digest. For reading and writing alone;
+        digest: Digest of the file with this field empty: ``sha256:`` and the hex digest. Only for reading and writing;
             files older than this field have none.
     """
 
@@ -101,7 +101,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shuffle_record(ledger: Ledger, root: str) -> ShuffleRecord | None:
-    """How documents of a cache were shuffled; None if they were not. Raises CacheCorruptError if it does not say."""
+    """The shuffle of a cache's documents; None if they were not shuffled. Raises CacheCorruptError if it is invalid."""
     recorded = ledger.metadata.get(SHUFFLED)
     try:
         return None if recorded is None else msgspec.convert(recorded, ShuffleRecord)
@@ -112,15 +112,15 @@ def shuffle_record(ledger: Ledger, root: str) -> ShuffleRecord | None:
 
 
 class _Head(msgspec.Struct):
-    """What has to be known of a ledger before the rest can be."""
+    """The fields of a ledger that are needed to read the rest."""
 
     format_version: Any = None
     code_version: str = ""
 
 
 def prepare_types(*forms: Any) -> None:
-    """Has msgspec work types out now, in the thread that imports their module: it does so where a type is first used,
-    and the process dies where two threads do it at once (msgspec 0.22).
+    """Makes msgspec resolve types now, in the thread that imports their module: otherwise it does so at their first
+    use, and the process dies if two threads do it at once (msgspec 0.22).
     """
     for form in forms:
         msgspec.json.Decoder(form)
@@ -133,7 +133,7 @@ def read_ledger(root: str) -> Ledger | None:
     """The ledger of a cache, all of ``ledger.json``; None if there is none.
 
     Raises:
-        CacheCorruptError: the file is not a ledger of a version that this release reads, or not as it was written.
+        CacheCorruptError: the file is damaged, or not a ledger of a version that this release reads.
         CacheError: the file cannot be read.
     """
     url = files.join(root, LEDGER_NAME)
@@ -141,8 +141,8 @@ def read_ledger(root: str) -> Ledger | None:
 
 
 class LedgerState(NamedTuple):
-    """What the first bytes of a ``ledger.json`` say: which it is (its digest), and whether the build is finished.
-    ``ledger``: all of it, if that was read.
+    """The first bytes of a ``ledger.json``: its digest, and whether the build is finished. ``ledger``: all of it, if it
+    was read.
     """
 
     name: str
@@ -151,9 +151,8 @@ class LedgerState(NamedTuple):
 
 
 def ledger_state(root: str) -> LedgerState | None:
-    """The state of a cache, from one small read whatever the number of its parts; None if there is no ledger.
-
-    Raises what :func:`read_ledger` does.
+    """The state of a cache, from one small read whatever the number of its parts; None if there is no ledger. Raises
+    the same errors as :func:`read_ledger`.
     """
     url = files.join(root, LEDGER_NAME)
     try:
@@ -171,7 +170,7 @@ def ledger_state(root: str) -> LedgerState | None:
 
 
 def whole_state(root: str) -> LedgerState | None:
-    """The state of a cache with all of its ledger; None if there is none. Raises what :func:`read_ledger` does."""
+    """The state of a cache with its whole ledger; None if there is none. Raises as :func:`read_ledger` does."""
     url = files.join(root, LEDGER_NAME)
     return _read(url, lambda raw: _state_of(raw, url))
 
@@ -189,7 +188,7 @@ def open_ledger(root: str) -> Ledger | None:
     Price: two small reads, one more of some bytes a part where there are thousands.
 
     Raises:
-        CacheCorruptError: a file is not as it was written, or the two are not of each other.
+        CacheCorruptError: a file is damaged, or the two do not belong together.
         CacheError: a file cannot be read.
     """
     state = ledger_state(root)
@@ -206,7 +205,7 @@ def open_ledger(root: str) -> Ledger | None:
 
 
 def _check_first(root: str, table: ColumnTable) -> None:
-    """Raises CacheCorruptError if the first array says that it is of another cache."""
+    """Raises CacheCorruptError if the first array belongs to another cache."""
     url = f"{part_folder(root, table.name(0))}/{TOKENS}/data"
     expected = owner_of(url, table.head.first)
 
@@ -245,7 +244,7 @@ def whole_ledger(root: str) -> Ledger:
 
 
 class LaterSources(Sequence[dict[str, Any]]):
-    """Records of source files that are read when they are asked for.
+    """Records of source files, read at their first use.
 
     Example:
         >>> len(LaterSources(lambda: [{"path": "a.txt"}]))
@@ -298,7 +297,7 @@ def write_ledger(root: str, ledger: Ledger) -> None:
 
 
 def encode_ledger(ledger: Ledger) -> tuple[bytes, str]:
-    """The ``ledger.json``, and what it is called (:class:`LedgerState`)."""
+    """The ``ledger.json``, and its name (:class:`LedgerState`)."""
     lists = {"parts": list(ledger.parts), "sources": list(ledger.sources)}
     raw = _dump(replace(ledger, **lists, format_version=FORMAT_VERSION, digest=""))
     name = _digest(raw)
@@ -306,13 +305,13 @@ def encode_ledger(ledger: Ledger) -> tuple[bytes, str]:
 
 
 def chunk_names(root: str, ledger: Ledger) -> ChunkNames:
-    """What the arrays of a cache say of their chunks; one small read of each."""
+    """The checksums that the arrays of a cache list; one small read per array."""
     return read_names(root, ledger.parts, ledger.layout, ledger.leaves)
 
 
 def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
-    """The ``ledger.bin`` of a finished ``ledger.json``, which is called ``name`` (:class:`LedgerState`), and of a cache
-    whose arrays have these names for their chunks.
+    """The ``ledger.bin`` for a finished ``ledger.json`` with this ``name`` (:class:`LedgerState`) and these checksums
+    of chunks.
 
     Raises:
         CacheError: a part has other leaves than the cache.
@@ -322,7 +321,7 @@ def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
 
 
 def readers_need(ledger: Ledger) -> dict[str, Any]:
-    """What readers need of a ledger beside its parts."""
+    """What readers need of a ledger in addition to its parts."""
     metadata = dict(ledger.metadata)
     if isinstance(shuffled := metadata.get(SHUFFLED), dict):  # the parts of the original may be a million
         metadata[SHUFFLED] = {**shuffled, "parts": [], "sources": []}
@@ -331,7 +330,7 @@ def readers_need(ledger: Ledger) -> dict[str, Any]:
 
 
 def part_folder(root: str, name: str) -> str:
-    """Folder of a part. Raises CacheCorruptError for a name that would lead out of the cache."""
+    """Folder of a part. Raises CacheCorruptError for a name that leads outside the cache."""
     if not re.match(NAME_PATTERN, name):
         cure = "Build the cache again, or restore its ledger."
         raise CacheCorruptError(
@@ -348,17 +347,17 @@ def read_part_record(root: str, name: str) -> PartRecord | None:
 
 
 def write_part_record(root: str, record: PartRecord) -> None:
-    """Marks a part as complete, on the disk too. Must be the part's last write."""
+    """Marks a part as complete, durably. Must be the part's last write."""
     if files.is_local(root):
         durable.sync_folders(files.local_path(part_folder(root, record.name)), below=files.local_path(root))
     files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))
 
 
 def tokenizer_content(content: bytes) -> dict[str, Any]:
-    """What a ``tokenizer.json`` holds, less what cuts and pads: that changes what is encoded, unasked, or nothing.
+    """The content of a ``tokenizer.json`` without truncation and padding, which would silently change what is encoded.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
@@ -372,7 +371,7 @@ def canonical_tokenizer(content: dict[str, Any]) -> bytes:
 
 
 def fingerprint_of(canonical: bytes, bos_id: int | None, eos_id: int | None) -> str:
-    """The fingerprint of a tokenizer: of a text that tells it from others, and of its policy."""
+    """The fingerprint of a tokenizer: of a text that identifies it, and of its policy."""
     policy = json.dumps({"bos_id": bos_id, "eos_id": eos_id}).encode()
     return "sha256:" + hashlib.sha256(canonical + b"\n" + policy).hexdigest()
 

@@ -9,11 +9,11 @@
     columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf; then the checksums
                of all chunks, in pages (:mod:`headrace.store.chunk_names`); then the digests
 
-It says again what ``ledger.json`` says, and of which ``ledger.json`` that is: beside another one it is refused. It can
-be written anew at any time (``headrace upgrade``). The digests of the parts, which only checks need, come last and are
-read when they are asked for; a column is held against its own digest when it is read.
+It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused. It can be rewritten
+at any time (``headrace upgrade``). The digests of the parts, which only checks need, come last and are read on demand;
+each column is compared with its own digest when it is read.
 
-Price of opening: one read of 64 KiB, and one of 8 to 30 bytes a part if that was not all; 30 ns of CPU a part.
+Price of opening: one read of 64 KiB, and one of 8 to 30 bytes per part if that was not all; 30 ns of CPU per part.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says first.
+    """The head of the file.
 
     Attributes:
-        ledger: Which ``ledger.json`` this is the table of: see :func:`headrace.store.ledger.ledger_state`.
-        fingerprint: Of the content, as :func:`PartTable.fingerprint` has it.
+        ledger: The ``ledger.json`` of this table: see :func:`headrace.store.ledger.ledger_state`.
+        fingerprint: Fingerprint of the content, as in :func:`PartTable.fingerprint`.
         parts: Number of parts.
         first: Digest of the tokens of the first; empty if there is none.
         columns: Name, dtype and digest of each column; those that :attr:`opened` counts come first.
         opened: Columns that are read when the cache is opened.
-        chunks: Chunks whose checksums it names; 0: those of none.
-        described: Whether ``zarr.json`` of no array says more of chunks.
-        cache: What readers need of ``ledger.json`` beside the parts.
+        chunks: Number of chunks whose checksums it lists.
+        described: Whether no array's ``zarr.json`` has more information about chunks.
+        cache: What readers need of ``ledger.json`` in addition to the parts.
         format_version: Version of this file.
     """
 
@@ -93,14 +93,14 @@ class ColumnTable(PartTable):
 
     Args:
         url: The file.
-        head: What it says first.
+        head: Its head.
         data: The bytes that it begins with.
         opened: Columns by name.
-        read: Gives the others.
+        read: Returns the others.
 
     Attributes:
         data: The bytes that it begins with.
-        reads: Reads of the file that it took to open it here; 0: another host did.
+        reads: Number of reads of the file for opening it here; 0: another host did.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class ColumnTable(PartTable):
         return self.head.parts
 
     def column(self, name: str) -> np.ndarray:
-        """A column by name; read when it is first asked for. Raises CacheCorruptError if it is damaged."""
+        """A column by name, read at its first use. Raises CacheCorruptError if it is damaged."""
         if name not in self._columns:
             self._columns[name] = self._read(name)
         return self._columns[name]
 
     @cached_property
     def chunk_place(self) -> tuple[int, int]:
-        """Where in the file the pages of checksums begin and end."""
+        """Begin and end of the pages of checksums in the file."""
         starts = _column_starts(self.head, _head_end(self.url, self.data))
         number = next(k for k, column in enumerate(self.head.columns) if column.name == _CHUNKS)
         return starts[number], starts[number] + _column_bytes(self.head, self.head.columns[number])
@@ -174,12 +174,12 @@ class ColumnTable(PartTable):
         return np.concatenate(wide, axis=1).tobytes()[:-1]
 
     def packed(self) -> bytes:
-        """All that was read to open it, for another host: see :func:`parse_table`."""
+        """Everything that was read to open it, for another host: see :func:`parse_table`."""
         return zlib.compress(self.data, 1)
 
 
 def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, np.ndarray]:
-    """The columns of records. Raises CacheError if one lacks a leaf, or its digest is no ASCII text.
+    """The columns of records. Raises CacheError if one lacks a leaf, or its digest is not ASCII text.
 
     Args:
         parts: Records.
@@ -207,11 +207,11 @@ def encode_table(
     """The file.
 
     Args:
-        columns: Of all parts, as :func:`columns_of` gives them.
+        columns: Columns of all parts, from :func:`columns_of`.
         cache: What readers need of ``ledger.json``.
-        ledger: Which ``ledger.json`` that is.
-        fingerprint: Of the content.
-        names: What it says of chunks.
+        ledger: Identifies that ``ledger.json``.
+        fingerprint: Fingerprint of the content.
+        names: Checksums of chunks.
     """
     if names.checksums.size:
         pages, digests = {_CHUNKS: to_pages(names.checksums)}, [n for n in columns if n.startswith("digest")]
@@ -239,7 +239,7 @@ def read_table(url: str) -> ColumnTable | None:
     """The table in a file; None if there is no such file.
 
     Raises:
-        CacheCorruptError: it is not what was written.
+        CacheCorruptError: it is damaged.
         CacheError: it cannot be read.
     """
 
@@ -263,8 +263,8 @@ def read_table(url: str) -> ColumnTable | None:
 
 
 def parse_table(url: str, data: bytes) -> ColumnTable:
-    """The table in the file at ``url`` which begins with ``data``, at least its head and its opened columns. What else
-    is asked for is read there. Raises CacheCorruptError.
+    """The table in the file at ``url``, which begins with ``data``: at least its head and its opened columns. The rest
+    is read from the file on demand. Raises CacheCorruptError.
     """
     head = _parse_head(url, data)
     starts = _column_starts(head, _head_end(url, data))
@@ -277,7 +277,7 @@ def parse_table(url: str, data: bytes) -> ColumnTable:
 
 
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
-    """An error about a table, with what writes it anew."""
+    """An error about a table, with the command that rewrites it."""
     cure = f"Write it anew from ledger.json: headrace upgrade {url.removesuffix(TABLE_NAME).rstrip('/') or '/'}"
     return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
 
@@ -289,7 +289,7 @@ def _read_range(url: str, start: int, stop: int) -> bytes:
 
 
 def _retried(url: str, read: Callable[[], T]) -> T:
-    """What comes over the wire otherwise than it was written is asked for again."""
+    """Remote content that is damaged is requested again."""
     most = 1 if files.is_local(url) else retry.policy().damaged_attempts
     return retry.with_retries(read, lambda error: isinstance(error, CacheCorruptError), most)
 
@@ -322,7 +322,7 @@ def _parse_head(url: str, data: bytes) -> TableHead:
 
 
 def _check_head(head: TableHead) -> None:
-    """ValueError unless its columns are those of a table of a size that can be."""
+    """ValueError unless its columns are those of a table of a possible size."""
     leaves = [str(leaf.get("name")) for leaf in head.cache.get("leaves", [])]
     opened = ["name", "documents", "tokens", *(f"elements {name}" for name in leaves)]
     chunks = [_CHUNKS] if head.chunks else []
@@ -340,7 +340,7 @@ def _check_head(head: TableHead) -> None:
 
 
 def _column_starts(head: TableHead, end: int) -> list[int]:
-    """Where each column begins, and the last ends; ``end``: of the head."""
+    """Begin of each column, and the end of the last; ``end`` is the end of the head."""
     starts: list[int] = []
     for column in head.columns:
         starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
@@ -375,7 +375,7 @@ def _read_column(url: str, head: TableHead, starts: Sequence[int], name: str) ->
 
 
 def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray]) -> None:
-    """Raises CacheCorruptError for names that lead elsewhere, or twice to one part, and for numbers out of range."""
+    """Raises CacheCorruptError for names that lead outside or occur twice, and for numbers out of range."""
     if not head.parts:
         return
     names = columns["name"]
@@ -399,7 +399,7 @@ def _texts(values: Sequence[str]) -> np.ndarray:
 
 
 def _digests(values: Sequence[str]) -> np.ndarray:
-    """As 32 bytes each, or as texts if one is none of SHA-256."""
+    """Digests as 32 bytes each, or as texts if one is not SHA-256."""
     if all(_HEX.fullmatch(value) for value in values):
         return np.frombuffer(bytes.fromhex("".join(value.removeprefix(_SHA) for value in values)), "V32")
     return _texts(values)

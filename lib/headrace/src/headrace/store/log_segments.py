@@ -1,7 +1,7 @@
-"""Segments of an :class:`~headrace.store.append_log.AppendLog`: how a record lies in its file, and is found again.
+"""Segments of an :class:`~headrace.store.append_log.AppendLog`: the format of records, and how they are found.
 
 A record is 48 bytes of header, then its payload. The header begins with four fixed bytes and ends with a checksum of
-itself; behind bytes that are no whole record, the next whole one is found by both.
+itself, by which the next complete record is found after damaged bytes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True)
 class Record:
-    """A record, and where it lies.
+    """A record and its position.
 
     Attributes:
-        kind: Whatever the log's user calls it.
+        kind: Kind, defined by the log's user.
         key: A number of the user's.
-        number: How many records of the log came before it.
+        number: Number of earlier records in the log.
         writer: Number of the writer.
         segment: Name of the file.
         offset: Of its header in the file.
         size: Bytes of the payload.
         checksum: CRC-32 of the payload.
-        payload: The payload, if its kind is among those that are loaded; else empty.
+        payload: The payload, if its kind is loaded; else empty.
     """
 
     kind: int
@@ -64,7 +64,7 @@ def encode(record: Record, log: bytes, payload: bytes) -> bytes:
 
 
 def decode(data: bytes, at: int, segment: str, base: int = 0) -> tuple[Record, bytes, bytes] | None:
-    """The whole record at a place, the log's id and the payload; None if there is none. ``base`` is where
+    """The complete record at a position, the log's id and the payload; None if there is none. ``base`` is where
     ``data`` begins in the file.
     """
     begin = at + HEADER_BYTES
@@ -79,7 +79,7 @@ def decode(data: bytes, at: int, segment: str, base: int = 0) -> tuple[Record, b
 
 
 def segment_name(writer: int, segment: int) -> str:
-    """Names sort as writers, and the segments of each, follow each other.
+    """Names sort in the order of writers, and of the segments of each.
 
     Example:
         >>> segment_name(2, 0), writer_of(segment_name(2, 0))
@@ -94,7 +94,7 @@ def writer_of(name: str) -> int:
 
 
 def read_from(url: str, at: int) -> bytes:
-    """A segment's bytes from a place on; none if it was deleted."""
+    """A segment's bytes from a position on; empty if it was deleted."""
     if not files.is_local(url):
         return (files.read_bytes(url) or b"")[at:]
     try:
@@ -123,10 +123,10 @@ def scan(
         expected_log: Id of the log; empty if it is not known yet.
 
     Returns:
-        The records, where bytes begin that are no whole record, and the log's id.
+        The records, the start of bytes that are not a complete record, and the log's id.
 
     Raises:
-        CacheCorruptError: a record is another log's.
+        CacheCorruptError: a record belongs to another log.
     """
     records: list[Record] = []
     bad: list[int] = []
@@ -147,7 +147,7 @@ def scan(
 
 
 def list_names(folder: str) -> list[str]:
-    """Names in a folder, in order; none if there is no folder."""
+    """Names in a folder, in order; empty if there is no folder."""
     if not files.exists(folder):
         return []
     if files.is_local(folder):

@@ -1,17 +1,16 @@
 """Chunks of local, uncompressed arrays in place: memory-mapped shard files instead of reads.
 
-zarr3 sharding with the codecs ``bytes`` and ``crc32c`` leaves every chunk contiguous in its shard file, at a place that
-the index at the end of the file gives. So reading a chunk is one copy out of the page cache.
+With zarr3 sharding and the codecs ``bytes`` and ``crc32c``, every chunk is contiguous in its shard file, at a position
+in the index at the end of the file. Reading a chunk is therefore one copy from the page cache.
 
-The invariant: a chunk is used only from a shard file whose size and index are sound, and :meth:`MappedArray.check`
-holds it against its crc32c where it lies (:meth:`MappedArray.copy` the copy that it makes), and that against the one
-that ``zarr.json`` names for its place, if it does. Whatever
-is not as it should be (a lost or truncated file, a wrong checksum, another layout, a system other than Linux) is left
-to TensorStore, which reads it or says what is wrong. A file that is truncated *while* it is mapped ends the process
-(SIGBUS), as with any memory map: finished caches are never written to. On a network filesystem a server's hiccup would
-do the same, so files there are read and not mapped.
+Invariant: a chunk is used only from a shard file whose size and index are intact. :meth:`MappedArray.check` compares
+the chunk with its crc32c in place (:meth:`MappedArray.copy`: the copy), and that with the one that ``zarr.json`` lists
+for its position, if it does. Everything else (a lost or truncated file, a wrong checksum, another layout, a system
+other than Linux) is left to TensorStore, which reads it or reports the problem. A file that is truncated *while* it is
+mapped ends the process (SIGBUS), as with any memory map; finished caches are never written to. On a network filesystem,
+a server's hiccup would do the same, so files there are read and not mapped.
 
-Price: mapping a shard about 30 us; a chunk one pass over its bytes, two if it is copied, without the interpreter's
+Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without the interpreter's
 lock.
 """
 
@@ -38,14 +37,15 @@ from jaxtyping import Bool, Int64
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
 MAX_MAPS = 16_384
-"""Shard files mapped by one process; what is beyond is read. Linux allows 65,530 maps, and others need some too."""
+"""Largest number of mapped shard files per process; others are read. Linux allows 65,530 maps, and other code needs
+some."""
 
 _ENTRY = 16
 _UNSEEN = -1
 _AROUND = 1 << 16
-"""Linux maps at least so many bytes around a page that is touched; they go with it."""
+"""Linux maps at least this many bytes around a touched page, and unmaps them with it."""
 _POPULATE_READ = 22
-"""Of Linux 5.14: maps all pages in one go, and fails where the file does not reach, instead of SIGBUS later."""
+"""From Linux 5.14: maps all pages at once, and fails past the end of the file instead of raising SIGBUS later."""
 _FAILED = ctypes.c_void_p(-1).value
 
 _REMOTE = re.compile(
@@ -80,7 +80,7 @@ class _Native:
 
 @functools.cache
 def native() -> _Native | None:
-    """What mapping needs of the system, or None where there is none of it."""
+    """The system functions for mapping, or None if they are not available."""
     if not sys.platform.startswith("linux") or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     try:
@@ -116,7 +116,7 @@ class MappedFile(NamedTuple):
         return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def again(self) -> MappedFile:
-        """It, as it is now. One that was removed or replaced is still mapped as it was."""
+        """The current state of the file. One that was removed or replaced is still mapped as it was."""
         try:
             now = MappedFile.of(self.path, os.stat(self.path))
         except OSError:
@@ -154,20 +154,20 @@ class MappedArray:
         return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
 
     def address(self, chunk: int) -> int:
-        """Where the chunk's first byte lies; 0 if it cannot be mapped, and has to be read."""
+        """Address of the chunk's first byte; 0 if it cannot be mapped and has to be read."""
         if self._address[chunk] == _UNSEEN:
             self._map(chunk // self.shard_chunks)
         return int(self._address[chunk])
 
     def addresses(self, chunks: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
-        """The :meth:`address` of each of some chunks."""
+        """The :meth:`address` of each chunk."""
         unseen = chunks[self._address[chunks] == _UNSEEN]
         for shard in np.unique(unseen // self.shard_chunks).tolist() if unseen.size else ():
             self._map(shard)
         return self._address[chunks]
 
     def copy(self, chunk: int, into: np.ndarray) -> bool:
-        """Copies a mapped chunk and says whether its bytes are what was written.
+        """Copies a mapped chunk and returns whether its bytes are what was written.
 
         Args:
             chunk: One that has an :meth:`address`.
@@ -190,7 +190,7 @@ class MappedArray:
         return self._native.crc32c(0, copied, self.chunk_bytes) == stored
 
     def is_sound(self, chunk: int) -> bool:
-        """Whether :meth:`check` found a chunk sound."""
+        """Returns whether :meth:`check` has verified a chunk."""
         return bool(self._sound[chunk])
 
     def are_sound(self, chunks: Int64[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
@@ -198,22 +198,22 @@ class MappedArray:
         return self._sound[chunks]
 
     def check(self, chunk: int) -> bool:
-        """Whether the bytes of a mapped chunk are what was written, where they lie. If not, it has to be read."""
+        """Returns whether the bytes of a mapped chunk, in place, are what was written. If not, it has to be read."""
         at = self.address(chunk)
         sound = at != 0 and self._bring(chunk, at) and self._matches(chunk, at, at)
         self.record(chunk, sound)
         return sound
 
     def check_again(self, shard: int) -> bool:
-        """Whether the chunks of a mapped shard that were found sound still are."""
+        """Returns whether the verified chunks of a mapped shard still are sound."""
         first = shard * self.shard_chunks
         chunks = first + np.flatnonzero(self._sound[first : first + self.shard_chunks])
         return all(self.check(chunk) for chunk in chunks.tolist())
 
     def check_columns(self, chunks: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, "5 m"]:
-        """What it takes to :meth:`check` chunks that have an address elsewhere: of each its address, where its first
-        page begins, the bytes of its pages, its own bytes, which its checksum follows, and the checksum that is named
-        for it (-1: none).
+        """Columns from which another thread can :meth:`check` chunks that have an address: the address, the address
+        of the first page, the bytes of the pages, the chunk's bytes, which its checksum follows, and the checksum that
+        the metadata has for it (-1: none).
         """
         at = self._address[chunks]
         shards, which = np.unique(chunks // self.shard_chunks, return_inverse=True)
@@ -224,28 +224,28 @@ class MappedArray:
         return np.stack([at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)])
 
     def record(self, chunk: int, sound: bool) -> None:
-        """Takes down what a check of a chunk gave. One that is not sound has no address any more."""
+        """Stores the result of a chunk's check. A chunk that is not sound loses its address."""
         self._sound[chunk] = sound
         if not sound:
             self._address[chunk] = 0
 
     def _bring(self, chunk: int, at: int) -> bool:
-        """Brings a mapped chunk into memory, and says whether all of it is in its file."""
+        """Brings a mapped chunk into memory, and returns whether all of it is in its file."""
         assert self._native is not None
         return self._advise(chunk, at, self._native.bring, mmap.PAGESIZE) == 0
 
     def leave(self) -> None:
-        """Takes all that is mapped out of this process's memory; the system keeps it as it likes."""
+        """Drops all mapped pages from this process's memory; the system may keep them cached."""
         assert self._native is not None
         for begin, size in list(self._regions):
             self._native.madvise(begin, size, mmap.MADV_DONTNEED)
 
     def file_of(self, shard: int) -> MappedFile | None:
-        """The file of a shard, once one of its chunks was asked for; None if it could not be mapped."""
+        """The file of a shard, once one of its chunks was looked up; None if it could not be mapped."""
         return self._shards[shard].file if shard in self._shards else None
 
     def will_need(self, chunk: int) -> None:
-        """Asks the system to bring the chunk into memory, and returns at once."""
+        """Asks the system to load the chunk, and returns at once."""
         if at := self.address(chunk):
             self._advise(chunk, at, mmap.MADV_WILLNEED, mmap.PAGESIZE)
 
@@ -265,7 +265,7 @@ class MappedArray:
                 chunks[:] = 0 if addresses is None else addresses[: chunks.size]
 
     def _addresses_in(self, shard: int) -> Int64[np.ndarray, " c"] | None:
-        """Maps a shard file. The addresses of its chunks, 0 for a chunk that is not as it should be; None: of all."""
+        """Maps a shard file and returns its chunks' addresses, 0 for an invalid chunk; None if none can be mapped."""
         global _maps
         assert self._native is not None
         index_bytes, path = self.shard_chunks * _ENTRY, self.folder / "c" / str(shard)
@@ -301,7 +301,7 @@ class MappedArray:
         return np.where(entries >= 0, entries + address, 0)
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
-        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a broken index."""
+        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a damaged index."""
         if google_crc32c.value(index[:-CRC_BYTES]) != int.from_bytes(index[-CRC_BYTES:], "little"):
             return None
         offset, size = np.frombuffer(index, "<u8", self.shard_chunks * 2).reshape(-1, 2).T
@@ -313,8 +313,8 @@ class MappedArray:
 def map_array(
     folder: Path, dtype: np.dtype[Any], length: int, chunk_elements: int, owner: str = ""
 ) -> MappedArray | None:
-    """The array in a local folder, of this dtype, length, chunk and owner by the ledger, as mapped chunks; None if it
-    has to be read through TensorStore.
+    """The array in a local folder, with the ledger's dtype, length, chunk and owner, as mapped chunks; None if it has
+    to be read through TensorStore.
     """
     if native() is None or _is_remote(folder):
         return None
@@ -339,7 +339,7 @@ def map_array(
 
 
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether a folder lies on another machine's disk; one of which that is not known counts as such."""
+    """Whether a folder is on another machine's disk; yes if unknown."""
     try:
         lines = mounts.read_text().splitlines()
         where = folder.resolve(strict=True)

@@ -1,4 +1,4 @@
-"""What lies at a path where a cache was expected, and what to type next."""
+"""Describes what is at a path where a cache was expected, and what to type next."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from headrace.store.levanter.layout import levanter_splits
 
 
 def what_is_there(path: str) -> tuple[str, str]:
-    """What lies where there is no cache, as far as it can be told, and what to do: text is built from, into a folder
-    beside it.
+    """Describes the content of a path without a cache, as far as possible, and what to do: for text, the build command
+    with a new output folder.
 
     Example:
         >>> what_is_there("caches/web")[1]

@@ -1,7 +1,7 @@
-"""The parts of a cache: the record of one, and the table of all, a column for each of their fields.
+"""The parts of a cache: the record of one, and the table of all, with a column for each field.
 
-A table is a sequence of records, each made when it is asked for: a cache of a million parts is opened without making
-anything for a part. Whoever needs a number of every part takes a column.
+A table is a sequence of records that are created on access, so a cache of a million parts opens without creating
+objects per part. Code that needs a number for every part uses a column.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headrace.errors import CacheCorruptError
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
 LARGEST_COUNT = 2**56
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
-"""A folder's name: a ledger may come from anywhere, and nothing outside its cache is read or deleted for it."""
+"""Valid folder names: a ledger may come from anywhere, and must not lead outside its cache."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 
 
 class LeafRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A leaf of a finished part, beside the tokens. ``digest``: ``sha256:`` and the hex digest of its values, as
-    stored, followed, if it is ragged, by its offsets.
+    """A leaf of a finished part other than the tokens. ``digest``: ``sha256:`` and the hex digest of its stored values
+    followed, if it is ragged, by its offsets.
     """
 
     elements: Count
@@ -41,8 +41,8 @@ class PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         documents: Number of documents.
         tokens: Number of tokens.
         digest: ``sha256:`` and the hex digest of the part's tokens (as stored) followed by its offsets.
-        extra: Counters of whoever wrote it (skipped lines, source fingerprints, ...), JSON values. Those of a table in
-            columns have none: they are in ``ledger.json``.
+        extra: Counters of its writer (skipped lines, source fingerprints, ...), JSON values. Empty in a table of
+            columns: they are in ``ledger.json``.
         leaves: Its other leaves, by name.
     """
 
@@ -68,7 +68,7 @@ class PartTable(Sequence[PartRecord]):
 
     @classmethod
     def of(cls, parts: Sequence[PartRecord]) -> PartTable:
-        """These parts, as a table."""
+        """Converts parts to a table."""
         return parts if isinstance(parts, PartTable) else cls(parts)
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class PartTable(Sequence[PartRecord]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the content: tokens, documents and other leaves, and where one part ends and the next begins, since
-        rows of tokens never lie across two. Chunks, codecs and counters are no part of it.
+        """Identifies the content: tokens, documents, other leaves, and the borders of parts, which rows of tokens never
+        cross. Chunks, codecs and counters are not part of it.
         """
         return "sha256:" + hashlib.sha256(self.digest_lines()).hexdigest()

@@ -1,4 +1,4 @@
-"""Reads in flight, and what is said of those that fail: the array, the chunk, the shard file and the credential."""
+"""Reads in flight, and errors for those that fail, with the array, the chunk, the shard file and the credential."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class ArrayFuture(Protocol):
-    """A read in flight: ``result()`` or ``await`` gives the data. Dropping it abandons the read."""
+    """A read in flight: ``result()`` or ``await`` returns the data. Dropping it abandons the read."""
 
     def result(self, timeout: float | None = None) -> np.ndarray:
-        """The data, once it is there.
+        """Waits for the data and returns it.
 
         Raises:
-            ReadError: it cannot be read; the array and the chunk are named.
-            TimeoutError: not there within ``timeout`` seconds; the read goes on.
+            ReadError: it cannot be read; names the array and the chunk.
+            TimeoutError: not there within ``timeout`` seconds; the read continues.
         """
         ...
 
@@ -33,8 +33,8 @@ class ArrayFuture(Protocol):
 
 
 class PendingRead:
-    """A read in flight that ends with :meth:`StoredArray.received`, or fails as :class:`ReadError`, with the array, the
-    chunk and the shard file named. ``out``: what it reads into; None: what the future gives.
+    """A read in flight that ends with :meth:`StoredArray.received`, or fails with a :class:`ReadError` that names the
+    array, the chunk and the shard file. ``out``: the target array; None: the future returns one.
     """
 
     __slots__ = ("_array", "_future", "_out", "_start", "_stop")
@@ -81,12 +81,12 @@ class PendingRead:
         return f"shard file {url}" if first == last else f"shard files {url} to {last}"
 
     def _units(self, elements: int) -> tuple[int, int]:
-        """The first and the last chunk, or shard, that it touches."""
+        """The first and the last chunk or shard that it touches."""
         return self._start // elements, max(self._stop - 1, self._start) // elements
 
 
 def store_error(error: Exception, url: str, shards: str = "") -> OSError:
-    """What went wrong, and the shard file and the credential if they matter and are not named yet."""
+    """The problem, with the shard file and the credential if they matter and are not named yet."""
     message = reason(error)
     if shards and "shard file" not in message:
         message = f"{message}, {shards}"

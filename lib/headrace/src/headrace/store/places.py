@@ -1,11 +1,12 @@
-"""Whether a stored chunk is the one that belongs at its place: its crc32c is the one that ``zarr.json`` names for it.
+"""Checks that a stored chunk is the one that belongs at its position, by the crc32c that ``zarr.json`` lists for it.
 
-A chunk's own checksum says that its bytes are sound, not whose they are: a whole shard file in another's place reads
-without an error. So ``zarr.json`` has the checksum of every chunk (:func:`headrace.store.layout.attributes_of`), 5.3
-bytes for each, and whoever reads a chunk compares the four bytes that it ends with.
+A chunk's own checksum shows that its bytes are intact, not where they belong: a whole shard file in the wrong position
+can be read without an error. ``zarr.json`` therefore has the checksum of every chunk
+(:func:`headrace.store.layout.attributes_of`), 5.3 bytes each, and readers compare it with the last four bytes of the
+chunk.
 
-Mapped files and reads over HTTP see these bytes anyway. What TensorStore reads from a local disk does not show them;
-they are read before it, once for each chunk: they lie next to bytes that are about to be read.
+Mapped files and reads over HTTP have these bytes anyway. TensorStore does not return them when it reads from a local
+disk, so they are read first, once per chunk: they are next to bytes that are about to be read.
 """
 
 from __future__ import annotations
@@ -23,19 +24,18 @@ _ENTRY = struct.Struct("<QQ")  # a chunk's offset and size in a shard's index
 
 
 def check_place(checksum: bytes, named: int) -> None:
-    """Raises ValueError if a chunk ends with another checksum than the one that is named for its place."""
+    """Raises ValueError if the checksum at the end of a chunk differs from the one listed for its position."""
     if int.from_bytes(checksum, "little") != named:
         raise ValueError("DATA_LOSS: the chunk is not the one that was written here: it is of another place or cache")
 
 
 class LocalPlaces:
-    """The chunks of an array in a local folder, each looked at before it is read for the first time. Safe for several
-    threads.
+    """The chunks of an array in a local folder, each checked before it is first read. Safe for several threads.
 
     Args:
-        folder: The array's.
-        stored: What its ``zarr.json`` says.
-        checksums: That of each chunk, as it names them.
+        folder: Folder of the array.
+        stored: Its ``zarr.json``.
+        checksums: Listed checksum of each chunk.
     """
 
     def __init__(self, folder: Path, stored: StoredLayout, checksums: np.ndarray) -> None:
@@ -45,8 +45,8 @@ class LocalPlaces:
         self._seen = bytearray(checksums.size)
 
     def check(self, start: int, stop: int) -> None:
-        """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` is of another place. What is lost or cut
-        is left to whoever reads it.
+        """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` belongs elsewhere. Lost or truncated
+        chunks are left to the reader.
         """
         first, end = start // self._chunk, -(-stop // self._chunk)
         while (first := self._seen.find(0, first, end)) >= 0:

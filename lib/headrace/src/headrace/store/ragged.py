@@ -1,9 +1,9 @@
-"""Writing one part of a ragged store: documents of any length as ``data`` + ``offsets``, for each leaf.
+"""Writes one part of a ragged store: documents of any length as ``data`` + ``offsets``, for each leaf.
 
-``<root>/parts/<name>/input_ids/data`` holds the tokens of all documents end to end; ``offsets`` (int64, documents + 1
-values) where each begins and ends: ``offsets[0] = 0`` and document i is ``data[offsets[i]:offsets[i+1]]``. Other leaves
-lie beside it in the same form; a leaf with one value a document needs no offsets and has ``data`` alone. A part is an
-idempotent unit of work: written from the start or not at all, by one writer, the same bytes for the same input.
+``<root>/parts/<name>/input_ids/data`` has the tokens of all documents end to end, and ``offsets`` (int64, documents + 1
+values) their borders: ``offsets[0] = 0`` and document i is ``data[offsets[i]:offsets[i+1]]``. Other leaves are stored
+next to it in the same form; a leaf with one value per document has only ``data``. A part is an idempotent unit of work:
+written from the start or not at all, by one writer, the same bytes for the same input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headrace.store.pending import store_error
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
 
 LeafValues: TypeAlias = "tuple[np.ndarray, np.ndarray | None]"
-"""Values of some documents end to end, and how many each has (int64); None if each has one."""
+"""Values of some documents end to end, and the number of each (int64); None if each has one."""
 
 
 def data_url(root: str, part: str, leaf: str = TOKENS) -> str:
@@ -52,19 +52,19 @@ def offsets_url(root: str, part: str, leaf: str = TOKENS) -> str:
 
 
 class PartWriter:
-    """Writes one part. Whatever an interrupted writer of the same part left is deleted first.
+    """Writes one part. The rest of an interrupted writer of the same part is deleted first.
 
-    Memory: one shard of each leaf, and 8 bytes a document for each ragged leaf.
+    Memory: one shard of each leaf, and 8 bytes per document for each ragged leaf.
 
     Args:
         root: Folder or URL of the cache.
         name: Name of the part, e.g. ``"00017"``.
         layout: Layout of the token leaf.
-        leaves: Leaves beside the tokens.
+        leaves: Leaves other than the tokens.
 
     Raises:
         CacheError: the store cannot be written.
-        ConfigError: two leaves have the same name, or the layout is none of tokens.
+        ConfigError: two leaves have the same name, or the layout is not one of tokens.
     """
 
     def __init__(self, root: str, name: str, layout: CacheLayout, leaves: Sequence[LeafSpec] = ()) -> None:
@@ -89,11 +89,11 @@ class PartWriter:
             tokens: Integer array ``[total]``, the documents end to end.
             lengths: Integer array ``[documents]``; zeros are empty documents.
             leaves: For each other leaf by name: its values, the documents end to end, and an integer array
-                ``[documents]`` of how many each has; None instead of it for a leaf with one value a document.
+                ``[documents]`` with the number of each; None instead of it for a leaf with one value per document.
 
         Raises:
-            CacheError: lengths do not add up, a value does not fit the dtype, a leaf is missing or unknown, or has not
-                as many values as its tokens ask for (:attr:`~headrace.store.layout.LeafSpec.width`).
+            CacheError: lengths do not add up, a value does not fit the dtype, a leaf is missing or unknown, or its
+                number of values does not match its tokens (:attr:`~headrace.store.layout.LeafSpec.width`).
         """
         leaves = leaves or {}
         if leaves.keys() != self._leaves.keys():
@@ -112,7 +112,7 @@ class PartWriter:
         self._documents += len(lengths)
 
     def close(self, **extra: Any) -> PartRecord:
-        """Writes what is left, then the part's record, with JSON values to keep, which makes the part complete."""
+        """Writes the rest, then the part's record, with additional JSON values; this makes the part complete."""
         tokens = self._tokens.close()
         leaves = {name: writer.close() for name, writer in self._leaves.items()}
         record = PartRecord(self.name, self._documents, tokens.elements, tokens.digest, extra=extra, leaves=leaves)
@@ -137,9 +137,7 @@ class _LeafWriter:
     def checked(
         self, values: np.ndarray, lengths: np.ndarray | None, documents: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Values as they are stored, and a copy of the lengths. Raises CacheError if so many documents cannot have
-        them.
-        """
+        """Values in stored form, and a copy of the lengths. Raises CacheError if they do not match the documents."""
         what = "tokens" if self._leaf == TOKENS else f"values of leaf {self._leaf}"
         if lengths is not None:
             lengths = np.array(lengths, np.int64)  # a copy: it is kept until the part is closed
@@ -156,7 +154,7 @@ class _LeafWriter:
         return np.ascontiguousarray(values, np.dtype(self._layout.dtype).newbyteorder("<")), lengths
 
     def append(self, stored: np.ndarray, lengths: np.ndarray | None) -> None:
-        """Adds what :meth:`checked` gave."""
+        """Adds the result of :meth:`checked`."""
         self._digest.update(stored.data)
         self._data.append(stored)
         if self._lengths is not None and lengths is not None:
@@ -180,7 +178,7 @@ class _LeafWriter:
         dtype = np.dtype(self._layout.dtype)
         if not values.size or dtype.kind == "f":
             return
-        # Nobody's id is negative; values of other leaves may be.
+        # Ids are never negative; values of other leaves may be.
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
         what, cure = f"a value of leaf {self._leaf}", f"Give the leaf a wider dtype than {dtype.name}."
         if self._leaf == TOKENS:
@@ -191,10 +189,10 @@ class _LeafWriter:
 
 
 class ArrayWriter:
-    """Appends to a new array, one whole shard at a time, in bounded memory (one shard, and what it takes to write it).
+    """Appends to a new array, one whole shard at a time, in bounded memory (one shard, plus that of writing it).
 
     Args:
-        url: Folder to create; what is there is replaced.
+        url: Folder to create; existing content is replaced.
         layout: Dtype, chunks and codecs.
         metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they are closed.
     """
@@ -243,11 +241,11 @@ class ArrayWriter:
 class ShardWriter:
     """Writes shard files of an array, whole and in order, and keeps the checksum of each chunk.
 
-    TensorStore encodes a shard in memory, so that its file can be looked at before it is written. Price: two more
+    TensorStore encodes a shard in memory, so that its file can be inspected before it is written. Price: two more
     copies of it, 50 ms of CPU for one of 32 MB (16 million tokens).
 
     Args:
-        url: Folder of the array, which must be there.
+        url: Folder of the array, which must exist.
         metadata: Its ``zarr.json``.
     """
 
@@ -271,7 +269,7 @@ class ShardWriter:
     def write(
         self, at: int, values: np.ndarray, *, there: bool = False, kept: str = ": finished parts are kept"
     ) -> None:
-        """Writes the shard of elements ``at`` and following, unless it is ``there`` already.
+        """Writes the shard that begins at element ``at``, unless it is ``there`` already.
 
         Raises:
             CacheError: it cannot be written; the cure ends with ``kept``.
@@ -289,9 +287,7 @@ class ShardWriter:
 
 
 def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
-    """Has the arrays of a leaf say what they are of, now that its digest is known, and which chunks are theirs: the
-    checksums of each by its folder.
-    """
+    """Writes the owner of a leaf's arrays, once its digest is known, and the checksums of their chunks, by folder."""
     for url, checksums in arrays.items():
         if checksums is not None and checksums.size > MOST_NAMED_CHUNKS:
             checksums = None
@@ -302,7 +298,7 @@ def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
 
 
 def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> Any:
-    """A TensorStore array to write to, under the policy of the process; one that is there is replaced or opened.
+    """A TensorStore array to write to, under the policy of the process; an existing one is replaced or opened.
 
     Raises:
         CacheError: it cannot be written.
@@ -334,7 +330,7 @@ def written(future: Any, url: str, kept: str = ": finished parts are kept") -> A
 
 
 def shard_sizes(url: str, shards: int) -> dict[int, int]:
-    """Bytes of each shard file of an array that is there, by its number; there should be ``shards`` of them."""
+    """Bytes of each existing shard file of an array, by its number; there should be ``shards`` of them."""
     if files.is_local(url):
         try:
             with os.scandir(files.local_path(files.join(url, "c"))) as listed:

@@ -1,8 +1,8 @@
-"""Web servers may send a request elsewhere; the answer of another host is used only if the policy allows that host.
+"""Redirects of web servers: the answer of another host is used only if the policy allows that host.
 
-fsspec's client follows redirects by itself, so a server that is not trusted could have this machine ask any address in
-reach, such as a cloud's metadata service, and take the answer for a source. The hook below is asked before each
-redirect is followed.
+fsspec's client follows redirects by itself, so an untrusted server could make this machine request any reachable
+address, such as a cloud's metadata service, and use the answer as a source. The hook below is called before each
+redirect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # a name o
 
 
 def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -> bool:
-    """Whether an answer of ``host`` may send to ``target``: itself, or one of ``allowed`` or a host below it.
+    """Whether ``host`` may redirect to ``target``: itself, one of ``allowed``, or a subdomain of these.
 
     Example:
         >>> is_allowed("data.org", "data.org", ()), is_allowed("data.org", "cdn.hf.co", ("hf.co",))
@@ -38,10 +38,10 @@ def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -
 
 
 def allow(hosts: Sequence[str]) -> None:
-    """Lets web servers send to these hosts too, from now on in this process and in the workers that it starts.
+    """Also allows redirects to these hosts, from now on, in this process and in the workers that it starts.
 
     Raises:
-        ConfigError: one is no name of a host.
+        ConfigError: one is not the name of a host.
     """
     for host in hosts:
         if host != "*" and not _HOST.fullmatch(host):

@@ -1,14 +1,14 @@
-"""One cache that lies in several places, such as two clouds: what one of them does not give is read from the next.
+"""One cache with several locations, such as two clouds: what one cannot deliver is read from the next.
 
-The first place that opens is read. A read that fails there, once it was asked for as often as the policy of
-:mod:`headrace.store.retry` says, goes on at the next place, round and round, until each has failed it. A place that
-cannot be reached, or refuses, is left by all reads that begin later; one whose answer is damaged is left by that read
-alone, since the rest of it may be sound. Each such step is counted (``replica_switches``), and logged once for each
-place and cause.
+The first location that opens is used. A read that fails there, after all retries of the policy in
+:mod:`headrace.store.retry`, continues at the next location, and so on in turn, until all have failed. A location that
+cannot be reached, or refuses, is skipped by all later reads; one with a damaged answer is skipped only by that read,
+because the rest of it may be intact. Each switch is counted (``replica_switches``), and logged once per location and
+cause.
 
-The invariant: whatever place a read ends at, it gives the same bytes, since all places must have the same ledger; one
-that has another is refused before anything is read from it. Price: a Python call a read. A read that meets a dead place
-first takes as long as the policy lets it: see ``RetryPolicy.deadline_s``.
+Invariant: reads return the same bytes at every location, because all must have the same ledger; a location with a
+different one is refused before anything is read from it. Price: one Python call per read. A read that meets a dead
+location first takes as long as the policy allows: see ``RetryPolicy.deadline_s``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _counting = threading.Lock()
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """How it is with a place: ``read`` (the first that opened), ``reached``, ``unreached`` or ``differs`` (there is
-    another cache); and if it is one of the last two, why.
+    """State of a location: ``read`` (the first that opened), ``reached``, ``unreached`` or ``differs`` (it has another
+    cache); for the last two, with the reason.
     """
 
     path: str
@@ -50,11 +50,11 @@ class ReplicaState:
 
 
 class ReplicatedCache(TokenCache):
-    """A cache that lies in several places, named by the first that opened.
+    """A cache with several locations, named by the first that opened.
 
     Attributes:
-        replicas: The places.
-        states: How it was with each when the cache was opened.
+        replicas: The locations.
+        states: State of each when the cache was opened.
     """
 
     def __init__(self, replicas: Replicas, states: Sequence[ReplicaState]) -> None:
@@ -63,14 +63,14 @@ class ReplicatedCache(TokenCache):
 
 
 def open_replicas(paths: Sequence[str]) -> TokenCache:
-    """The cache at the first of several places that opens; its reads go on at the next place where one fails.
+    """The cache at the first of several locations that opens; reads that fail continue at the next one.
 
     Args:
-        paths: Folders or URLs of copies of one cache, the one to read first; a single one is opened as it is.
+        paths: Folders or URLs of copies of one cache, the preferred one first; a single one is opened directly.
 
     Raises:
         CacheError: none can be opened; the error is that of the first, and names the others.
-        CacheCorruptError: a place that can be opened holds another cache.
+        CacheCorruptError: a location that can be opened has another cache.
 
     Example:
         >>> import shutil, tempfile
@@ -94,14 +94,14 @@ def open_replicas(paths: Sequence[str]) -> TokenCache:
 
 
 class Replicas:
-    """The places of one cache. Safe for several threads; pickles.
+    """The locations of one cache. Safe for several threads; can be pickled.
 
     Args:
-        paths: Folders or URLs, the one to read first.
+        paths: Folders or URLs, the preferred one first.
 
     Attributes:
         first: The cache at the first that opens.
-        current: Number of the place that new reads begin at.
+        current: Number of the location where new reads start.
 
     Raises:
         CacheError: none can be opened.
@@ -122,18 +122,18 @@ class Replicas:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def states(self) -> list[ReplicaState]:
-        """How it is with each place, asked now, all at the same time."""
+        """The current state of each location, checked in parallel."""
         with ThreadPoolExecutor(len(self.paths)) as pool:
             return list(pool.map(self._state, range(len(self.paths))))
 
     def differs(self, path: str) -> CacheCorruptError:
-        """What is said of a place that holds another cache."""
+        """The error for a location that has another cache."""
         cure = f"Leave it out; or copy the right one of the two over the other: {self.first.path} was opened first."
         problem = f"is no copy of {self.first.path}: their ledgers differ"
         return CacheCorruptError(problem, field="replicas", value=path, cure=cure)
 
     def opened(self, number: int) -> TokenCache:
-        """The cache at a place. Raises CacheError if it cannot be opened or is another one."""
+        """The cache at a location. Raises CacheError if it cannot be opened or is another one."""
         cache = self._caches[number]
         if cache is None:
             cache = TokenCache.open(self.paths[number])
@@ -143,7 +143,7 @@ class Replicas:
         return cache
 
     def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
-        """The arrays of a leaf of a part, wherever they are read."""
+        """The arrays of a leaf of a part, whichever location they are read from."""
         first = self.array(self.current, name, number, offsets=False)
         offsets = None
         if kind == "ragged":
@@ -152,12 +152,12 @@ class Replicas:
         return LeafPart(documents, ReplicatedArray(self, name, number, first, False), offsets)
 
     def array(self, place: int, leaf: str, part: int, *, offsets: bool) -> StoredArray:
-        """An array at one of the places. Raises CacheError if that cannot be opened or is another cache."""
+        """An array at one of the locations. Raises CacheError if that cannot be opened or is another cache."""
         arrays = self.opened(place).leaf(leaf).parts[part]
         return arrays.offsets if offsets and arrays.offsets is not None else arrays.data
 
-    def after(self, place: int, error: Exception) -> int:
-        """The place to go on at when a read has failed at one."""
+    def next_place(self, place: int, error: Exception) -> int:
+        """The location at which to continue after a read has failed at one."""
         following, damaged = (place + 1) % len(self.paths), not _is_unreachable(error)
         with _counting:
             own_counts().replica_switches += 1
@@ -196,14 +196,14 @@ class Replicas:
 
 
 class ReplicatedArray(StoredArray):
-    """An array of a cache that lies in several places."""
+    """An array of a cache with several locations."""
 
     def __init__(self, replicas: Replicas, leaf: str, part: int, first: StoredArray, offsets: bool) -> None:
         super().__init__(first.url, first.length, first.layout)
         self.replicas, self._leaf, self._part, self._is_offsets = replicas, leaf, part, offsets
 
     def at(self, place: int) -> StoredArray:
-        """The array at one of the places. Raises CacheError if that cannot be opened or is another cache."""
+        """The array at one of the locations. Raises CacheError if that cannot be opened or is another cache."""
         return self.replicas.array(place, self._leaf, self._part, offsets=self._is_offsets)
 
     def read(self, start: int, stop: int) -> ArrayFuture:
@@ -220,13 +220,13 @@ class ReplicatedArray(StoredArray):
 
 
 class _Reading:
-    """A read in flight that begins anew at the next place where one fails."""
+    """A read in flight that restarts at the next location if it fails."""
 
     def __init__(self, array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> None:
         self._array, self._begin = array, begin
         self._place = array.replicas.current
         self._left = len(array.replicas.paths) - 1  # places that may still be asked
-        self._read = self._begun()
+        self._read = self._begin_read()
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         while True:
@@ -242,7 +242,7 @@ class _Reading:
             except (ReadError, CacheError) as error:
                 self._go_on(error)
 
-    def _begun(self) -> ArrayFuture:
+    def _begin_read(self) -> ArrayFuture:
         while True:
             try:
                 return self._begin(self._array.at(self._place))
@@ -251,19 +251,19 @@ class _Reading:
 
     def _go_on(self, error: ReadError | CacheError) -> None:
         self._step(error)
-        self._read = self._begun()
+        self._read = self._begin_read()
 
     def _step(self, error: ReadError | CacheError) -> None:
-        """Goes to the next place; raises the error of this one if it was the last."""
+        """Switches to the next location; raises the error of this one if it was the last."""
         if not self._left:
             fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
             raise fail(f"{error.problem}, and none of its replicas gives it") from error
         self._left -= 1
-        self._place = self._array.replicas.after(self._place, error)
+        self._place = self._array.replicas.next_place(self._place, error)
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
-    """Whether a place failed as a whole, as far as one read can tell; not if this one answer was damaged."""
+    """Whether a location failed as a whole, as far as one read can tell; not if only this answer was damaged."""
     while error is not None:
         if isinstance(error, StoreFailedError):
             return not isinstance(error, DamagedAnswerError)

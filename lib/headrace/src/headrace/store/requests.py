@@ -1,13 +1,13 @@
 """Reads from stores over HTTP in flight: one background thread with an asyncio loop for all of a process.
 
-A coroutine per read follows it through index, request, retry, hedge and decoding; nobody blocks. The thread begins with
-the first read, ends :data:`IDLE_S` seconds after the last, and holds nothing but reads in flight.
+A coroutine per read follows it through index, request, retry, hedge and decoding; nothing blocks. The thread starts
+with the first read, ends :data:`IDLE_S` seconds after the last, and holds only reads in flight.
 
-The invariant: every future that :func:`submit` gives is done at some time. The loop does not end while a task is left
-on it, whoever waits for that; what the thread cannot do any more fails. Nothing that may run a finaliser happens under
-a lock: a finaliser may wait for a thread that wants the same lock. A wake-up that got lost costs :data:`_BEAT_S`.
+Invariant: every future returned by :func:`submit` is eventually done. The loop does not end while it has a task; what
+the thread can no longer do fails. Nothing that may run a finaliser happens under a lock, because a finaliser may wait
+for a thread that wants the same lock. A lost wake-up costs :data:`_BEAT_S`.
 
-Price: about 0.1 ms of CPU a chunk beside TensorStore's own 0.15 ms: for stores that are milliseconds away.
+Price: about 0.1 ms of CPU per chunk in addition to TensorStore's own 0.15 ms, for stores that are milliseconds away.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEPT_LATENCIES, _ENOUGH_LATENCIES = 500, 50
 
 
 class Store:
-    """A key-value store of TensorStore's, for the loop's thread, that can be opened anew.
+    """A key-value store of TensorStore, for the loop's thread, that can be reopened.
 
     Args:
         spec: TensorStore's.
@@ -53,7 +53,7 @@ class Store:
         self.kvstore: Any = ts.KvStore.open(self._spec, context=self._context).result()
 
     def renew(self) -> None:
-        """Opens it with credentials that are asked for afresh, once for all stores that were opened with the same."""
+        """Reopens it with fresh credentials, once for all stores that were opened with the same."""
         with _context_lock:
             key = (retry.policy(), 1)
             if _contexts.get(key) is self._context:
@@ -66,8 +66,8 @@ _contexts: dict[tuple[retry.RetryPolicy, int], Any] = {}
 
 
 def read_context(attempts: int = 1) -> Any:
-    """One TensorStore context for all reads under a policy of which TensorStore itself makes so many attempts. The pool
-    is for local files: shard indices, and the chunks read last.
+    """One TensorStore context for all reads under a policy with this many attempts by TensorStore itself. The pool is
+    for local files: shard indices, and the chunks read last.
     """
     key = (retry.policy(), attempts)
     with _context_lock:
@@ -92,15 +92,13 @@ class _Loop:
         self.thread = threading.Thread(target=self._run, name="store-requests", daemon=True)
 
     def in_flight(self, most: int) -> asyncio.Semaphore:
-        """Lets ``most`` requests be under way. In the thread."""
+        """Limits concurrent requests to ``most``. Call it in the thread."""
         if self._room is None or self._room[0] != most:  # another policy: what is under way counts by its own
             self._room = most, asyncio.Semaphore(most)
         return self._room[1]
 
     def hand_over(self, do: Callable[[], None]) -> None:
-        """Runs ``do`` in the thread. For any thread and any finaliser: it takes no lock, and wakes the loop only if
-        nobody else has done so.
-        """
+        """Runs ``do`` in the thread. Safe in any thread and finaliser: takes no lock, wakes the loop only if needed."""
         self._handed.append(do)
         if not self._told:
             self._told = True
@@ -110,9 +108,9 @@ class _Loop:
             self._take()
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, Any]], future: concurrent.futures.Future[Any]) -> None:
-        """Starts a read for which :func:`_entered` was called. In the thread."""
+        """Starts a read for which :func:`_entered` was called. Call it in the thread."""
         if self.ended or future.cancelled():
-            self._left(future, _EndedError())
+            self._finish(future, _EndedError())
             return
         task = self.loop.create_task(work())
         self._tasks.add(task)
@@ -126,9 +124,9 @@ class _Loop:
     def _finished(self, future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = _EndedError() if task.cancelled() else task.exception()
-        self._left(future, error, None if error is not None else task.result())
+        self._finish(future, error, None if error is not None else task.result())
 
-    def _left(self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None) -> None:
+    def _finish(self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None) -> None:
         self._used = time.monotonic()
         with _lock:
             self.active -= 1
@@ -155,7 +153,7 @@ class _Loop:
         self.loop.call_later(min(_BEAT_S, IDLE_S), self._beat)
 
     def _end(self, *, at_once: bool = False) -> bool:
-        """Lets no more reads come, unless one is there."""
+        """Stops accepting reads, unless one is in progress."""
         global _current
         with _lock:
             if self.active and not at_once:
@@ -166,7 +164,7 @@ class _Loop:
         return True
 
     def _run(self) -> None:
-        _here.state = self
+        _thread.state = self
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._beat)
         try:
@@ -194,7 +192,7 @@ class _Here(threading.local):
     state: _Loop | None = None
 
 
-_here = _Here()
+_thread = _Here()
 _lock = threading.Lock()
 _current: _Loop | None = None
 _latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
@@ -209,7 +207,7 @@ def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Fut
 
 
 def _entered() -> _Loop:
-    """The loop of the process, which from now on does not end before one more read has."""
+    """The loop of the process, which will not end before one more read has."""
     global _current
     fresh: _Loop | None = None
     while True:
@@ -226,7 +224,7 @@ def _entered() -> _Loop:
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Python cannot end while a thread of its own is inside TensorStore: it would abort."""
+    """Python cannot exit while one of its threads is inside TensorStore: it would abort."""
     state = _current
     if state is not None and state.thread.is_alive():
         with contextlib.suppress(RuntimeError):  # it has ended meanwhile
@@ -235,12 +233,13 @@ def _end_with_the_process() -> None:
 
 
 async def arrived(future: Any, timeout_s: float | None = None) -> Any:
-    """Waits for a TensorStore future. To give up waiting is to forget it: TensorStore does not end requests.
+    """Waits for a TensorStore future. If the wait is given up, the future is dropped: TensorStore cannot cancel
+    requests.
 
     Raises:
         TimeoutError: it is not there within ``timeout_s`` seconds.
     """
-    state = _here.state
+    state = _thread.state
     assert state is not None  # this runs on its loop
     waiter: asyncio.Future[None] = state.loop.create_future()
 
@@ -252,10 +251,10 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
         if not waiter.done():
             waiter.set_exception(TimeoutError(f"DEADLINE_EXCEEDED: no answer within {timeout_s:g} s"))
 
-    def done(_: Any) -> None:
+    def wake_up(_: Any) -> None:
         state.hand_over(wake)
 
-    future.add_done_callback(done)
+    future.add_done_callback(wake_up)
     timer = None if timeout_s is None else state.loop.call_later(timeout_s, expire)
     try:
         await waiter
@@ -268,19 +267,18 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
 async def get(
     store: Store, key: str, byte_range: slice | None, decode: Callable[[bytes], Awaitable[T]], *, index: bool = False
 ) -> T | None:
-    """What is decoded from bytes of a stored file, asked for as often as the policy says; None if there is no such
-    file.
+    """Requests bytes of a stored file, with the retries of the policy, and decodes them; None if there is no such file.
 
     Args:
-        store: Where it is.
+        store: Its store.
         key: The file.
-        byte_range: Which bytes; all if None; ``slice(-n, None)`` for the last n.
-        decode: Makes something of the bytes, or raises ValueError: they are not what was stored.
+        byte_range: The bytes; all if None; ``slice(-n, None)`` for the last n.
+        decode: Decodes the bytes, or raises ValueError if they are damaged.
         index: Whether to count it as a request for an index.
 
     Raises:
-        DamagedAnswerError: it is not what was stored, however often it is asked for.
-        StoreFailedError: the store failed too often, or for good.
+        DamagedAnswerError: it is damaged, after all retries.
+        StoreFailedError: the store failed too often, or permanently.
     """
     policy, counts = retry.policy(), retry.own_counts()
     began = time.monotonic()
@@ -315,7 +313,7 @@ async def get(
 
 
 def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
-    """The answer, if it has as many bytes as were asked for."""
+    """The answer, if it has the requested number of bytes."""
     if byte_range is not None:
         size = -byte_range.start if byte_range.start < 0 else byte_range.stop - byte_range.start
         if len(answer) != size:
@@ -325,7 +323,7 @@ def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
 
 async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
     """One request and, if it is late, its hedge."""
-    state = _here.state
+    state = _thread.state
     assert state is not None  # this runs on its loop
     async with state.in_flight(policy.concurrency):
         asked_at = time.monotonic()
@@ -349,7 +347,7 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
 
 
 async def _first_good(asking: set[asyncio.Task[bytes | None]], first: Any, asked: float) -> bytes | None:
-    """The first answer that is no failure; the last failure if all are."""
+    """The first successful answer; the last failure if all fail."""
     running = set(asking)
     while True:
         finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

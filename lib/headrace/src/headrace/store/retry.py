@@ -1,23 +1,22 @@
-"""When a store that answers badly is asked again, what that cost, and how many requests this process sent.
+"""When requests to a store are retried, what that costs, and how many requests this process has sent.
 
-408, 429 and 5xx, no answer in time, a broken connection and a cut answer are asked for again, with exponential backoff
-and full jitter, up to a number of requests and a deadline. So is what is **damaged** (other bytes than were stored, a
-page in place of them, an ignored range) and what is **refused** (401, 403, a redirect; asked again with fresh
-credentials), each up to a number of its own. What is not there is not asked for again.
+408, 429 and 5xx, no answer in time, a broken connection and a truncated answer are retried with exponential backoff and
+full jitter, up to a number of requests and a deadline. So are **damaged** answers (other bytes than were stored, a web
+page instead, an ignored range) and **refused** requests (401, 403, a redirect; retried with fresh credentials), each
+with its own limit. Missing files are not requested again.
 
-A **hedge** is a second request for what is late: the first answer wins. Both are counted, in whole requests.
+A **hedge** is a second request for a late answer: the first answer wins. Both are counted, as whole requests.
 
-The policy is one for the process (:func:`use_policy`), like the connections that it governs. TensorStore makes the
-first retry of each request for data itself, ``first_delay_s`` to twice that after the first and as the policy was when
-the array was opened; the others are made here. Of what is written it makes all. What TensorStore has given up waiting
-for it cannot call back: such requests end when nothing has come for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to
-``timeout_s``, once a process).
+The policy applies to the whole process (:func:`use_policy`), like its connections. TensorStore itself makes the first
+retry of each request for data, ``first_delay_s`` to twice that after the first, with the policy at the time when the
+array was opened; the others are made here. For writes, it makes all retries. TensorStore cannot cancel requests that it
+has given up: they end when nothing has arrived for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to ``timeout_s``,
+once per process).
 
-:func:`wire` counts all requests over HTTP, whoever sent them: TensorStore counts its own, and the clients of fsspec
-(aiohttp for GCS and web servers, botocore for S3) tell each request to a listener that :func:`watch` gives them, at the
-price of a function call. Retries that a client makes by itself are requests like all others, so the numbers are those
-of a proxy on the way (and of the bill). Not seen: what a package sends by clients of its own, such as ``datasets`` does
-for ``hf://``.
+:func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec (aiohttp for GCS and
+web servers, botocore for S3) report each request to a listener that :func:`watch` installs, at the price of a function
+call. A client's own retries are counted too, so the numbers are those that a proxy would see (and those of the bill).
+Not counted: requests of other clients, such as those of ``datasets`` for ``hf://``.
 """
 
 from __future__ import annotations
@@ -42,23 +41,22 @@ _JITTER = random.Random()  # its own: waits happen in many threads, and the stat
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, how fast and for how long a store is asked again.
+    """How often, how fast and for how long requests to a store are retried.
 
     Attributes:
-        attempts: Requests for one thing, hedges not counted; an odd number acts as the next even one.
+        attempts: Requests per object, without hedges; an odd number acts as the next even one.
         first_delay_s: Wait before the second request.
         max_delay_s: The longest wait between two.
-        timeout_s: A request that takes longer is given up, and asked for again.
-        deadline_s: After this long no request for the thing is begun.
-        damaged_attempts: Requests for what comes otherwise than it was stored.
-        refused_attempts: Requests for what the store refuses, or sends elsewhere for.
-        concurrency: Requests of this process in flight together.
-        hedge_after_s: Seconds after which a late request gets company. None: none is hedged.
-        hedge_p95: Or: this multiple of the 95th percentile of the last 500 answers, once there are 50.
-        hedge_share: At most this share of the requests is hedged, so that a store that is slow as a whole is not
-            asked twice for everything.
-        redirect_hosts: Where web servers may send a request besides to themselves: hosts, and what is below them;
-            ``*``: anywhere. By default where Hugging Face keeps its files.
+        timeout_s: A request that takes longer is given up and retried.
+        deadline_s: After this time, no further request for the object is started.
+        damaged_attempts: Requests for an object whose answers are damaged.
+        refused_attempts: Requests for an object that the store refuses or redirects.
+        concurrency: Largest number of concurrent requests of this process.
+        hedge_after_s: Seconds after which a late request is hedged. None: never.
+        hedge_p95: Alternative: this multiple of the 95th percentile of the last 500 answers, once there are 50.
+        hedge_share: Largest share of requests that are hedged, so that a slow store does not get twice the load.
+        redirect_hosts: Hosts (with their subdomains) to which web servers may redirect besides themselves; ``*``: any.
+            By default, those where Hugging Face stores its files.
 
     Raises:
         ConfigError: a value is not usable.
@@ -95,11 +93,11 @@ class RetryPolicy:
 
     @property
     def rounds(self) -> int:
-        """Requests that are made here; TensorStore may follow each by one of its own."""
+        """Number of requests made here; TensorStore may add one to each."""
         return (self.attempts + 1) // 2
 
     def delay_s(self, failed: int, uniform: Callable[[], float] = _JITTER.random) -> float:
-        """Seconds to wait after the ``failed``-th failure, counted from 1: anything up to a bound that doubles.
+        """Seconds to wait after the ``failed``-th failure, counted from 1: random up to a limit that doubles.
 
         Example:
             >>> [RetryPolicy(max_delay_s=0.3).delay_s(k, lambda: 1.0) for k in (1, 2, 3, 4)]
@@ -109,7 +107,7 @@ class RetryPolicy:
 
     @property
     def write_retries(self) -> int:
-        """How often TensorStore asks again when it writes: all retries are its own there, within the deadline.
+        """TensorStore's number of retries when it writes, where it makes all of them, within the deadline.
 
         Example:
             >>> RetryPolicy().write_retries, RetryPolicy(attempts=4).write_retries
@@ -119,7 +117,7 @@ class RetryPolicy:
         return min(self.attempts - 1, sum(waited <= self.deadline_s for waited in waits))
 
     def tensorstore_context(self, max_retries: int = 1) -> dict[str, Any]:
-        """What makes TensorStore follow this policy. Requests that hang keep their place in its own limit."""
+        """TensorStore's settings for this policy. Hanging requests count in its own limit."""
         retries = {
             "max_retries": max_retries,
             "initial_delay": f"{self.first_delay_s:.3f}s",
@@ -134,18 +132,18 @@ class RetryPolicy:
 
 @dataclass
 class RequestCounts:
-    """What reading from stores over HTTP took, in requests. Subtract two to see what lies between.
+    """Counts of requests for reading from stores over HTTP. Subtract two to get those in between.
 
     Attributes:
-        requests: Requests sent for data and shard indices, with the two below.
-        index_requests: Those among them for shard indices and array metadata, retries not counted.
-        retries: Requests sent because another had failed, with ``damaged`` and ``refused``.
-        damaged: Answers that were not what was stored, each asked for again.
-        refused: Refusals and redirects, each asked again.
+        requests: Requests sent for data and shard indices, including retries and hedges.
+        index_requests: Those among them for shard indices and array metadata, without retries.
+        retries: Requests sent because another had failed, including ``damaged`` and ``refused``.
+        damaged: Damaged answers, each of which was retried.
+        refused: Refusals and redirects, each of which was retried.
         hedges: Requests sent because another was late.
         hedges_won: Hedges that answered first.
-        replica_switches: Reads that went on at another place of their cache; see :mod:`headrace.store.replicas`.
-        decode_s: Seconds in which at least one chunk that had come was being decoded and checked.
+        replica_switches: Reads that continued at another location of their cache; see :mod:`headrace.store.replicas`.
+        decode_s: Seconds in which at least one chunk was being decoded and checked.
     """
 
     requests: int = 0
@@ -167,7 +165,7 @@ class RequestCounts:
 
 @dataclass(frozen=True)
 class Wire:
-    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, to fsspec, not at all.
+    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, for fsspec, not at all.
 
     Example:
         >>> Wire(7, 1) - Wire(5) + Wire(1)
@@ -185,8 +183,8 @@ class Wire:
 
 
 class _Process:
-    """The policy and the counters of this process. ``wire``: what the clients of fsspec sent; they all live on fsspec's
-    one thread, so nothing is added twice at a time.
+    """The policy and the counters of this process. ``wire``: requests of fsspec's clients, which all run in fsspec's
+    single thread, so additions never collide.
     """
 
     policy = RetryPolicy()
@@ -200,10 +198,9 @@ def policy() -> RetryPolicy:
 
 
 def use_policy(new: RetryPolicy) -> RetryPolicy:
-    """Puts a policy in force for all reads that begin from now on.
+    """Sets the policy for all reads that start from now on.
 
-    Returns:
-        The one before, to put it back.
+    Returns: The previous policy.
 
     Example:
         >>> before = use_policy(RetryPolicy(attempts=4, hedge_after_s=0.5))
@@ -215,17 +212,17 @@ def use_policy(new: RetryPolicy) -> RetryPolicy:
 
 
 def request_counts() -> RequestCounts:
-    """What this process's reads over HTTP took so far; retries that TensorStore made itself are among them.
+    """Requests of this process's reads over HTTP so far, including TensorStore's own retries.
 
-    TensorStore counts for the whole process: the retries of anything else that uses it are in here too.
+    TensorStore counts for the whole process, so retries of other code that uses it are included.
     """
     inner = sum(int(v["value"]) for driver in _DRIVERS for v in _collected(f"kvstore/{driver}/retries"))
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
 def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool], most: int | None = None) -> T:
-    """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is not ``transient``, or
-    the policy is at its end, or it was called ``most`` times; then raises what it raised last.
+    """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is not ``transient``,
+    exhausts the policy, or was called ``most`` times; then raises the last error.
     """
     current, began = policy(), time.monotonic()
     failed = 0
@@ -252,14 +249,14 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def wire() -> Wire:
-    """What this process sent so far."""
+    """Requests that this process has sent so far."""
     failed = sum(int(v["value"]) for v in _collected("http/response_codes") if _fails(int(v["code"] or 0)))
     started = sum(int(v["value"]) for v in _collected("http/request_started"))
     return _Process.wire + Wire(started, failed)
 
 
 def watch(fs: Any) -> None:
-    """Counts the requests of a filesystem of fsspec from now on, if it speaks HTTP. Harmless when it is repeated."""
+    """Counts the requests of an fsspec filesystem from now on, if it uses HTTP. Can be called repeatedly."""
     for name in ("set_session", "_set_session"):
         connect = getattr(fs, name, None)
         if connect is not None and not getattr(connect, "counts_requests", False):
@@ -267,7 +264,7 @@ def watch(fs: Any) -> None:
 
 
 def _listening(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """The method by which a filesystem gets its client, now and then a new one: each gets a listener."""
+    """Wraps the method by which a filesystem gets its client, so that each new client gets a listener."""
 
     async def connected(*args: Any, **options: Any) -> Any:
         client = await connect(*args, **options)

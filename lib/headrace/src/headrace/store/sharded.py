@@ -1,11 +1,11 @@
-"""Sharded arrays on stores over HTTP: one request a chunk, because shard indices are kept apart from data.
+"""Sharded arrays in stores over HTTP: one request per chunk, because shard indices are cached separately from data.
 
-TensorStore keeps shard indices and chunks in one pool, so that the chunks of a shuffled epoch drive the indices out,
-and each chunk costs two requests. Here an index (16 bytes a chunk) is asked for once and kept: a cache of S shards with
-C chunks each costs S (1 + C) requests in the first epoch, S C in each further one. Where chunks are stored as they lie
-in memory all have one size, and follow each other: where each lies is computed, and no index is asked for. A chunk that
-is not there, by its checksum, is looked for by the index. Neighbouring chunks that are read together are one request.
-A chunk that is read in parts (rows, offsets) is kept for a while, so that the next part costs nothing.
+TensorStore caches shard indices and chunks in one pool, so the chunks of a shuffled epoch evict the indices, and each
+chunk costs two requests. Here, an index (16 bytes per chunk) is requested once and kept: a cache of S shards with C
+chunks each costs S (1 + C) requests in the first epoch, and S C in each further one. Uncompressed chunks all have one
+size and are consecutive, so their positions are computed and no index is requested; a chunk that is not there, by its
+checksum, is located with the index. Neighbouring chunks that are read together are one request. A chunk that is read in
+parts (rows, offsets) is kept for a while, so the next part costs nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INDEX_BYTES = 64 << 20
 CHUNK_BYTES = 64 << 20
 REQUEST_BYTES = 8 << 20
 _ABSENT = np.uint64(NO_CHUNK)
-_PLACES = 1 << 20  # chunks that may be decoded at the same time; an empty place in memory costs nothing
+_MOST_DECODING = 1 << 20  # chunks that may be decoded at the same time; unused slots cost nothing
 _DECODE_S = 60.0
 _SOUND = google_crc32c.value(bytes(CRC_BYTES))
 """The crc32c of any bytes that are followed by their own crc32c; here of none."""
@@ -85,7 +85,7 @@ _decoding = _Decoding()
 
 
 class _Piece(NamedTuple):
-    """A chunk of a read: elements ``start .. start + size`` of it go to ``at`` in the target."""
+    """A chunk of a read: its elements ``start .. start + size`` go to ``at`` in the target."""
 
     chunk: int
     start: int
@@ -94,11 +94,11 @@ class _Piece(NamedTuple):
 
 
 class Decoder:
-    """Stored bytes to chunks of one shape, by zarr's names of their dtype and codecs, checksums included.
+    """Decodes stored bytes to chunks of one shape, by zarr's names of their dtype and codecs, and verifies checksums.
 
-    An uncompressed chunk is checked and copied straight into its target: 40 us for 65,536 uint16 tokens. TensorStore
-    decodes what lies in one of its stores, so a compressed chunk is put into one in memory and read from there: 0.15 ms
-    more. Nothing is written into the target but by the thread that waits for it, and never after a read was given up.
+    An uncompressed chunk is verified and copied directly into its target: 40 us for 65,536 uint16 tokens. TensorStore
+    can only decode from one of its stores, so a compressed chunk is put into one in memory and read from there: 0.15 ms
+    more. Only the waiting thread writes into the target, and never after a read was given up.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> None:
@@ -107,13 +107,13 @@ class Decoder:
         self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * self._dtype.itemsize
         self._checksum_bytes = checksum_bytes(codecs, self._dtype.itemsize)
         self._suffix = "/0" * (len(shape) - 1)
-        self._places = itertools.cycle(range(_PLACES))
+        self._chunk_spans = itertools.cycle(range(_MOST_DECODING))
         if self._checksum_bytes is None:
             self._array, self._kvstore = _in_memory(dtype, shape, codecs)
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of a stored chunk, checksum included; None: each has its own number."""
+        """Bytes of a stored chunk, including its checksum; None: the number varies."""
         checksum = self._checksum_bytes
         return None if checksum is None else self.shape[0] * self._row_bytes + checksum
 
@@ -121,12 +121,12 @@ class Decoder:
         """Decodes a chunk and copies ``out.shape[0]`` of its rows, from ``start`` on, into ``out``.
 
         Raises:
-            ValueError: the bytes are not what was stored.
+            ValueError: the bytes are damaged.
         """
         if self._checksum_bytes is not None:
             self._copy(out, encoded, start)
             return
-        slot = next(self._places)
+        slot = next(self._chunk_spans)
         key = f"c/{slot}{self._suffix}"
         self._kvstore.write(key, encoded).result()  # in memory: done at once
         first = slot * self.shape[0] + start
@@ -145,7 +145,7 @@ class Decoder:
 
 @functools.lru_cache(maxsize=64)
 def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
-    """The index of a file whose first chunks, all of one size, follow each other."""
+    """The index of a file whose first chunks are consecutive and of one size."""
     entries = np.full((shard_chunks, 2), _ABSENT)
     entries[:chunks, 0], entries[:chunks, 1] = np.arange(chunks) * size, size
     return entries
@@ -160,14 +160,14 @@ def even_index(layout: CacheLayout, chunks: int) -> tuple[bytes, int]:
 
 @functools.lru_cache(maxsize=64)
 def _decoder(dtype: str, shape: tuple[int, ...], codecs: str) -> Decoder:
-    """One for all arrays that are stored alike."""
+    """One decoder for all arrays with the same format."""
     return Decoder(dtype, shape, json.loads(codecs))
 
 
 def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """An array whose chunks lie in a store in memory, and the store."""
+    """An array with its chunks in an in-memory store, and the store."""
     metadata = {
-        "shape": [shape[0] * _PLACES, *shape[1:]],
+        "shape": [shape[0] * _MOST_DECODING, *shape[1:]],
         "data_type": dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
         "chunk_key_encoding": {"name": "default"},
@@ -188,9 +188,9 @@ class ShardedArray:
     Args:
         store: The folder.
         url: The folder, for errors.
-        stored: What ``zarr.json`` says.
-        missing_is_zero: What was never written reads as zeros; an error otherwise.
-        computed: Whether chunks of one size follow each other from the first byte of each file on.
+        stored: Its ``zarr.json``.
+        missing_is_zero: Whether chunks that were never written read as zeros; otherwise they are an error.
+        computed: Whether chunks of one size are consecutive from the first byte of each file on.
 
     Raises:
         ValueError: it is an array of another kind.
@@ -219,7 +219,7 @@ class ShardedArray:
 
         Raises:
             StoreFailedError: the store failed.
-            DamagedAnswerError: a chunk or an index is lost or damaged; the shard file is named.
+            DamagedAnswerError: a chunk or an index is lost or damaged; names the shard file.
         """
         chunk, offset = divmod(start, self.chunk)
         if (
@@ -255,8 +255,8 @@ class ShardedArray:
         out[piece.at : piece.at + piece.size] = chunk[piece.start : piece.start + piece.size]
 
     async def _read_whole(self, pieces: list[_Piece], out: np.ndarray) -> None:
-        """Whole chunks of one shard: those that are neighbours in the file are one request."""
-        entries = await self._places(pieces[0].chunk // self.shard_chunks)
+        """Reads whole chunks of one shard: neighbours in the file are one request."""
+        entries = await self._chunk_spans(pieces[0].chunk // self.shard_chunks)
         if self._missing_is_zero:
             absent = [p for p in pieces if entries[p.chunk % self.shard_chunks, 0] == _ABSENT]
             for piece in absent:
@@ -275,7 +275,7 @@ class ShardedArray:
         await _all([self._read_run(run, entries, out) for run in runs])
 
     async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
-        spans = [self._place(p.chunk, places) for p in run]
+        spans = [self._chunk_span(p.chunk, places) for p in run]
         begin, end = spans[0].start, spans[-1].stop
 
         async def decode(data: bytes) -> bool:
@@ -288,7 +288,7 @@ class ShardedArray:
             return True
 
         try:
-            if not await self._asked(run[0].chunk, slice(begin, end), decode):
+            if not await self._request(run[0].chunk, slice(begin, end), decode):
                 raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
         except DamagedAnswerError:
             stored = None if self._even_bytes is None else await self._stored_places(run[0].chunk // self.shard_chunks)
@@ -298,7 +298,7 @@ class ShardedArray:
             await _all([self._read_run([piece], stored, out) for piece in run])
 
     async def _once(self, what: str, number: int) -> Any:
-        """A chunk or an index that several reads want at the same time is asked for once."""
+        """Requests a chunk or an index once, even if several reads need it at the same time."""
         key = (what, number)
         task = self._under_way.get(key)
         if task is None:
@@ -313,14 +313,14 @@ class ShardedArray:
             task.exception()  # it is known, even if those who waited for it are gone
 
     async def _load_chunk(self, chunk: int) -> np.ndarray:
-        entries = await self._places(chunk // self.shard_chunks)
+        entries = await self._chunk_spans(chunk // self.shard_chunks)
         values = np.zeros(self.chunk, self.dtype)
         if not (self._missing_is_zero and entries[chunk % self.shard_chunks, 0] == _ABSENT):
             await self._read_run([_Piece(chunk, 0, self.chunk, 0)], entries, values)
         _chunks.put((self._number, chunk), values)
         return values
 
-    async def _places(self, shard: int) -> np.ndarray:
+    async def _chunk_spans(self, shard: int) -> np.ndarray:
         if self._computed:
             chunks = min(-(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks)
             return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
@@ -328,7 +328,7 @@ class ShardedArray:
         return entries if entries is not None else await self._once("index", shard)
 
     async def _stored_places(self, shard: int) -> np.ndarray | None:
-        """Where the index says that chunks lie; None if it cannot be read."""
+        """Positions of chunks according to the index; None if it cannot be read."""
         try:
             return await self._once("index", shard)
         except StoreFailedError:
@@ -342,23 +342,23 @@ class ShardedArray:
             await self._decode_index.into(entries, data)
             return True
 
-        if not await self._asked(chunk, self._index_span, decode, index=True):
+        if not await self._request(chunk, self._index_span, decode, index=True):
             entries[:] = _ABSENT
             if not self._missing_is_zero:
                 raise self._damaged(chunk, "NOT_FOUND: it is missing")
         _indices.put((self._number, shard), entries)
         return entries
 
-    def _place(self, chunk: int, places: np.ndarray) -> slice:
+    def _chunk_span(self, chunk: int, places: np.ndarray) -> slice:
         begin, size = places[chunk % self.shard_chunks]
         if begin == _ABSENT:
             raise self._damaged(chunk, f"NOT_FOUND: chunk {chunk} is missing")
         return slice(int(begin), int(begin) + int(size))
 
-    async def _asked(
+    async def _request(
         self, chunk: int, span: slice, decode: Callable[[bytes], Awaitable[bool]], *, index: bool = False
     ) -> bool | None:
-        """Whether it was read and decoded; None if the shard file is not there."""
+        """Requests and decodes bytes of a shard file; None if it does not exist."""
         try:
             return await get(self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index)
         except StoreFailedError as error:
@@ -388,7 +388,7 @@ async def _all(jobs: list[Coroutine[Any, Any, None]]) -> None:
 
 
 async def described_by(raw: bytes) -> dict[str, Any]:
-    """The object that ``zarr.json`` holds. ValueError if it is not as it was written."""
+    """The JSON object in ``zarr.json``. ValueError if it is damaged."""
     metadata = json.loads(raw)
     if not isinstance(metadata, dict):
         raise ValueError("DATA_LOSS: zarr.json is no object")

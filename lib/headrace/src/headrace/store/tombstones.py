@@ -1,13 +1,13 @@
-"""Tombstones: which documents of a finished cache were removed since, beside the ledger and without touching it.
+"""Tombstones: the documents that were removed from a finished cache, recorded next to the ledger without changing it.
 
-``<root>/tombstones.json`` has generations, each the documents that one removal named and none before it did, as ranges
-of numbers. A generation never changes, and generation n stands for the documents of the first n: so a run that began
-with some goes on with these, whatever is removed later. Numbers are those of
-:class:`~headrace.data.documents.DocumentFilter`: of a shuffled cache, those of the cache that it was made of.
+``<root>/tombstones.json`` has generations, each with the newly removed documents of one removal, as ranges of numbers.
+A generation never changes, and generation n means the documents of the first n: a run that started with some continues
+with these, whatever is removed later. Numbers are those of :class:`~headrace.data.documents.DocumentFilter`: for a
+shuffled cache, those of its original.
 
-Invariants: data and ledger stay as they are, to the bit; a reader, and a crash at any point, sees the file before a
-removal or the file after it; the same removals give the same bytes. Price: one small read a cache when a run opens it;
-about 16 bytes a range of documents.
+Invariants: data and ledger stay bit-identical; a reader, even after a crash, sees the file before a removal or the file
+after it; the same removals give the same bytes. Price: one small read per cache when a run opens it; about 16 bytes per
+range of documents.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Tombstones:
     """The removed documents of a cache.
 
     Attributes:
-        cache: Fingerprint of the cache that the numbers are of; empty where nothing was removed.
-        generations: Documents of each removal, none of them twice.
+        cache: Fingerprint of the cache of the numbers; empty if nothing was removed.
+        generations: Documents of each removal, without repeats.
 
     Example:
         >>> stones = Tombstones("ab", (Intervals.of_numbers(np.array([3, 4])), Intervals.of_numbers(np.array([9]))))
@@ -64,15 +64,15 @@ class Tombstones:
         return len(self.generations)
 
     def documents(self, generation: int | None = None) -> Intervals:
-        """Documents that are removed in a generation; None: in the newest."""
+        """Documents that are removed as of a generation (None: the newest)."""
         return Intervals.union(self.generations[:generation])
 
     def digest(self, generation: int) -> str:
-        """Names the documents of a generation: 32 hex digits."""
+        """Digest of the documents of a generation: 32 hex digits."""
         return self.documents(generation).digest()[:32]
 
     def to_bytes(self) -> bytes:
-        """As the file has it."""
+        """The content of the file."""
         generations = [[*zip(g.start.tolist(), g.stop.tolist(), strict=True)] for g in self.generations]
         content = _File(_VERSION, self.cache, generations)
         content.digest = _digest(content)
@@ -85,7 +85,7 @@ def _digest(content: _File) -> str:
 
 
 def read_tombstones(root: str) -> bytes:
-    """What the file of a cache holds, for :func:`parse_tombstones`; nothing if there is none."""
+    """The content of a cache's file, for :func:`parse_tombstones`; empty if there is none."""
     return files.read_bytes(files.join(root, TOMBSTONES_NAME)) or b""
 
 
@@ -93,7 +93,7 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
     """The tombstones of a cache from the content of their file.
 
     Raises:
-        CacheCorruptError: the file is damaged, of a later version or of another cache, or names what is no document.
+        CacheCorruptError: the file is damaged, of a later version or of another cache, or names unknown documents.
     """
     if not raw:
         return Tombstones()
@@ -120,7 +120,7 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
 
 
 def tombstones_of(cache: TokenCache, read: Callable[[str], bytes] = read_tombstones) -> Tombstones:
-    """The tombstones of a cache as they are now. Raises what :func:`parse_tombstones` does.
+    """The current tombstones of a cache. Raises the same errors as :func:`parse_tombstones`.
 
     Example:
         >>> import headrace.testing
@@ -131,7 +131,7 @@ def tombstones_of(cache: TokenCache, read: Callable[[str], bytes] = read_tombsto
 
 
 def removed_documents(cache: TokenCache) -> Intervals:
-    """Documents of a cache, with all its generations, that have tombstones. Raises what :func:`parse_tombstones` does.
+    """Documents of a cache, with all its generations, that have tombstones. Raises as :func:`parse_tombstones` does.
 
     Example:
         >>> import headrace.testing
@@ -147,19 +147,19 @@ def removed_documents(cache: TokenCache) -> Intervals:
 
 
 def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstones, Intervals]:
-    """Leaves tombstones for documents: one generation more, unless all of them have theirs.
+    """Adds tombstones for documents: a new generation, unless all of them have tombstones already.
 
     Args:
         cache: The cache, headrace's own or Levanter's; one generation of it.
-        documents: Their numbers, all of documents that there are.
+        documents: Their numbers, which must exist.
 
     Returns:
-        The tombstones then, and the documents that had none before.
+        The new tombstones, and the documents that had none before.
 
     Raises:
-        ConfigError: the cache lies where nothing can be written.
-        CacheError: somebody else is writing to it, or it cannot be written.
-        CacheCorruptError: the tombstones that are there are damaged.
+        ConfigError: the location of the cache is read-only.
+        CacheError: another process is writing to it, or it cannot be written.
+        CacheCorruptError: the existing tombstones are damaged.
 
     Example:
         >>> import headrace.testing
@@ -186,10 +186,10 @@ def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstone
 
 
 def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
-    """Leaves tombstones beside a copy of a cache, for documents that are removed from the cache, unless it has some.
+    """Copies the tombstones of a cache to a copy of it, unless that has some.
 
     Returns:
-        The copy. Numbers of documents mean the same in both, also if it was shuffled.
+        The copy. Numbers of documents mean the same in both, even if it was shuffled.
     """
     removed = removed_documents(cache)
     if removed.total and not len(tombstones_of(copy)):
@@ -198,7 +198,7 @@ def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
 
 
 def tombstones_problem(cache: TokenCache) -> str:
-    """What is wrong with the tombstones of a cache; empty if nothing is."""
+    """The problem of the tombstones of a cache; empty if there is none."""
     try:
         tombstones_of(cache)
     except CacheError as error:

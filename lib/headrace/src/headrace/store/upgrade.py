@@ -1,8 +1,8 @@
-"""Writing ``ledger.bin`` beside a finished cache: one of an earlier release, or one whose file was damaged.
+"""Writes ``ledger.bin`` for a finished cache of an earlier release, or with a damaged file.
 
-With ``ledger.bin``, where uncompressed chunks lie is computed and no index asked for, so the invariant is that they lie
-there: all indices are looked at first. headrace has always written chunks so. Price: all of ``ledger.json``, and one
-small read of each file of uncompressed chunks, 16 at a time.
+With ``ledger.bin``, positions of uncompressed chunks are computed without reading an index, so all indices are first
+checked to agree; headrace has always written chunks this way. Price: reading all of ``ledger.json``, and one small read
+of each file of uncompressed chunks, 16 at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _FILES_AT_ONCE = 16
 
 
 def upgrade(root: str) -> bool:
-    """Writes ``ledger.bin`` beside the ledger of a finished cache, and nothing else.
+    """Writes ``ledger.bin`` next to the ledger of a finished cache, and nothing else.
 
     Returns:
         Whether it was missing, damaged or of another ledger.
 
     Raises:
-        CacheMissingError: there is no cache of headrace's.
+        CacheMissingError: there is no cache in headrace's format.
         CacheUnfinishedError: its build was interrupted.
-        CacheCorruptError: its ledger is damaged, or not that of its first or its last part; a file has its chunks in
+        CacheCorruptError: its ledger is damaged, or does not match its first or last part; a file has its chunks in
             another order than headrace writes them.
         CacheError: it cannot be read or written.
 
@@ -70,10 +70,10 @@ def upgrade(root: str) -> bool:
 
 
 def table_problem(root: str, *, mend: bool = False) -> str:
-    """What is wrong with the ``ledger.bin`` of a finished cache, byte for byte; empty if nothing is, or none is there.
-    ``mend``: writes it anew then.
+    """The problem of the ``ledger.bin`` of a finished cache, compared byte for byte; empty if there is none, or no
+    file. ``mend``: rewrites it.
 
-    Raises what :func:`~headrace.store.ledger.read_ledger` does.
+    Raises the same errors as :func:`~headrace.store.ledger.read_ledger`.
     """
     url = files.join(root, TABLE_NAME)
     state, raw = whole_state(root), files.read_bytes(url)
@@ -91,7 +91,7 @@ def table_problem(root: str, *, mend: bool = False) -> str:
 
 
 def _own_names(url: str, raw: bytes) -> ChunkNames | None:
-    """What a table names itself; None if it does not, or is damaged."""
+    """The checksums that a table lists; None if it does not, or is damaged."""
     try:
         table = parse_table(url, raw)
         if not table.head.chunks:

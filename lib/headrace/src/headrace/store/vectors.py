@@ -1,13 +1,12 @@
-"""Long vectors of whole numbers, one file each, of which pieces are read when they are first asked for.
+"""Long vectors of whole numbers, one file each, read in pieces on demand.
 
-A file holds the numbers, little-endian, and behind them the SHA-256 of each piece of 64 KiB. Whoever lists the file in
-a record of its own keeps the SHA-256 of these digests, so that the record vouches for every number. A local file is
-mapped: what is in memory is the system's page cache. Of others pieces are read by range, many at a time, and the last
-ones are kept.
+A file has the numbers, little-endian, followed by the SHA-256 of each piece of 64 KiB. A record that lists the file
+stores the SHA-256 of these digests, so it covers every number. A local file is mapped and occupies the system's page
+cache. From others, pieces are read by range, many at a time, and the last ones are kept.
 
-Invariant: every number that is given out is the one that was written, or there is an error. Price: opening reads 32
-bytes a piece, 4 MB for a billion numbers of 8 bytes; a piece is read and compared once (1.5 GB/s), and of stores that
-are no local disk again when 64 MiB of others were read since.
+Invariant: every number returned is the one that was written, or there is an error. Price: opening reads 32 bytes per
+piece, 4 MB for a billion numbers of 8 bytes; a piece is read and verified once (1.5 GB/s), and from remote stores again
+when 64 MiB of others were read since.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ RUN_BYTES = _RUN * _PIECE_BYTES
 
 
 def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
-    """The error of a file that is not as it was written; ``what`` it belongs to, such as a plan."""
+    """The error for a damaged file; ``what`` it belongs to, such as a plan."""
     return CacheCorruptError(problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again.")
 
 
 def names_in(folder: str) -> list[str]:
-    """What lies in a folder or below a URL; nothing if there is none.
+    """Names in a folder or below a URL; empty if there is none.
 
     Example:
         >>> names_in("nowhere")
@@ -58,11 +57,11 @@ def names_in(folder: str) -> list[str]:
 
 
 class VectorWriter:
-    """Writes a vector; a complete one replaces what is there when it is finished.
+    """Writes a vector; when it is finished, it replaces an existing file.
 
     Args:
         url: The file.
-        dtype: Of the numbers, little-endian.
+        dtype: Dtype of the numbers, little-endian.
         what: What the vector belongs to, for errors.
 
     Example:
@@ -112,7 +111,7 @@ class VectorWriter:
         self._room -= len(data)
 
     def finish(self) -> dict[str, Any]:
-        """Puts the file into its place, for good, and returns its record: JSON values that :class:`PiecedVector` takes.
+        """Moves the file into place, durably, and returns its record: JSON values for :class:`PiecedVector`.
 
         Raises:
             CacheError: the file cannot be written.
@@ -136,7 +135,7 @@ class VectorWriter:
         return {"dtype": self._dtype.str, "length": self._length, "piece": piece, "sha256": sha256}
 
     def abort(self) -> None:
-        """Leaves nothing behind."""
+        """Deletes the unfinished file."""
         if self._file is None or (self._file.closed and not self._local):
             return
         with suppress(OSError):  # a full disk has no room for what closing writes
@@ -172,7 +171,7 @@ class VectorWriter:
 
 
 class PiecedVector:
-    """A vector as :class:`VectorWriter` wrote it, indexed like an array: by integer arrays and by ranges.
+    """A vector written by :class:`VectorWriter`, indexed like an array: by integer arrays and by ranges.
 
     Args:
         url: The file.
@@ -180,13 +179,12 @@ class PiecedVector:
         what: What it belongs to, for errors.
 
     Attributes:
-        dtype: Of the numbers.
-        size: How many there are.
+        dtype: Dtype of the numbers.
+        size: Number of numbers.
 
     Raises:
-        CacheCorruptError: the file is missing, of another size, or its digests are damaged; when numbers are asked for:
-            these are.
-        ValueError, KeyError, TypeError: the record is none.
+        CacheCorruptError: the file is missing, of another size, or its digests are damaged; on access: the numbers are
+            damaged. ValueError, KeyError, TypeError: the record is invalid.
     """
 
     def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
@@ -216,31 +214,31 @@ class PiecedVector:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, places: Any) -> Any:
-        if isinstance(places, slice):
-            begin, stop, step = places.indices(self.size)
-            return self._range(begin, max(stop, begin)) if step == 1 else np.asarray(self)[places]
-        if np.ndim(places) == 0:
-            at = int(places) + (self.size if places < 0 else 0)
+    def __getitem__(self, indices: Any) -> Any:
+        if isinstance(indices, slice):
+            begin, stop, step = indices.indices(self.size)
+            return self._range(begin, max(stop, begin)) if step == 1 else np.asarray(self)[indices]
+        if np.ndim(indices) == 0:
+            at = int(indices) + (self.size if indices < 0 else 0)
             return self._range(at, at + 1)[0]
-        places = np.asarray(places)
-        places = np.flatnonzero(places) if places.dtype == np.bool_ else places
-        piece = places // self._piece
+        indices = np.asarray(indices)
+        indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
+        piece = indices // self._piece
         distinct = np.unique(piece)
         if self._mapped is not None:
             self._check(distinct)
-            return np.asarray(self._mapped[places])
+            return np.asarray(self._mapped[indices])
         numbers = np.empty((distinct.size, self._piece), self.dtype)
         for row, values in zip(numbers, self._fetch(distinct.tolist()), strict=True):
             row[: values.size] = values
-        return numbers[np.searchsorted(distinct, piece), places % self._piece]
+        return numbers[np.searchsorted(distinct, piece), indices % self._piece]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = self.loaded()
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def loaded(self) -> np.ndarray:
-        """All numbers, each piece compared: mapped if the file is local, else in memory."""
+        """All numbers, with each piece verified: mapped if the file is local, else in memory."""
         if self._mapped is None:
             return self._range(0, self.size)
         self._check(np.arange(self._pieces))
@@ -271,7 +269,7 @@ class PiecedVector:
         return numbers
 
     def _check(self, pieces: np.ndarray) -> None:
-        """Compares pieces of a mapped file that were not compared yet. Threads that meet do the same twice."""
+        """Verifies pieces of a mapped file that were not verified yet. Concurrent threads may do so twice."""
         assert self._mapped is not None
         for number in pieces[~self._checked[pieces]].tolist():
             self._compare(number, self._mapped[number * self._piece : (number + 1) * self._piece].data.cast("B"))
@@ -304,7 +302,7 @@ class PiecedVector:
         return [have[number] for number in pieces]
 
     def _read(self, run: list[int]) -> dict[int, np.ndarray]:
-        """Neighbouring pieces, with one request; asked for again if they are not what was written."""
+        """Reads neighbouring pieces with one request; retries if they are damaged."""
         width = self._piece * self.dtype.itemsize
         begin, stop = run[0] * width, min((run[-1] + 1) * width, self.size * self.dtype.itemsize)
 

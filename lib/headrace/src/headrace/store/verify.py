@@ -1,15 +1,15 @@
-"""Whether a cache is still what was written, and if not, which part is damaged and which source files rebuild it.
+"""Checks whether a cache is still what was written and, if not, which part is damaged and which source files rebuild
+it.
 
-``fast`` looks at names and sizes: the ledger, the record of each part, the description of each array, and that every
-shard file is there, as long as it must be, and ends as it must (:mod:`headrace.store.array_files`). ``deep`` reads
-every chunk, which checks its checksum and its place, and compares the digests of whole leaves with the ledger's, which
-finds files that are sound but not those that were written.
+``fast`` checks names and sizes: the ledger, the record of each part, the description of each array, and that every
+shard file exists, with the right length and the right end (:mod:`headrace.store.array_files`). ``deep`` reads every
+chunk, which verifies its checksum and position, and compares the digests of whole leaves with the ledger's, which finds
+intact files that are not those that were written.
 
-The invariant: a part without a finding reads, and, after a deep check, is bit for bit the one in the ledger. Caches of
-Levanter have neither checksums in chunks nor digests: there a deep check finds what cannot be decoded or contradicts
-itself. Price: fast, one small read and one listing for each array and a small read for each shard file, 16 at a time;
-deep, the whole cache once, about as
-fast as SHA-256.
+Invariant: a part without a finding can be read and, after a deep check, is bit-identical to the one in the ledger.
+Caches of Levanter have neither checksums in chunks nor digests: there, a deep check finds what cannot be decoded or
+contradicts itself. Price: fast, one small read and one listing per array and a small read per shard file, 16 at a time;
+deep, the whole cache once, about as fast as SHA-256.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PARTS_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not what was written."""
+    """A damage that was found."""
 
     part: str  # empty if it is of the cache as a whole
     problem: str
@@ -69,17 +69,17 @@ class Damage:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         path: The cache.
-        finished: Whether its build was; of an unfinished one the complete parts were checked.
+        finished: Whether its build was finished; if not, the complete parts were checked.
         deep: Whether every chunk was read.
         parts: Parts that were checked.
-        elements: Tokens and values of other leaves that they hold.
-        damages: What was found, part by part.
+        elements: Tokens and values of other leaves in them.
+        damages: The damages, part by part.
         shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when it was written.
-        unchecked: What this cache, of an older release or of another program, does not allow to check.
+        unchecked: What cannot be checked in this cache of an older release or another program.
     """
 
     path: str
@@ -116,7 +116,7 @@ def verify(
         advance: Called with the number of elements read since its last call, from several threads.
 
     Raises:
-        CacheError: there is no cache, or its ledger cannot be used: there is nothing to compare with.
+        CacheError: there is no cache, or its ledger cannot be used, so there is nothing to compare with.
 
     Example:
         >>> import headrace.testing
@@ -164,14 +164,14 @@ def verify(
 
 
 def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
-    """Names of the parts of a cache that are damaged, to be given to :func:`invalidate`."""
+    """Names of the damaged parts of a cache, for :func:`invalidate`."""
     return verify(path, deep=deep).damaged_parts
 
 
 def invalidate(path: str, names: Sequence[str]) -> None:
-    """Makes parts incomplete, so that the ordinary resume of a build makes them anew, and only them.
+    """Makes parts incomplete, so that resuming the build rebuilds them, and only them.
 
-    Killed on the way, it leaves parts without a record, which a build makes anew and :func:`verify` reports.
+    If it is killed, it leaves parts without a record, which a build rebuilds and :func:`verify` reports.
 
     Args:
         path: A cache that headrace built.
@@ -198,7 +198,7 @@ def invalidate(path: str, names: Sequence[str]) -> None:
 
 
 def _opened(path: str) -> tuple[TokenCache, bool, bool]:
-    """The cache, of an unfinished one its complete parts; whether it is finished, and whether headrace wrote it."""
+    """The cache (the complete parts of an unfinished one), whether it is finished, and whether headrace wrote it."""
     ledger = read_ledger(path)
     if ledger is None:
         return TokenCache.open(path), True, False
@@ -210,7 +210,7 @@ def _opened(path: str) -> tuple[TokenCache, bool, bool]:
 
 
 def _unchecked(path: str, own: bool, older: int) -> tuple[str, ...]:
-    """What older caches do not say; so many of its arrays do not name their chunks."""
+    """What older caches do not record; this many arrays do not list their chunks."""
     if not own:
         return ("chunks have no checksums, and parts no digests",)
     ledger = () if has_digest(path) else ("its ledger has no digest of itself",)
@@ -227,7 +227,7 @@ def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
 def _look(
     cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], recorded: bool
 ) -> tuple[list[Damage], int]:
-    """What names and sizes tell of a part, and how many of its arrays do not name their chunks."""
+    """Checks the names and sizes of a part; also returns how many of its arrays do not list their chunks."""
     record = cache.parts[number].record
     damages: list[Damage] = []
     older = 0
@@ -249,7 +249,7 @@ def _look(
 
 
 def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
-    """Whether the cache's copy of the tokenizer is the one that its ledger names."""
+    """Checks that the cache's copy of the tokenizer is the one in its ledger."""
     record = cache.ledger.tokenizer
     if not record.get("file"):
         return []
@@ -265,7 +265,7 @@ def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
 
 
 def _documents(part: CachePart, end: int, damage: Damage) -> list[list[int]]:
-    """The documents that a damage touches: those of the chunks, if they can be told, or of the part, which ends so."""
+    """The documents that a damage affects: those of the chunks, if known, or of the whole part."""
     count = part.record.documents
     first = end - count
     if damage.chunks and damage.array == part.data.url:
@@ -286,7 +286,7 @@ def _read(
     known: Sequence[Damage],
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
-    """What reading everything tells of a part that names and sizes do not."""
+    """Checks a part by reading everything."""
     record = cache.parts[number].record
     for name, leaf in leaves:
         digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Small caches of random or given documents, arrays that count and delay their reads, and a check of index maps."""
+"""Small caches of random or given documents, arrays that count and delay their reads, and a check of orders."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write_cache(
 ) -> TokenCache:
     """Writes documents, given as one list for each part, as a finished cache and opens it.
 
-    ``mask`` says which tokens of a document are trained on; the cache then has a leaf ``loss_mask``. ``leaves`` are
-    others, each with what a document's values are, ``[n]`` or ``[n, K]``.
+    ``mask`` returns which tokens of a document are trained on; the cache then has a leaf ``loss_mask``. ``leaves`` are
+    functions that return the values of other leaves for a document, ``[n]`` or ``[n, K]``.
 
     Example:
         >>> score = {LeafSpec("score", "float32", "fixed"): lambda tokens: tokens[:1] / 10}
@@ -87,8 +87,8 @@ def _values_of(
 def tiny_cache(
     path: str | Path | None = None, *, documents: int = 100, parts: int = 1, vocab_size: int = 256, seed: int = 0
 ) -> TokenCache:
-    """A small finished cache of random documents; if no path is given, in a temporary folder for as long as the process
-    runs.
+    """A small finished cache of random documents; without a path, in a temporary folder that lasts as long as the
+    process.
 
     Example:
         >>> tiny_cache(documents=3).num_documents
@@ -104,7 +104,7 @@ def tiny_cache(
 
 
 def with_arrays(cache: TokenCache, make: Callable[[str, int, CacheLayout], StoredArray]) -> TokenCache:
-    """The same cache, its tokens read through arrays that ``make(url, length, layout)`` gives.
+    """The same cache, with tokens read through the arrays that ``make(url, length, layout)`` returns.
 
     Example:
         >>> counted = with_arrays(tiny_cache(), CountingArray)
@@ -144,7 +144,7 @@ class CountingArray(StoredArray):
 
 
 class SlowArray(CountingArray):
-    """A stored array whose answers arrive ``latency_s`` after they were asked for; reads in flight overlap."""
+    """A stored array whose reads take ``latency_s``; concurrent reads overlap."""
 
     def __init__(self, url: str, length: int, layout: CacheLayout, latency_s: float = 0.03) -> None:
         super().__init__(url, length, layout)
@@ -175,9 +175,9 @@ class _Delayed:
 
 
 def check_order(index_map: Order, *, sample: int = 10_000, seed: int = 0) -> None:
-    """Raises AssertionError unless the map keeps its promises: range, bijection, batched equals one by one, locality.
+    """Raises AssertionError unless an order is correct: range, bijection, batched equals one by one, locality.
 
-    Maps of more than ``sample`` positions are checked on a random sample.
+    Orders of more than ``sample`` positions are checked on a random sample.
 
     Example:
         >>> from headrace.order import Feistel

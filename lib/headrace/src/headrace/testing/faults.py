@@ -1,10 +1,9 @@
-"""A proxy that loses, delays, cuts and changes answers: for tests of whatever reads over HTTP.
+"""A proxy that loses, delays, cuts and changes answers, to test code that reads over HTTP.
 
-It stands in front of any HTTP server on this machine (:mod:`headrace.testing.servers` starts some), in a thread and on
-a port of its own. Which fate meets a request is a function of the seed and of the request itself (method, path, range,
-how many times it was asked before), not of the order in which threads happen to ask: a run with faults can be repeated.
-Every request is logged, so that what a client counts can be held against what really went over the wire. It costs about
-0.5 ms a request.
+It runs in front of any HTTP server on this machine (:mod:`headrace.testing.servers` starts some), in its own thread and
+on its own port. The fate of a request depends on the seed and on the request (method, path, range, number of earlier
+attempts), not on the timing of threads, so a run with faults can be repeated. Every request is logged, so a client's
+counters can be compared with what was actually sent. It costs about 0.5 ms per request.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _FATES: tuple[Fate, ...] = ("error", "cut", "close", "hang", "flip", "page", "wh
 _PAGE = b"<!doctype html><title>Sign in</title><p>Who are you?"
 _SIGN_IN = "/sign-in"
 _MAX_HEAD = 1 << 16
-_NONCE = re.compile(r"[?&]tensorstore=[0-9a-f]+")  # TensorStore's, against caches on the way: another one each time
+_NONCE = re.compile(r"[?&]tensorstore=[0-9a-f]+")  # TensorStore adds it against proxies
 
 
 @dataclass(frozen=True)
@@ -41,17 +40,17 @@ class Faults:
         latency_s: Every answer is this many seconds late.
         spike_rate: Share of the answers that are late by ``spike_s`` more.
         spike_s: Seconds.
-        error_rate: Share answered with a status of ``error_status`` in place of the server's answer.
-        error_status: One of these, by chance.
+        error_rate: Share answered with a status of ``error_status`` instead of the server's answer.
+        error_status: Statuses to choose from at random.
         cut_rate: Share whose answer ends in the middle of its body, with the connection.
         close_rate: Share whose connection is closed with no answer.
         hang_rate: Share that is never answered.
         flip_rate: Share with one bit of the body flipped.
         page_rate: Share answered with 200 and an HTML page.
-        whole_rate: Share answered with 200 and the whole file, whatever range was asked for.
-        redirect_rate: Share answered with 302; where it leads is an HTML page.
+        whole_rate: Share answered with 200 and the whole file, whatever range was requested.
+        redirect_rate: Share answered with 302; its target is an HTML page.
         head_rate: Share whose answer ends in the middle of its headers, with the connection.
-        methods: Only requests of these methods meet a fault (all are logged, all are late by ``latency_s``).
+        methods: Only requests of these methods can get a fault (all are logged, and all are late by ``latency_s``).
         path_contains: Only requests whose path contains this text.
 
     Raises:
@@ -105,8 +104,8 @@ class LoggedRequest:
         path: With its query.
         range: The ``Range`` header, ``""`` if none.
         fate: What the proxy did to it.
-        late_s: Seconds that the proxy held it back.
-        status: Status sent to the client; 0 as long as none was.
+        late_s: Seconds by which the proxy delayed it.
+        status: Status sent to the client; 0 until it is sent.
         bytes: Bytes of body sent to the client.
     """
 
@@ -126,7 +125,7 @@ class FaultProxy:
     Args:
         target: Address of the server, ``http://host:port``.
         faults: What to do to requests; may be replaced at any time.
-        seed: Of the faults.
+        seed: Seed of the faults.
 
     Example:
         >>> from headrace.testing import web_server
@@ -158,12 +157,12 @@ class FaultProxy:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.down = False
-        """While True every connection is closed at once: the server has disappeared."""
+        """While True, every connection is closed at once, as if the server had disappeared."""
         self.port = 0
 
     @property
     def url(self) -> str:
-        """Address to give to clients in place of the server's."""
+        """Address for clients to use instead of the server's."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -173,18 +172,18 @@ class FaultProxy:
             return list(self._log)
 
     def clear(self) -> None:
-        """Forgets the log, how often each request was asked, and fates told beforehand."""
+        """Clears the log, the counts of repeated requests, and fates set by :meth:`next`."""
         with self._lock:
             self._log.clear()
             self._asked.clear()
             self._scripted.clear()
 
     def count(self, method: str = "", path_contains: str = "", fate: str = "") -> int:
-        """How many logged requests match all that is given."""
+        """Number of logged requests that match all given arguments."""
         return sum(method in ("", r.method) and path_contains in r.path and fate in ("", r.fate) for r in self.log)
 
     def next(self, fate: Fate, *, times: int = 1, path_contains: str = "", status: int = 503) -> None:
-        """The next ``times`` requests whose path contains the text meet this fate, whatever the rates say."""
+        """Sets the fate of the next ``times`` requests whose path contains the text, whatever the rates."""
         with self._lock:
             scripted: tuple[str, Fate, int] = (path_contains, fate, status)
             self._scripted += [scripted] * times
@@ -241,10 +240,10 @@ class FaultProxy:
         self.port = int(server.sockets[0].getsockname()[1])
         self._ready.set()
         await self._stopped.wait()
-        server.close()  # what still runs, asyncio.run cancels
+        server.close()  # asyncio.run cancels what still runs
 
     def decide(self, head: Head) -> tuple[LoggedRequest, int]:
-        """Logs a request and says what happens to it, and with which status if that is an error."""
+        """Logs a request, and returns its fate and, for an error, the status."""
         faults = self.faults
         key = (head.method, head.path, head.headers.get("range", ""))
         request = (head.method, _NONCE.sub("", head.path), key[2])
@@ -283,7 +282,7 @@ class _Connection:
             while await self._one():
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client went away
+            pass  # the client disconnected
         finally:
             self._writer.close()
             if self._server is not None:
@@ -318,7 +317,7 @@ class _Connection:
         try:
             answer, content = await self._ask(head, body)
         except OSError:
-            return False  # the server is gone: so are we
+            return False  # the server is gone: close the client's connection too
         return await self._send(entry, answer.first_line, answer.headers, content, head.method)
 
     async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
@@ -339,7 +338,7 @@ class _Connection:
                 self._server = None
                 if fresh or attempt:
                     raise ConnectionError from None
-                continue  # it had closed a connection that was not used for a while
+                continue  # it had closed an idle connection
             if answer.headers.get("connection", "").lower() == "close" or answer.first_line.startswith("HTTP/1.0"):
                 writer.close()
                 self._server = None
@@ -371,7 +370,7 @@ class _Connection:
 
 
 def _flipped(content: bytes, entry: LoggedRequest) -> bytes:
-    """The content with one bit flipped; which one follows from the request."""
+    """The content with one bit flipped; the request determines which."""
     digest = hashlib.blake2b(f"{entry.path} {entry.range}".encode(), digest_size=8).digest()
     at, bit = divmod(int.from_bytes(digest, "little") % (8 * len(content)), 8)
     return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]

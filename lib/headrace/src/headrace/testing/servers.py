@@ -1,8 +1,8 @@
 """Object stores on this machine, each a real server of its protocol on a loopback port, for tests and experiments.
 
-Each is a context manager that gives the address, and ends the server that it started (no other) when it is left.
-``use_gcs`` and ``use_s3`` set the variables by which headrace, TensorStore and fsspec find such an address.
-TensorStore reads the address of GCS once in a process: a process can talk to one GCS address in its life.
+Each is a context manager that yields the address, and stops only the server that it started. ``use_gcs`` and ``use_s3``
+set the variables by which headrace, TensorStore and fsspec find such an address. TensorStore reads the address of GCS
+once per process, so a process can only ever use one GCS address.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def gcs_server() -> Iterator[str]:
         port = int(probe.getsockname()[1])
     url = f"http://127.0.0.1:{port}"
     options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url, "-backend", "memory"]
-    # Not through the package's own class: it collects the server's log in a pipe that nobody empties.
+    # Not through the package's own class: it sends the server's log to a pipe that is never read.
     with subprocess.Popen([str(binary), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _wait_for(f"{url}/storage/v1/b", process)
@@ -68,7 +68,7 @@ def s3_server() -> Iterator[str]:
         raise ConfigError("is not installed", field="moto", cure=install_command("moto[server]"))
     serving: Any = importlib.import_module("werkzeug.serving")
     moto: Any = importlib.import_module("moto.moto_server.werkzeug_app")
-    # Not through the package's own class: at each request it finds out anew which of Amazon's services is meant.
+    # Not through the package's own class, which determines the Amazon service again at each request.
     app, handler = moto.create_backend_app("s3"), moto.MotoRequestHandler
     with _running(serving.make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)) as url:
         yield url
@@ -110,7 +110,7 @@ def _running(server: HTTPServer) -> Iterator[str]:
 
 @contextmanager
 def use_gcs(url: str, bucket: str = "headrace") -> Iterator[str]:
-    """Makes a bucket on a GCS server, and ``gs://`` mean that server while the block runs.
+    """Creates a bucket on a GCS server, and lets ``gs://`` refer to that server while the block runs.
 
     Yields:
         ``gs://bucket``.
@@ -125,7 +125,7 @@ def use_gcs(url: str, bucket: str = "headrace") -> Iterator[str]:
 
 @contextmanager
 def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
-    """Makes a bucket on an S3 server, and ``s3://`` mean that server while the block runs.
+    """Creates a bucket on an S3 server, and lets ``s3://`` refer to that server while the block runs.
 
     Yields:
         ``s3://bucket``.
@@ -152,7 +152,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
         else:
             os.environ[name] = value
     for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
-        if module in sys.modules:  # fsspec keeps its clients, and these the address that they were made with
+        if module in sys.modules:  # fsspec keeps its clients, with the address that they were made with
             getattr(sys.modules[module], name).clear_instance_cache()
 
 
@@ -181,7 +181,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 512  # a loader begins many reads at once; one that finds no place in it waits for seconds
+    request_queue_size = 512  # a loader starts many reads at once; one that does not fit in the queue waits for seconds
 
 
 class _RangeHandler(SimpleHTTPRequestHandler):

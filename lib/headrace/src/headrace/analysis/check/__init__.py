@@ -1,1 +1,1 @@
-"""What a config will do, said before it is run: what it resolves to, what it will read, and what will hurt."""
+"""Checks a config before it is run: what it resolves to, what it will read, and what will cause problems."""

@@ -1,8 +1,8 @@
-"""What will hurt in a run, each with the field that it comes from and what to write instead.
+"""Problems of a run, each with the field that causes it and what to write instead.
 
-A rule is a function of a resolved run (:class:`~headrace.analysis.check.plan.RunPlan`) and yields what it finds.
-``problem`` is what keeps a run from starting or from being what was asked for; ``warning`` is what makes it slow,
-costly or worse than it need be, and may be meant.
+A rule is a function of a resolved run (:class:`~headrace.analysis.check.plan.RunPlan`) that yields findings. A
+``problem`` keeps a run from starting or from being what was asked for; a ``warning`` makes it slow, costly or worse
+than necessary, and may be intended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.component import counts_of_padding
 from headrace.data.pairs import CHOSEN
-from headrace.errors import HeadraceError, counted
+from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
@@ -27,11 +27,11 @@ _SHARE_OFF = 0.05
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that will hurt."""
+    """One problem or warning."""
 
     level: Literal["problem", "warning"]  # ``problem`` or ``warning``
-    rule: str  # its name, for filters
-    field: str  # where it comes from
+    rule: str  # name of the rule, for filters
+    field: str  # the field that causes it
     problem: str  # what is wrong
     cure: str  # what to do
 
@@ -44,12 +44,12 @@ class Finding:
 
 
 _Advice: TypeAlias = tuple[str, str, str]
-"""Field, problem and cure of a finding."""
+"""Field, problem and remedy of a finding."""
 _RULES: list[Callable[[RunPlan], Iterable[Finding]]] = []
 
 
 def _rule(level: Literal["problem", "warning"], name: str) -> Callable[[Callable[[RunPlan], Iterator[_Advice]]], None]:
-    """Adds a rule, all of whose findings are of one level and name."""
+    """Registers a rule, whose findings all have this level and name."""
 
     def add(find: Callable[[RunPlan], Iterator[_Advice]]) -> None:
         _RULES.append(lambda plan: (Finding(level, name, *advice) for advice in find(plan)))
@@ -58,7 +58,7 @@ def _rule(level: Literal["problem", "warning"], name: str) -> Callable[[Callable
 
 
 def findings(plan: RunPlan) -> list[Finding]:
-    """All that will hurt, problems first."""
+    """All findings, problems first."""
     all_findings = [finding for rule in _RULES for finding in rule(plan)]
     return sorted(all_findings, key=lambda finding: finding.level)  # stable: rules keep their order
 
@@ -215,7 +215,7 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
 def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
     setting = plan.config.exchange_setting
     shared = [h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS]
-    is_random = any(c.shuffle in ("full", "era") for c in plan.components)  # said by _random_reads
+    is_random = any(c.shuffle in ("full", "era") for c in plan.components)  # reported by _random_reads
     if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]
@@ -232,7 +232,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
     short = {
         n: plan.open_bytes.window_bytes(1 / n) for n in tested if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
     }
-    listed = ", ".join(f"{needed:,} on {counted(n, 'host')}" for n, needed in short.items())
+    listed = ", ".join(f"{needed:,} on {format_count(n, 'host')}" for n, needed in short.items())
     if plan.refused is not None:
         yield Finding("problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes.")
     elif short:
@@ -264,7 +264,7 @@ def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
         "warning",
         "little_memory",
         "prefetch_bytes",
-        f"{plan.prefetch_bytes:,} bytes make {counted(h.hosts, 'host')} read blocks again:"
+        f"{plan.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks again:"
         f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the memory that it wants",
         f"Raise it to {free.resident_bytes * 5 // 4:,}.",
     )
@@ -333,7 +333,7 @@ def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
     total = sum(c.drawn_rows or 0 for c in plan.components)
     capped = [c for c in plan.components if _is_capped(plan, c)]
     if not total or not capped or len(plan.stages) > 1 or any(c.first_share != c.last_share for c in plan.components):
-        return  # the wanted share of a whole run is plain only where it is constant
+        return  # the target share of a whole run is well defined only if it is constant
     for c in capped:
         share = (c.drawn_rows or 0) / total
         if c.first_share and share < (1 - _SHARE_OFF) * c.first_share:

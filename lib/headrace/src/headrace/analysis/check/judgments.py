@@ -1,6 +1,6 @@
-"""Whether the figures of a forecast are good and, where one is not, what to change.
+"""Judges the figures of a forecast and tells what to change if one is bad.
 
-Only what has a stated bound is judged. The cures are those of :mod:`headrace.analysis.check.findings`.
+Only figures with a stated bound are judged. Remedies are those of :mod:`headrace.analysis.check.findings`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.analysis.check.plan import RunPlan
@@ -22,11 +22,11 @@ EPOCHS = 4.0
 """Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling Data-Constrained Language
 Models)."""
 SHARED_READS = 1.5
-"""Reads of a block in an epoch above which hosts are said to share it."""
+"""Reads of a block per epoch above which hosts count as sharing it."""
 EXCESS = 1.1
-"""Excess loss, or variance of a batch's mean, relative to a full shuffle above which an order is worth a word."""
+"""Excess loss, or variance of a batch's mean, relative to a full shuffle, above which an order is reported."""
 BURST = 4.0
-"""Most reads of a step over the mean that is good: the bar of scripts/bench/bench_braid_reads.py."""
+"""Largest good ratio of most to mean reads per step: the bar of scripts/bench/bench_braid_reads.py."""
 
 
 class Judgment(NamedTuple):
@@ -64,11 +64,11 @@ def judge_forecast(
     prefetch_bytes: int,
     noise: Mapping[str, SourceExcess],
 ) -> list[Judgment]:
-    """Judges reads, memory, bursts and how well the order mixes; the worst number of hosts counts."""
+    """Judges reads, memory, bursts and mixing quality; the worst number of hosts counts."""
     kinds = orders.kinds
     neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
     lacks = neediest.open_bytes > prefetch_bytes
-    memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {counted(neediest.hosts, 'host')}"
+    memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {format_count(neediest.hosts, 'host')}"
     raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
     if {"full", "era"} & set(kinds):
         raised = sharing_cure(config, kinds)
@@ -88,7 +88,7 @@ def judge_forecast(
 
 
 def judge_plan(plan: RunPlan) -> list[Judgment]:
-    """Judges the figures of a checked config: those of its forecast, and how often sources repeat."""
+    """Judges the figures of a checked config: its forecast, and how often sources repeat."""
     parts = plan.components
     orders = RunOrders({c.shuffle for c in parts}, sum(c.strands for c in parts), all(c.mixes_all for c in parts))
     judgments = judge_forecast(plan.forecast or plan.unlimited, plan.config, orders, plan.prefetch_bytes, plan.noise)
@@ -102,19 +102,19 @@ def judge_plan(plan: RunPlan) -> list[Judgment]:
 def _judge_reads(forecast: Forecast, config: LmDataConfig, cure: str) -> Judgment:
     setting = config.exchange_setting
     worst = max(forecast.by_hosts, key=lambda h: h.reads_with(setting))
-    reads = f"{worst.reads_with(setting):.2f} on {counted(worst.hosts, 'host')}"
+    reads = f"{worst.reads_with(setting):.2f} on {format_count(worst.hosts, 'host')}"
     if worst.reads_with(setting) > SHARED_READS:
         return Judgment("high", "reads per block per epoch", f"{reads}. {cure}")
     return Judgment("good", "reads per block per epoch", f"{reads} (up to {SHARED_READS:g})")
 
 
 def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) -> list[Judgment]:
-    """Of hosts that read in most steps; else one read is a burst, and says nothing."""
+    """Only for hosts that read in most steps; otherwise every read is a burst and tells nothing."""
     bursts = [h for h in by_hosts if h.reads_per_step * h.hosts >= 1]
     if not bursts:
         return []
     worst = max(bursts, key=lambda h: h.burst)
-    text = f"{worst.burst:.1f} x the mean on {counted(worst.hosts, 'host')}"
+    text = f"{worst.burst:.1f} x the mean on {format_count(worst.hosts, 'host')}"
     if worst.burst <= BURST:
         return [Judgment("good", "burst", f"{text} (up to {BURST:g} x)")]
     cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out: the braided shuffle is the default."
@@ -138,7 +138,7 @@ def _judge_order(forecast: Forecast, config: LmDataConfig, noise: Mapping[str, S
 
 
 def sharing_cure(config: LmDataConfig, kinds: Collection[str]) -> str:
-    """What to change where hosts read the same blocks."""
+    """What to change if hosts read the same blocks."""
     if config.row_order == "stream":
         return "Use row_order: locality, which leaves each batch as it is and orders the rows within it."
     if {"full", "era"} & set(kinds):

@@ -1,9 +1,9 @@
 """What a config resolves to: sizes, shares, strands, epochs, and the reads of its first steps.
 
-All of it follows from ledgers, or from declared sizes, without reading a token: the order is a pure function. Epochs
-are counted, not divided out: the quotas are walked to the last step.
+All of it follows from ledgers or declared sizes, without reading a token: the order is a pure function. Epochs are
+counted, not estimated by division: the quotas are walked to the last step.
 
-Price: a second of imports; then 2 us for each row of the steps that are looked at and 2 us for each step of the run.
+Price: a second of imports; then 2 us per row of the steps examined and 2 us per step of the run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from headrace.store.cache import TokenCache
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
 LOOKED_ROWS = 1 << 17
-"""Rows whose reads are forecast, but four batches at least, and four times the strands: a braid opens all its strands
-once before its reads are those of the long run."""
+"""Rows whose reads are forecast, but at least four batches and four times the strands: the reads of a braid become
+typical only after all its strands were opened."""
 MOST_ROWS = 1 << 20
 _LOOKED_PACKS = 1 << 10
 
@@ -46,28 +46,28 @@ class ComponentPlan:
 
     name: str  # its name
     cache: str  # path of its cache
-    leaves: tuple[str, ...]  # what the cache holds beside the tokens
-    exists: bool  # whether the cache does; if not, sizes are as declared
-    declared_tokens: int | None  # tokens that the config declares; None: it declares none
+    leaves: tuple[str, ...]  # leaves of the cache besides the tokens
+    exists: bool  # whether the cache exists; if not, sizes are as declared
+    declared_tokens: int | None  # tokens declared in the config; None: not declared
     tokens: int  # tokens of the cache
-    rows: int  # rows that are trained on, in an epoch of the first phase
-    row_tokens: int  # tokens of these rows, one by one
+    rows: int  # rows trained on, in an epoch of the first phase
+    row_tokens: int  # tokens of these rows
     chunk_tokens: int  # tokens of a stored chunk, the unit of reading
     shuffle: str  # its order: ``braid``, ``block``, ``full``, ``era`` or ``none``
-    strands: int  # blocks open at a time, of a braid
+    strands: int  # blocks open at a time, for a braid
     block_rows: int  # rows of a block; 0 if the order has none
-    open_blocks: int  # blocks that its order keeps open at a time by design; 0 if it knows no blocks
-    open_bytes: int  # bytes of rows that its order draws from at a time, over all hosts
+    open_blocks: int  # blocks that its order keeps open at a time by design; 0 if it has no blocks
+    open_bytes: int  # bytes of rows that its order draws from at a time, summed over hosts
     mixes_all: bool  # whether each epoch is a shuffle of all its rows, however they lie in blocks
-    held_windows: int  # so many times ``open_bytes`` the loader must be able to hold
-    first_share: float  # share of a batch that it is to have at step 0
+    held_windows: int  # multiple of ``open_bytes`` that the loader must be able to hold
+    first_share: float  # target share of a batch at step 0
     last_share: float  # the same at the last step of the run, or of the last stage
-    largest_share: float  # the largest that was seen at stage borders and between
-    drawn_rows: int | None  # rows of the whole run; None if its length is not known
-    epochs: float | None  # passes over it in the run; None likewise
-    replicas: tuple[ReplicaState, ...] = ()  # the places of its cache, if it has several, as they were found
-    row_documents: float | None = None  # documents of a packed row, by its first thousand; None: rows are not packed
-    row_fill: float = 1.0  # share of these rows that holds tokens
+    largest_share: float  # the largest seen at stage boundaries and between them
+    drawn_rows: int | None  # rows in the whole run; None if its length is unknown
+    epochs: float | None  # passes over it in the run; None if the length is unknown
+    replicas: tuple[ReplicaState, ...] = ()  # the locations of its cache, if it has several, and their state
+    row_documents: float | None = None  # documents per packed row, from the first thousand rows; None: not packed
+    row_fill: float = 1.0  # share of these rows that is not padding
 
 
 @dataclass(frozen=True)
@@ -76,30 +76,30 @@ class RunPlan:
 
     components: tuple[ComponentPlan, ...]  # its sources
     stages: tuple[dict[str, Any], ...]  # first step, name and weights of each mixture
-    phases: tuple[tuple[int, int], ...]  # first step and tokens of a row of each phase
+    phases: tuple[tuple[int, int], ...]  # first step and row length of each phase
     batch_size: int  # rows of a batch at step 0
-    largest_batch: int  # rows of the largest
-    steps: int | None  # steps of the run; None: no end is known
-    tokens: int | None  # tokens of the run; None likewise
-    ends_early: int | None  # the step at which limits end it, if that is before the steps that were asked for
+    largest_batch: int  # rows of the largest batch
+    steps: int | None  # steps of the run; None: no known end
+    tokens: int | None  # tokens of the run; None: no known end
+    ends_early: int | None  # the step at which limits end it, if before the requested steps
     first_batch_chunks: int  # stored chunks that the first batch touches
-    first_batch_bytes: int  # bytes of these
-    forecast: Forecast | None  # reads for some numbers of hosts with the config's memory; None: they hold not one batch
-    unlimited: Forecast  # the same with all the memory that hosts want
-    settled: bool  # whether the steps that were looked at show the long run, and not just how it begins
+    first_batch_bytes: int  # their bytes
+    forecast: Forecast | None  # reads by number of hosts with the config's memory; None: it cannot hold one batch
+    unlimited: Forecast  # the same with unlimited memory
+    settled: bool  # whether the steps examined are typical of the run, not just its start
     refused: str | None  # why ``forecast`` is None
-    noise: Mapping[str, SourceExcess]  # how alike neighbours are, and its price: of the sources that were measured
-    row_bytes: int  # bytes of a row as it is stored
-    prefetch_bytes: int  # memory for blocks on a host
-    open_bytes: OpenBytes  # what the orders of all components keep open: the figure by which loaders refuse a budget
-    # Components that are to be packed, and are planned as streams since their documents are not there yet
+    noise: Mapping[str, SourceExcess]  # similarity of neighbouring rows and its cost, for measured sources
+    row_bytes: int  # bytes of a stored row
+    prefetch_bytes: int  # memory for blocks per host
+    open_bytes: OpenBytes  # what the orders of all components keep open; loaders refuse a budget by this figure
+    # Components to be packed that are planned as streams, as their documents do not exist yet
     unpacked: tuple[str, ...]
-    micro_batches: MicroForecast | None  # how batches are cut, and how full the pieces are; None: they are not cut
+    micro_batches: MicroForecast | None  # how batches are split, and how full the micro-batches are; None: not split
     config: LmDataConfig = field(repr=False)  # the config
 
     @property
     def effective_batch(self) -> tuple[int, int] | None:
-        """Documents and tokens of the first batch, about, where all that it draws is packed; None: it is not."""
+        """Approximate documents and tokens of the first batch, if all of it is packed; None otherwise."""
         drawn = [c for c in self.components if c.first_share > 0]
         documents = [c.row_documents * c.first_share for c in drawn if c.row_documents is not None]
         if len(documents) < len(drawn):
@@ -108,7 +108,7 @@ class RunPlan:
         return round(self.batch_size * sum(documents)), round(self.batch_size * self.phases[0][1] * fill)
 
     def held_bytes(self, hosts: int) -> int:
-        """Bytes of blocks that one of so many hosts must be able to hold to read each once."""
+        """Bytes of blocks that one of this many hosts must be able to hold to read each once."""
         return self.open_bytes.needed(1 / hosts)
 
     def to_json(self) -> dict[str, Any]:
@@ -140,17 +140,17 @@ def plan_run(
 
     Args:
         config: The config.
-        sizes: Tokens of components, in place of what the config or a cache says.
-        layout: Whose chunks the caches to come will have; see :func:`~headrace.analysis.check.sizes.planned_caches`.
+        sizes: Tokens of components, overriding the config and caches.
+        layout: Chunk layout of future caches; see :func:`~headrace.analysis.check.sizes.planned_caches`.
         look: Whether to look for the caches whose sizes are declared.
         hosts: Numbers of hosts to forecast for; None: for one.
-        num_steps: Steps of the run, in place of the config's.
-        max_rows: Rows whose reads are forecast, at most.
+        num_steps: Steps of the run, overriding the config's.
+        max_rows: Most rows whose reads are forecast.
         icc: As in :func:`~headrace.analysis.excess.source_excess`.
 
     Raises:
-        ConfigError: the config cannot be resolved: what a loader would say, without a loader.
-        CacheError: a cache is missing, and its size is not declared.
+        ConfigError: the config cannot be resolved; the same error as from a loader.
+        CacheError: a cache is missing and its size is not declared.
 
     Example:
         >>> from headrace import ComponentConfig
@@ -208,7 +208,7 @@ def plan_run(
 
 
 def _check_mixture(config: LmDataConfig) -> None:
-    """Says what is wrong with weights and stages before it is said that a cache is missing."""
+    """Reports errors of weights and stages before a missing cache is reported."""
     blends = [config.weights, *(stage.weights for stage in config.stages)]
     blends.append({name: component.weight for name, component in config.components.items()})
     if not any(b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b)) for b in blends):
@@ -216,7 +216,7 @@ def _check_mixture(config: LmDataConfig) -> None:
 
 
 def _steps(dataset: RunDataset, wanted: int | None) -> tuple[int | None, int | None]:
-    """Steps of the run, and the step at which limits end it, if that is before."""
+    """Steps of the run, and the step at which limits end it, if earlier."""
     if dataset.length is None:
         return wanted, None
     if not dataset.length:
@@ -228,7 +228,7 @@ def _steps(dataset: RunDataset, wanted: int | None) -> tuple[int | None, int | N
 
 
 class _Drawn(NamedTuple):
-    """Rows of each component in a run, and their tokens."""
+    """Rows drawn from each component in a run, and their tokens."""
 
     rows: np.ndarray
     tokens: np.ndarray
@@ -246,7 +246,7 @@ def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
         stop = steps if until is None else min(until, steps)
         try:
             end = draws.starts_at(stop)
-        except IndexOutOfRangeError:  # the last batch is not full
+        except IndexOutOfRangeError:  # the last batch is partial
             end = draws.starts_at(stop - 1)
         begin = draws.starts_at(step)
         rows, tokens = rows + end - begin, tokens + mixture.tokens_of(end) - mixture.tokens_of(begin)
@@ -255,7 +255,7 @@ def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
 
 
 def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
-    """Wanted shares, ``[looks, d]``: of the first step, of some between, of the last."""
+    """Target shares, ``[looks, d]``, at the first step, some in between, and the last."""
     bends = [stage.first_step for stage in mixture.stages]
     bends += [b for stage in mixture.stages for b in stage.blend.breaks]
     end = max(bends) + 1 if steps is None else steps
@@ -314,7 +314,7 @@ def _component(
     order, window = component.shuffle_order() or Identity(len(trained)), component.open_window()
     row_tokens, documents = mixture.tokens_of_rows(name, len(trained)), None
     if config.compat is not None:
-        row_tokens = min(row_tokens, cache.num_tokens)  # its rows are of several passes
+        row_tokens = min(row_tokens, cache.num_tokens)  # its rows span several passes
     some = trained.locate(np.arange(min(len(trained), _LOOKED_PACKS)))
     if (lengths := segments_of(trained.sources, some.source, some.row)) is not None:
         documents = float((lengths > 0).sum() / len(lengths))

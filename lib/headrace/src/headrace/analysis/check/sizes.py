@@ -1,9 +1,8 @@
-"""Caches to plan with where there are none yet: their sizes as the config declares them.
+"""Stand-ins for caches that do not exist yet, with the sizes declared in the config.
 
-A cache that exists is always taken as it is: what is declared for it is only compared. So a plan that was made before
-the caches were built becomes exact, source by source, as they are.
-
-Price: one look for each component's ledger, 16 at a time.
+An existing cache is always used as it is; declared sizes are only compared with it. So a plan made before the caches
+are built becomes exact, source by source, as they are built. Price: one request for each component's ledger, 16 at a
+time.
 """
 
 from __future__ import annotations
@@ -26,38 +25,37 @@ from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
-"""Ids that a vocabulary has if nothing says how many: of the size of Llama 3's, so that tokens take four bytes."""
+"""Vocabulary size if none is known: that of Llama 3, so that tokens take four bytes."""
 LAYOUTS = ("headrace", "levanter")
 _PART_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True)
 class PlannedCaches:
-    """Caches in place of those that do not exist."""
+    """Stand-ins for caches that do not exist."""
 
-    caches: dict[str, TokenCache]  # by component, of the declared sizes; nothing can be read from them
-    # Tokens that the config or the caller declares, by component, whether the cache exists or not
+    caches: dict[str, TokenCache]  # by component, with the declared sizes; nothing can be read from them
+    # Tokens declared by the config or the caller, by component, whether the cache exists or not
     declared: dict[str, int]
-    # The config to plan by: what is to be packed is planned as a stream where there are no documents yet
+    # The config to plan with: components to be packed are planned as streams if they have no documents yet
     config: LmDataConfig
-    unpacked: tuple[str, ...] = ()  # the components of which that is so
+    unpacked: tuple[str, ...] = ()  # the components planned as streams
 
 
 def planned_caches(
     config: LmDataConfig, sizes: Mapping[str, float] | None = None, *, layout: str = "headrace", look: bool = True
 ) -> PlannedCaches:
-    """The caches of a config that do not exist yet, of their declared sizes.
+    """Makes stand-ins, with the declared sizes, for caches of a config that do not exist yet.
 
     Args:
         config: The config.
-        sizes: Tokens of components, by name; they take the place of ``expected_tokens`` and of caches that exist.
-        layout: Whose chunks the caches will have, ``headrace`` or ``levanter``.
-        look: Whether to look for the caches whose sizes are declared; False: they count as missing, and no store is
-            asked for them.
+        sizes: Tokens of components, by name; they override ``expected_tokens`` and existing caches.
+        layout: Chunk layout of the caches, ``headrace`` or ``levanter``.
+        look: Whether to look for the caches whose sizes are declared; False: they count as missing, without a request.
 
     Raises:
-        ConfigError: a size for a component that is not there, a size that is none, a cache that does not exist and
-            whose size is not known, or of which documents are to be held out or removed.
+        ConfigError: a size for an unknown component; an invalid size; a cache that does not exist and whose size is
+            unknown, or from which documents are to be held out or removed.
 
     Example:
         >>> from headrace import ComponentConfig
@@ -73,7 +71,7 @@ def planned_caches(
             raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
     check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
-        name: _whole(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
+        name: _check_tokens(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
         for name, component in config.components.items()
         if name in token_counts or component.expected_tokens is not None
     }
@@ -122,9 +120,9 @@ def virtual_cache(
     eos_id: int | None = 0,
     leaves: Sequence[LeafSpec] = (),
 ) -> TokenCache:
-    """A cache that does not exist, of the given size: enough to plan with, nothing to read.
+    """A stand-in for a cache of the given size: enough to plan with, nothing to read.
 
-    ``leaves`` are those that it has beside the tokens.
+    ``leaves`` are its leaves besides the tokens.
 
     Example:
         >>> virtual_cache("web", 10**12).num_tokens
@@ -152,8 +150,8 @@ def virtual_cache(
 
 
 def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
-    """The leaves that a cache will have which training reads: mask and columns, as its source declares them; of those
-    that no source declares it is believed that they have a float for each token.
+    """The leaves that training will read from a future cache: mask and columns, as its source declares them; undeclared
+    ones are assumed to hold one float per token.
     """
     component = config.components[name]
     declared = {} if component.source is None else component.source.leaves
@@ -170,7 +168,7 @@ def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
 
 
 def _mask_of(component: ComponentConfig) -> str | None:
-    """The leaf that a cache will have that says which tokens are trained on."""
+    """The mask leaf of a future cache."""
     if component.loss_mask not in ("auto", "none"):
         return component.loss_mask
     masked = component.source is not None and component.source.kind in ("chat", "preference")
@@ -178,7 +176,7 @@ def _mask_of(component: ComponentConfig) -> str | None:
 
 
 def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
-    """Raises ConfigError if what is trained on hangs on documents of caches that are not there."""
+    """Raises ConfigError if training data depends on documents of caches that do not exist."""
     if config.validation is not None and config.validation.by == "documents":
         raise ConfigError(
             f"needs to know where documents end, and there is no cache of component {missing[0]!r} to say so",
@@ -198,7 +196,7 @@ def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
 
 
 def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
-    """The config with these components, and what shares batches with them, not packed."""
+    """The config with packing off for these components and those that share batches with them."""
     if not names:
         return config
     components = {n: replace(c, packing=None) for n, c in config.components.items()}
@@ -206,7 +204,7 @@ def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
 
 
 def _exists(name: str, component: ComponentConfig) -> bool:
-    """Whether the caches of a component are there, or a replica of its cache is."""
+    """Whether the caches of a component exist, or a replica of its cache does."""
     failures: list[CacheError] = []
 
     def is_there(path: str) -> bool:
@@ -230,21 +228,21 @@ def _exists(name: str, component: ComponentConfig) -> bool:
     return False
 
 
-def _whole(field: str, tokens: float | None) -> int:
+def _check_tokens(field: str, tokens: float | None) -> int:
     if tokens is None or not 1 <= tokens < 1 << 60:
         raise ConfigError("is not a number of tokens", field=field, value=tokens, cure="Write e.g. 2.5e11.")
     return int(tokens)
 
 
 def _tokens_of(config: LmDataConfig, there: str | None) -> tuple[int, int | None]:
-    """Size of the vocabulary and end-of-text token of caches to come: those of a cache that is there, or of the
-    config's tokenizer, as far as they can be known without building anything.
+    """Vocabulary size and end-of-text token of future caches: those of an existing cache or of the config's tokenizer,
+    as far as they are known without building anything.
     """
     if there is not None:
         tokenizer = TokenCache.open(there).ledger.tokenizer
         return int(tokenizer["vocab_size"]), tokenizer["eos_id"]
     try:
         own_tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
-    except ConfigError:  # not here yet, as the caches are not
+    except ConfigError:  # does not exist yet, like the caches
         own_tokenizer = None
     return (UNKNOWN_VOCABULARY, 0) if own_tokenizer is None else (own_tokenizer.vocab_size, own_tokenizer.eos_id)

@@ -20,20 +20,20 @@ from headrace.mix.schedule import MAX_STEP, BatchSchedule, RowOrder
 
 DEFAULT_ROWS = 1 << 20
 LAST_STEP = MAX_STEP - (1 << 10)
-"""Steps from here on are not looked at: the loader plans some way ahead, and there are 2**40."""
+"""Steps from here on are not examined: the loader plans some way ahead, and there are 2**40."""
 
 
 @dataclass(frozen=True)
 class RunSteps:
-    """Which steps of a run to look at.
+    """Which steps of a run to examine.
 
     Attributes:
-        first_step: Where to begin to look.
-        num_steps: Steps of the run; None: all, for a finite dataset, else as many as ``max_rows`` allows.
-        max_rows: Rows that are looked at, at most, but two batches of each size.
+        first_step: First step to examine.
+        num_steps: Steps of the run; None: all, for a finite dataset, otherwise as many as ``max_rows`` allows.
+        max_rows: Most rows to examine, but at least two batches of each size.
 
     Raises:
-        ConfigError: a number that can be of no run.
+        ConfigError: a number out of range.
     """
 
     first_step: int = 0
@@ -57,19 +57,19 @@ class Forecast:
     """What was looked at, the quality of the order, and the reads for each number of hosts.
 
     Attributes:
-        first_step: First step looked at.
-        steps: Steps looked at.
-        exact: Whether these are all steps of the run and every host was replayed: ``block_fetches`` is then what the
-            loaders will count. The means leave out the cold start in any case: the steps until each block that the
-            order has open was met once, and of a sample the first quarter of each window at least.
-        looks: The windows of steps: one if the steps follow each other, else one for each stretch of equal batches.
-        batch_size: Rows of a batch, the largest that was looked at.
+        first_step: First step examined.
+        steps: Steps examined.
+        exact: Whether these are all steps of the run and every host was replayed; ``block_fetches`` then equals what
+            the loaders will count. Means always exclude the cold start: the steps until each block that the order has
+            open was met once, and in a sample at least the first quarter of each window.
+        looks: The windows of steps: one if the steps are consecutive, else one for each stretch of equal batches.
+        batch_size: Rows of a batch, the largest examined.
         block_bytes: Bytes of a block in memory, the largest.
         distinct_blocks: Blocks in a batch, mean.
         variance_ratio: ``VR_w`` for w of 1, 8 and 64 batches as far as there are steps: variance of the mean over w
-            rows of a value that is the same in a block, over that of rows drawn at random. 1 is a full shuffle.
-        by_hosts: Reads, one for each number of hosts.
-        notes: What the figures do not tell, in sentences.
+            rows of a value that is constant in a block, relative to rows drawn at random. 1 is a full shuffle.
+        by_hosts: Reads, one entry for each number of hosts.
+        notes: Caveats, in sentences.
     """
 
     first_step: int
@@ -102,18 +102,18 @@ def simulate(
     """Forecasts the reads of a run.
 
     Args:
-        dataset: What is loaded.
-        schedule: Batch sizes. All are looked at, through their changes if all steps are.
+        dataset: The dataset to load.
+        schedule: Batch sizes. All sizes are examined, including transitions if all steps are.
         hosts: Numbers of hosts to forecast for.
-        steps: Which steps to look at; None: all, or as many as :data:`DEFAULT_ROWS` allow.
-        cache_bytes: Memory for blocks on a host; None: as much as it wants.
+        steps: Which steps to examine; None: all, or as many as :data:`DEFAULT_ROWS` allow.
+        cache_bytes: Memory for blocks per host; None: unlimited.
         row_order: As in the loader.
-        prices: Of the store.
-        watch: Told how far a policy that counts examples one by one has come.
+        prices: Prices of the store.
+        watch: Called with the progress of a policy that counts examples one by one.
 
     Raises:
-        ConfigError: an argument that can be of no run, no step to look at, more hosts than rows, a cache that does not
-            hold one batch, limits of the components that end the mixture before ``num_steps``.
+        ConfigError: an argument out of range; no step to examine; more hosts than rows; memory that does not hold one
+            batch; limits of components that end the mixture before ``num_steps``.
 
     Example:
         >>> import headrace.testing
@@ -181,7 +181,7 @@ def _check_hosts(hosts: Sequence[int], size: int) -> None:
 
 
 def _check_end(dataset: PlannedDataset, num_steps: int, watch: Watch | None) -> None:
-    """Raises ConfigError if the run ends before so many steps; where components have limits, it has to be counted."""
+    """Raises ConfigError if the run ends before this many steps; limits of components require counting."""
     mixture = mixture_of(dataset.at_step(0)[0])
     if mixture is not None and any(limit is not None for limit in mixture.limits.values()):
         walk_to(dataset, num_steps, watch)
@@ -189,7 +189,7 @@ def _check_end(dataset: PlannedDataset, num_steps: int, watch: Watch | None) -> 
 
 
 def _affordable(schedule: BatchSchedule, first_step: int, max_rows: int) -> int:
-    """One past the last of as many whole steps as there are rows for, but two at least."""
+    """One past the last of as many whole steps as there are rows for, but at least two."""
     last = int(schedule.step_of(np.asarray([schedule.rows_at(first_step)[0] + max_rows]))[0])
     return min(max(last, first_step + LEAST_STEPS), LAST_STEP)
 
@@ -205,7 +205,7 @@ def _variance(seen: Sequence[Seen]) -> dict[str, float]:
 def _notes(
     seen: Sequence[Seen], run: Sequence[Stretch], schedule: BatchSchedule, total: int | None, hosts: int
 ) -> tuple[str, ...]:
-    """What the figures do not tell."""
+    """Caveats of the figures."""
     notes: list[str] = []
     for look in (one.look for one in seen):
         overlapping = [s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from]
@@ -222,7 +222,7 @@ def _notes(
         life = sum(s.block_life * s.steps for s in overlapping) / sum(s.steps for s in overlapping)
         ended = (
             len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
-        )  # more rows would not show more of this stretch
+        )  # more rows would not reveal more of this stretch
         if steps < life and not ended:
             notes.append(
                 f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on, and {steps:,} were"

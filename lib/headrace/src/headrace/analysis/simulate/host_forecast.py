@@ -1,4 +1,4 @@
-"""The reads of a run on some number of hosts, with and without an exchange of rows, over all looks at it."""
+"""The reads of a run on a number of hosts, with and without row exchange, over all windows examined."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from headrace.analysis.simulate.looks import Look, Stretch
 from headrace.analysis.simulate.replay import Quality, Windows, replay
 from headrace.data.budgets import OpenBytes
-from headrace.errors import ConfigError, counted
+from headrace.errors import ConfigError, format_count
 from headrace.feed.exchange import WORTH_IT
 from headrace.mix.schedule import ExchangeSetting
 from headrace.store.generations import cache_of_generation
 
 MAX_REPLAYED = 64
-"""Hosts that are replayed, at most, if their memory does not hold all that they use."""
+"""Most hosts to replay if their memory does not hold all that they use."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a store charges.
+    """Prices of a store.
 
     Attributes:
-        per_1000_reads: Money for a thousand requests.
-        per_gib: Money for each GiB that leaves the store (0 within a region).
+        per_1000_reads: Price of a thousand requests.
+        per_gib: Price of each GiB that leaves the store (0 within a region).
 
     Raises:
         ConfigError: a price that is negative or not finite.
@@ -47,10 +47,10 @@ def check_price(field: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class ExchangeForecast:
-    """Reads of the same hosts if they exchange rows from the first step on; fields as of :class:`HostForecast`.
+    """Reads of the same hosts if they exchange rows from the first step on; fields as in :class:`HostForecast`.
 
     Attributes:
-        moved_rows: Rows of a batch that one host reads for another, mean over the windows looked at.
+        moved_rows: Rows of a batch that one host reads for another, mean over the windows examined.
         worth_it: Whether ``row_exchange: auto`` turns it on: without it, ``reads_per_block`` is above 1.2.
     """
 
@@ -65,39 +65,37 @@ class ExchangeForecast:
 
 @dataclass(frozen=True)
 class HostForecast:
-    """Reads for one number of hosts. Figures a step are means over the steps looked at, after the cold start; if these
-    are a sample, each window counts for the steps that it stands for.
+    """Reads for one number of hosts. Per-step figures are means over the steps examined, after the cold start; in a
+    sample, each window is weighted by the steps it represents.
 
     Attributes:
         hosts: Number of hosts.
-        block_fetches: Block reads of all hosts in all steps looked at, the cold start included: the sum of what the
-            loaders count as ``block_fetches`` for these steps.
-        requests: Requests of all hosts in these steps to a store over HTTP: for blocks, ``index_requests`` and
-            ``opening_requests``; retries and hedges not counted.
-        index_requests: Those for ``zarr.json`` and the indices of files. None, once ``headrace upgrade`` has written a
-            ledger in columns, for caches that are not compressed.
-        opening_requests: Those that open the caches, each by one host for all, as it is where ``jax.distributed``
-            brings the hosts of a run together; a cache without ``ledger.bin`` by each host.
-        hosts_replayed: Hosts that this was counted for; if not all, ``block_fetches`` is projected from them.
-        reads_per_step: Block reads of a host in a step, mean over hosts.
-        reads_per_step_busiest: The same of the host that reads most.
-        bytes_per_step: Bytes that a host reads in a step, mean over hosts.
-        reads_per_block: Reads of each stored block in an epoch, over all hosts; 1 is the least that there can be,
-            unless memory holds blocks from one epoch to the next. Of a run that is looked at whole: all its
-            reads, the cold start included, over the blocks that it uses, as often as it passes over them. Of a sample:
-            reads after the cold start over blocks' worth of rows. :attr:`Forecast.notes` say where the steps are too
-            few to tell.
-        resident_bytes: Bytes of blocks that a host has to hold at its peak to read each once while it is in use, but no
-            more than its memory.
+        block_fetches: Block reads of all hosts in all steps examined, including the cold start: the sum of the loaders'
+            ``block_fetches`` for these steps.
+        requests: HTTP requests of all hosts in these steps: for blocks, ``index_requests`` and ``opening_requests``;
+            without retries and hedges.
+        index_requests: Requests for ``zarr.json`` and the indices of files. None needed for uncompressed caches once
+            ``headrace upgrade`` has written a ledger in columns.
+        opening_requests: Requests that open the caches: each cache is opened by one host for all, as in runs under
+            ``jax.distributed``; a cache without ``ledger.bin`` by every host.
+        hosts_replayed: Hosts that were replayed; if not all, ``block_fetches`` is extrapolated from them.
+        reads_per_step: Block reads of a host per step, mean over hosts.
+        reads_per_step_busiest: The same for the host that reads most.
+        bytes_per_step: Bytes that a host reads per step, mean over hosts.
+        reads_per_block: Reads of each stored block per epoch, over all hosts; 1 is the minimum, unless memory holds
+            blocks from one epoch to the next. For a run examined whole: all its reads, including the cold start, over
+            the blocks it uses, counted once per pass. For a sample: reads after the cold start over blocks' worth of
+            rows. :attr:`Forecast.notes` tell if the steps are too few.
+        resident_bytes: Bytes of blocks that a host must hold at its peak to read each once while in use, limited to its
+            memory.
         cold_start_reads: Reads of the busiest host before the first batch.
-        cold_start_bytes: Bytes of them.
-        burst: Most reads of all hosts together in one step over the mean, after the cold start.
-        cost_per_1000_steps: Money for the reads of all hosts in a thousand steps.
-        open_bytes: Bytes that the orders of the run draw from at a time on a host; see
-            :mod:`headrace.data.budgets`.
-        refused: Whether its loader refuses to start with so much memory.
-        exchange: The same if the hosts exchange rows, which the figures above leave out; None: for one host, or where
-            the rows that a host owns do not fit in its memory.
+        cold_start_bytes: Their bytes.
+        burst: Most reads of all hosts together in one step, relative to the mean, after the cold start.
+        cost_per_1000_steps: Price of the reads of all hosts in a thousand steps.
+        open_bytes: Bytes that the orders of the run draw from at a time on a host; see :mod:`headrace.data.budgets`.
+        refused: Whether the loader refuses to start with this much memory.
+        exchange: The same with row exchange, which the figures above exclude; None: for one host, or if the rows that a
+            host owns do not fit in its memory.
     """
 
     hosts: int
@@ -125,21 +123,21 @@ class HostForecast:
         return self.exchange.reads_per_block if exchanged and self.exchange is not None else self.reads_per_block
 
     def describe_exchange(self, setting: ExchangeSetting, batch_size: int) -> str | None:
-        """What ``row_exchange`` does for these hosts, as a sentence; None: nothing to say."""
+        """What ``row_exchange`` does for these hosts, in a sentence; None: nothing to report."""
         there = self.exchange
         if there is None or not round(there.moved_rows) or (not there.worth_it and setting != "on"):
             return None
         does = {"auto": "auto turns it on", "on": "on", "off": "off; auto would turn it on"}[setting]
         return (
-            f"{counted(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f} times"
-            f" per epoch with it, {self.reads_per_block:.2f} times without; "
+            f"{format_count(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f}"
+            f" times per epoch with it, {self.reads_per_block:.2f} times without; "
             f"{there.moved_rows:,.0f} of {batch_size:,} rows move."
         )
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A look, the windows that it goes over, and the quality of its stretches with the steps that each stands for."""
+    """A look, its windows, and the quality of its stretches with the steps that each represents."""
 
     look: Look
     windows: Windows
@@ -147,7 +145,7 @@ class Seen:
 
     @property
     def blocks_worth(self) -> float:
-        """Blocks' worth of data in all of its full batches."""
+        """Data in all of its full batches, in blocks."""
         return sum(quality.blocks_per_step * quality.steps for quality, _ in self.parts)
 
     @classmethod
@@ -167,14 +165,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class _Reads:
-    """Reads of a number of hosts over all looks."""
+    """Reads of a number of hosts, over all looks."""
 
     fetches: int
     replayed: int
-    rate: float  # of all hosts, in a step
+    rate: float  # of all hosts, per step
     busiest: float
     most: float
-    held: int
+    blocks_held: int
     moved: float
     index_requests: int
 
@@ -200,7 +198,7 @@ class _Reads:
             replayed, most, resident = (
                 min(replayed, count),
                 max(most, float(reads.max())),
-                max(resident, replayed_reads.held),
+                max(resident, replayed_reads.blocks_held),
             )
         means = [weighted_mean(values) for values in (rates, busiest, moved)]
         return cls(fetches, replayed, means[0], means[1], most, resident, means[2], index_requests)
@@ -209,7 +207,7 @@ class _Reads:
 def forecast_hosts(
     seen: Sequence[Seen], hosts: int, cache_bytes: int | None, prices: Prices, used: int | None
 ) -> HostForecast:
-    """``used``: different blocks of a run that is looked at whole; None: it is not."""
+    """``used``: distinct blocks of a run examined whole; None otherwise."""
     open_bytes, block_bytes = OpenBytes.of(seen[0].windows.dataset), seen[0].windows.space.slot_bytes
     slots = None if cache_bytes is None else cache_bytes // block_bytes
     reads = _Reads.of(seen, hosts, slots, exchange=False)
@@ -238,7 +236,7 @@ def forecast_hosts(
                 reads_per_step=apart.rate / hosts,
                 reads_per_step_busiest=apart.busiest / hosts,
                 reads_per_block=per_block(apart),
-                resident_bytes=apart.held * block_bytes,
+                resident_bytes=apart.blocks_held * block_bytes,
                 moved_rows=apart.moved,
                 worth_it=per_block(reads) > WORTH_IT,
             )
@@ -253,7 +251,7 @@ def forecast_hosts(
         reads_per_step_busiest=reads.busiest / hosts,
         bytes_per_step=reads.rate / hosts * read_bytes,
         reads_per_block=per_block(reads),
-        resident_bytes=reads.held * block_bytes,
+        resident_bytes=reads.blocks_held * block_bytes,
         cold_start_reads=cold,
         cold_start_bytes=round(cold * read_bytes),
         burst=reads.most / reads.rate if reads.rate else 0.0,
@@ -265,6 +263,6 @@ def forecast_hosts(
 
 
 def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
-    """Mean of values with their weights; the plain mean if none has any (steps that count but are no full batches)."""
+    """Weighted mean; the plain mean if all weights are 0 (steps that count but are not full batches)."""
     total = sum(weight for _, weight in values)
     return sum(v * weight for v, weight in values) / total if total else sum(v for v, _ in values) / len(values)

@@ -1,11 +1,9 @@
-"""Which steps of a run are looked at: all of them if they fit the row budget, else a window in each stretch.
+"""Which steps of a run are examined: all if they fit the row budget, otherwise a window in each stretch.
 
-A *stretch* is a run of steps with batches of one size and rows of one length. How often blocks are read differs between
-stretches and hardly within one, so a run that is too long is looked at through one window in each, and every window
-counts for the steps of its stretch. Figures leave out the cold start of a window: until each open block has been met
-once, almost every row is the first of its block.
-
-Price: none to speak of; at most :data:`MAX_STRETCHES` windows.
+A *stretch* is a run of steps with one batch size and one row length. How often blocks are read differs between
+stretches but hardly within one, so a run that is too long is sampled by one window per stretch, weighted by the steps
+of the stretch. Figures exclude the cold start of a window: until each open block has been met once, almost every row is
+the first of its block. Price: negligible; at most :data:`MAX_STRETCHES` windows.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from headrace.mix.policy import Watch
 from headrace.mix.schedule import BatchSchedule
 
 MAX_STRETCHES = 16
-"""Stretches that are looked at, at most; of more, those that evenly spaced steps fall into."""
+"""Most stretches examined; if there are more, those that evenly spaced steps fall into."""
 LEAST_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps with batches of one size and rows of one length."""
+    """Steps with one batch size and one row length."""
 
     first_step: int  # its first step
     stop_step: int  # one past its last
     batch_size: int  # rows of a batch
     seq_len: int  # tokens of a row
     open_blocks: int  # blocks that the order has open at a time, over all hosts
-    open_rows: int  # rows of these blocks: so many pass, about, while a block is in use
+    open_rows: int  # rows of these blocks; about as many pass while a block is in use
 
     @property
     def steps(self) -> int:
@@ -48,28 +46,28 @@ class Stretch:
 
     @property
     def cold_steps(self) -> int:
-        """Steps until each open block has been met."""
+        """Steps until each open block has been met once."""
         return max(-(-self.open_blocks // self.batch_size), 1)
 
     @property
     def block_life(self) -> int:
-        """Steps for which a block is in use, about."""
+        """Approximate number of steps for which a block is in use."""
         return -(-self.open_rows // self.batch_size)
 
 
 @dataclass(frozen=True)
 class Look:
-    """A window of steps that is looked at."""
+    """A window of steps to examine."""
 
-    first_step: int  # where hosts begin, with nothing in memory
+    first_step: int  # where hosts start, with empty memory
     counted_from: int  # first step that counts; the cold start comes before it
     stop_step: int  # one past the last
-    stands_for: float  # steps of the run that its figures stand for
+    stands_for: float  # steps of the run that its figures represent
     batch_size: int  # rows of its largest batch
 
 
 def stretches(dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, stop_step: int) -> list[Stretch]:
-    """The stretches of some steps, in order."""
+    """The stretches of a range of steps, in order."""
     borders = {first_step, stop_step, *(step for step, _ in schedule.points if first_step < step < stop_step)}
     until = dataset.at_step(first_step)[1]
     while until is not None and until < stop_step:
@@ -87,8 +85,8 @@ def stretches(dataset: PlannedDataset, schedule: BatchSchedule, first_step: int,
 
 
 def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
-    """Blocks that a dataset's order has open at a time, at least 1 for each component, and their rows; of a mixture: of
-    what has weight at ``step``.
+    """Blocks that a dataset's order has open at a time, at least 1 for each component, and their rows; in a mixture, of
+    components with weight at ``step``.
 
     Example:
         >>> import headrace.testing
@@ -96,7 +94,7 @@ def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=200), seq_len=8)
         >>> open_at(dataset.braid_shuffle(seed=0, strands=5, batch_size=None, io_block_size=4), 0)
         (5, 20)
-        >>> open_at(dataset.shuffle(0), 0) == (1, len(dataset))  # a block is in use to the end of the epoch
+        >>> open_at(dataset.shuffle(0), 0) == (1, len(dataset))  # a block is in use until the end of the epoch
         True
     """
     windows = [window for window, _ in dataset.open_windows(step).values()]
@@ -104,8 +102,8 @@ def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
 
 
 def walk_to(dataset: PlannedDataset, step: int, watch: Watch | None) -> None:
-    """Counts to the first example of ``step``, if the policy counts examples one by one (2 to 6 us each; others reach
-    any step at once); later questions begin there.
+    """Counts to the first example of ``step``, if the policy counts examples one by one (2 to 6 us each; others jump to
+    any step at once); later queries continue from there.
 
     Example:
         >>> import headrace.testing
@@ -122,10 +120,10 @@ def walk_to(dataset: PlannedDataset, step: int, watch: Watch | None) -> None:
 
 
 def all_steps(run: Sequence[Stretch], *, sample: bool) -> Look:
-    """One look at all of some steps, through changes of size; ``sample``: if the run goes on behind them."""
+    """One look at a range of steps, through changes of size; ``sample``: whether the run continues after it."""
     first, stop = run[0].first_step, run[-1].stop_step
     cold, missing = first, run[0].open_blocks
-    for stretch in run:  # a first stretch may be shorter than the cold start
+    for stretch in run:  # the first stretch may be shorter than the cold start
         steps = min(-(-missing // stretch.batch_size), stretch.steps)
         cold, missing = cold + steps, missing - steps * stretch.batch_size
         if missing <= 0:
@@ -135,7 +133,7 @@ def all_steps(run: Sequence[Stretch], *, sample: bool) -> Look:
 
 
 def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
-    """A window in each stretch, together of about ``max_rows`` rows; see the module."""
+    """A window in each stretch, about ``max_rows`` rows in total; see the module."""
     chosen, stands_for = _chosen(run)
     leads = [_lead(run, k) for k in chosen]
     sizes = [run[max(k - 1, 0)].batch_size for k in chosen]
@@ -152,7 +150,7 @@ def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
 
 
 def _lead(run: Sequence[Stretch], k: int) -> int:
-    """Steps before a stretch with which a look at it begins: none, unless all of it would be cold start."""
+    """Steps before a stretch at which a look at it starts: none, unless the whole stretch would be cold start."""
     stretch = run[k]
     if k == 0 or stretch.steps >= 2 * stretch.cold_steps:
         return 0
@@ -160,7 +158,7 @@ def _lead(run: Sequence[Stretch], k: int) -> int:
 
 
 def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
-    """Numbers of the stretches to look at, and the steps that each stands for."""
+    """Numbers of the stretches to examine, and the steps that each represents."""
     if len(run) <= MAX_STRETCHES:
         return list(range(len(run))), [float(s.steps) for s in run]
     first = [s.first_step for s in run]
@@ -171,7 +169,7 @@ def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
 
 
 def _budgets(rows: Sequence[int], max_rows: int) -> list[int]:
-    """Equal parts of the budget; what short stretches leave goes to the others."""
+    """Equal parts of the budget; what short stretches leave over goes to the others."""
     budgets = [0] * len(rows)
     rows_left = max_rows
     for count, k in enumerate(sorted(range(len(rows)), key=lambda k: rows[k])):

@@ -1,6 +1,6 @@
-"""The steps of a run planned as its loader plans them; what each host then fetches, and how well rows are mixed.
+"""Replays a run's planning as its loader does it: what each host fetches, and how well rows are mixed.
 
-A replay goes through changes of batch size and row length as the loader does: windows count on through both, and only a
+A replay passes changes of batch size and row length as the loader does: windows are numbered through both, and only a
 change of row length ends one early. Nothing is approximated.
 """
 
@@ -22,7 +22,7 @@ from headrace.progress import report, track
 
 @dataclass(frozen=True)
 class Window:
-    """Uses of blocks of a window of steps, by all hosts; rows in the loader's order."""
+    """The block uses of a window of steps, by all hosts; rows in the loader's order."""
 
     planned: GlobalRows
     first_step: int
@@ -42,18 +42,18 @@ class Window:
         return self.step[order], self.block[order], np.searchsorted(host[order], np.arange(hosts + 1))
 
     def uses_of(self, mine: Bool[np.ndarray, " u"]) -> WindowUses:
-        """Some of the uses, as the loader of the host that they are of plans them."""
+        """Some of the uses, as planned by the loader of their host."""
         return window_uses(self.first_step, self.steps, self.block[mine], self.step[mine])[0]
 
 
 class Windows:
-    """The windows in which the loader plans a run, planned when they are asked for.
+    """The windows in which the loader plans a run, planned on demand.
 
     Args:
-        dataset: What is loaded.
+        dataset: The dataset to load.
         schedule: Batch sizes.
-        first_step: Where the loader begins.
-        stop_step: Where it ends; None: nowhere.
+        first_step: Where the loader starts.
+        stop_step: Where it ends; None: never.
         row_order: As in the loader.
     """
 
@@ -83,7 +83,7 @@ class Windows:
         return self._planned[number]
 
     def until(self, step: int) -> list[Window]:
-        """The windows that hold the steps before ``step``."""
+        """The windows with the steps before ``step``."""
         number = 0
         while (planned := self[number].first_step + self[number].steps) < step:
             report("planning steps", planned - self.first_step, step - self.first_step)
@@ -91,7 +91,9 @@ class Windows:
         return self._planned[: number + 1]
 
     def table(self, first_step: int, stop_step: int, size: int) -> Int64[np.ndarray, "steps uses"]:
-        """Blocks of each full batch of some steps, all of ``size`` rows; rows in several blocks count for each."""
+        """Blocks of each full batch in a range of steps, all of ``size`` rows; a row in several blocks counts for
+        each.
+        """
         windows = [w for w in self.until(stop_step) if w.first_step + w.steps > first_step]
         step = np.concatenate([w.step + w.first_step for w in windows])
         row = (step - first_step) * size + np.concatenate([w.place for w in windows])
@@ -106,19 +108,19 @@ class Windows:
         width = int(uses.max())
         if uses.min() == width == 1:
             return block.reshape(full, size)
-        # pad every row to the same number of blocks by naming its last one again; one that was removed has none
+        # pad every row to the same number of blocks by repeating its last one; a removed row has none
         first = np.cumsum(uses) - uses
         table = block[np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)]
         return table.reshape(full, size * width)
 
     def distinct(self, stop_step: int) -> int:
-        """Different blocks in the steps before ``stop_step``, over all hosts."""
+        """Distinct blocks in the steps before ``stop_step``, over all hosts."""
         return np.unique(
             np.concatenate([w.block[w.step + w.first_step < stop_step] for w in self.until(stop_step)])
         ).size
 
     def hosts_of(self, number: int, hosts: int, *, exchange: bool) -> Int64[np.ndarray, " u"]:
-        """The host that reads the row of each use of a window, with or without an exchange of rows."""
+        """The host that reads the row of each use of a window, with or without row exchange."""
         window = self[number]
         if not exchange:
             return window.place * hosts // window.size
@@ -132,11 +134,11 @@ class Windows:
         return exchanged.hosts[number]
 
     def moved_rows(self, hosts: int, windows: int) -> float:
-        """Rows a step that move between hosts in the first windows, if they exchange rows."""
+        """Rows per step that move between hosts in the first windows, with row exchange."""
         return float(np.mean(self._exchanges[hosts].moved[:windows]))
 
     def cold_start(self, hosts: int) -> int:
-        """Blocks of the first batch, on the host that has most."""
+        """Blocks of the first batch, on the host with the most."""
         host = self.hosts_of(0, hosts, exchange=False)
         return max(self[0].uses_of(host == number).blocks.size for number in range(hosts))
 
@@ -149,7 +151,7 @@ class Windows:
 
 
 class _Exchanged(NamedTuple):
-    """An exchange between some number of hosts, with the host of each use and the mean of rows moved, by window."""
+    """A row exchange between a number of hosts, with the host of each use and the mean of rows moved, by window."""
 
     exchange: RowExchange
     hosts: list[Int64[np.ndarray, " u"]]
@@ -160,25 +162,25 @@ class _Exchanged(NamedTuple):
 class Fetches:
     """Block fetches of the hosts that were replayed."""
 
-    by_step: Int64[np.ndarray, " steps"]  # of all of them together, in each step
-    by_host: Int64[np.ndarray, " replayed"]  # of each, in all steps
-    held: int  # most blocks that a host has in use at a time, were each read once
-    moved: float  # rows a step that hosts read for others
-    index_requests: int  # of all hosts: for zarr.json and the indices of files
+    by_step: Int64[np.ndarray, " steps"]  # of all hosts together, in each step
+    by_host: Int64[np.ndarray, " replayed"]  # of each host, in all steps
+    blocks_held: int  # most blocks in use at a time on a host, if each is read once
+    moved: float  # rows per step that hosts read for others
+    index_requests: int  # requests of all hosts for zarr.json and the indices of files
 
 
 def replay(
     windows: Windows, hosts: int, steps: int, slots: int | None, most: int, *, exchange: bool = False
 ) -> Fetches:
-    """What the loaders fetch in the first ``steps`` steps.
+    """The loaders' fetches in the first ``steps`` steps.
 
     Args:
         windows: The run.
-        hosts: Its hosts.
-        steps: Steps to look at.
-        slots: Blocks that a host has memory for; None: as many as it wants.
-        most: Hosts that are replayed, at most, if their memory does not hold all that they use.
-        exchange: Whether hosts exchange rows, from the first step on.
+        hosts: Number of hosts.
+        steps: Steps to replay.
+        slots: Blocks that a host has memory for; None: unlimited.
+        most: Most hosts to replay if their memory does not hold all that they use.
+        exchange: Whether hosts exchange rows from the first step on.
 
     Raises:
         ConfigError: memory does not hold the blocks of one batch.
@@ -199,10 +201,10 @@ def replay(
         distinct, first, inverse = np.unique(block, return_index=True, return_inverse=True)
         index_requests += windows.space.index_requests(distinct)
         last = np.zeros(distinct.size, np.int64)
-        last[inverse] = step  # rising: of several the last is kept
+        last[inverse] = step  # ascending: of several, the last wins
         first_uses, last_uses = (np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1))
         open_blocks = max(open_blocks, int((first_uses - last_uses).cumsum().max(initial=0)))
-        if slots is None or distinct.size <= slots:  # nothing ever makes room: each block is read at its first use
+        if slots is None or distinct.size <= slots:  # nothing is ever evicted: each block is read at its first use
             by_step[host] = first_uses[:steps]
         else:
             short.append(host)
@@ -218,7 +220,7 @@ def replay(
 def _replay_host(
     windows: Windows, hosts: int, host: int, steps: int, slots: int, *, exchange: bool
 ) -> Int64[np.ndarray, " steps"]:
-    """Fetches of each step of one host, decided as its loader decides them."""
+    """Fetches of one host in each step, decided as its loader does."""
     memory = Residency(slots, windows.first_step, windows.stop_step)
     fetches = np.zeros(steps, np.int64)
     number = 0
@@ -235,25 +237,25 @@ VARIANCE_WINDOWS = (1, 8, 64)
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of some steps with batches of one size and rows of one length."""
+    """Figures of steps with one batch size and one row length."""
 
-    steps: int  # full batches looked at
-    blocks_per_step: float  # blocks' worth of data in a step: what is read if each block is read once
-    read_bytes: float  # bytes of a block, mean over what is used
-    requests: float  # requests that it takes, likewise
+    steps: int  # full batches examined
+    blocks_per_step: float  # data in a step, in blocks: the reads if each block is read once
+    read_bytes: float  # bytes of a block, mean over used blocks
+    requests: float  # requests per block, mean over used blocks
     distinct_blocks: float  # blocks in a batch, mean
     variance: dict[int, float]  # ``VR_w`` by w, as far as there are steps
 
     @classmethod
     def of(cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace) -> Quality:
-        """Of batches of ``size`` rows; rows that lie in several blocks have several uses, side by side."""
+        """The figures of batches of ``size`` rows; a row in several blocks has several adjacent uses."""
         array = space.array_of(blocks.ravel())
         first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
         distinct, numbers = np.unique(first_of_row, return_inverse=True)
         numbers = numbers.reshape(first_of_row.shape)
         sources = np.searchsorted(np.unique(space.first_array), space.array_of(distinct), side="right")[numbers]
         block_bytes = space.block_bytes()
-        worth = seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
+        worth = seq_len / space.chunk[array]  # for caches with different chunks: the mean over used blocks
         return cls(
             steps=blocks.shape[0],
             blocks_per_step=size * float(worth.mean()),
@@ -274,11 +276,11 @@ def variance_ratio(
     """``VR_w`` of windows of ``window`` steps: the variance of a window's mean of a value that is the same within a
     block and independent between blocks, relative to that of rows drawn at random from the same sources.
 
-    Block b, a share ``q_b`` of all rows of its source, gives ``c_wb`` of the ``n_ws`` rows that window w has of source
-    s. So ``sum (c_wb - n_ws q_b)**2`` is divided by what it is on average for rows drawn at random,
-    ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``. That a source has few blocks, or another
-    share in each window, is not held against the order. NaN where each source is one block or one window. Blocks and
-    sources are numbered from 0, closely.
+    Block b, a share ``q_b`` of all rows of its source, has ``c_wb`` of the ``n_ws`` rows that window w draws from
+    source s. ``sum (c_wb - n_ws q_b)**2`` is divided by its average for rows drawn at random,
+    ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``, so few blocks in a source, or changing
+    shares, do not count against the order. NaN if every source is one block or one window. Blocks and
+    sources are numbered from 0 without gaps.
 
     Example:
         >>> sources = np.zeros((4, 4), np.int64)

@@ -1,5 +1,5 @@
-"""One small reader a container: files in, records out. :data:`headrace.ingest.documents.READERS` chooses.
+"""One small reader per container: files in, records out. :data:`headrace.ingest.documents.READERS` selects it.
 
-Libraries that only one container needs are imported when a file of it is read; if one is missing, the error names the
-extra that brings it.
+Libraries that only one container needs are imported when such a file is read; if one is missing, the error names the
+extra that installs it.
 """

@@ -1,9 +1,9 @@
-"""Parquet and Arrow (Feather) files: only the columns that are asked for, a few hundred rows at a time.
+"""Parquet and Arrow (Feather) files: only the requested columns, a few hundred rows at a time.
 
 Rows are numbered from 0 within the file. A Parquet file can be cut at its row groups, an Arrow file at its record
-batches. Lists of numbers are handed over as arrays, without a Python object a number.
+batches. Lists of numbers are returned as arrays, without a Python object per number.
 
-Price: memory of one row group's columns (what one column chunk unpacks to) or of one record batch.
+Price: memory of one row group's columns (one unpacked column chunk) or of one record batch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ArrowReader(ColumnarReader):
                 self.stored_bytes += batch.nbytes
 
     def _batches(self, stream: IO[bytes], arrow: Any) -> Iterator[Any]:
-        """Record batches; for those before the slice only how many rows they have."""
+        """Record batches; for those before the slice, only their number of rows."""
         if not _is_ipc_file(stream):
             yield from arrow.ipc.open_stream(stream)
             return
@@ -102,7 +102,7 @@ class ArrowReader(ColumnarReader):
 
 
 def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
-    """Runs of consecutive units, each of at least ``target_bytes`` but for the last.
+    """Runs of consecutive units, each of at least ``target_bytes`` except the last.
 
     Example:
         >>> pack([3, 3, 3, 3, 3], 6)

@@ -1,14 +1,14 @@
-"""Records that lie in no file that is listed: datasets of the Hugging Face hub, and what a Python function yields.
+"""Records that are not in listed files: datasets of the Hugging Face Hub, and those that a Python function yields.
 
-``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV``, through the library ``datasets``; the split is ``train``
-unless told. ``hf://./FOLDER`` is a folder that ``save_to_disk`` wrote, or one of files. A dataset is read from the
-library's copy on disk and can be cut at any row; with ``&streaming=true`` it is read from afar without one, and is cut
-at its shards. Only data is ever loaded: no dataset script is run.
+``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` uses the library ``datasets``; the default split is ``train``.
+``hf://./FOLDER`` is a folder written by ``save_to_disk``, or a folder of files. A dataset is read from the library's
+copy on disk and can be cut at any row; with ``&streaming=true``, it is read remotely without a copy, and cut at its
+shards. Only data is loaded: no dataset script is run.
 
-``module:function`` is the user's own code, named by the user; nothing in data ever names one. It takes no argument and
-yields texts or mappings of fields; or it has an attribute ``num_shards`` and takes the number of a shard, 0 to
-``num_shards - 1``, each of which can be built by another worker. It must yield the same whenever it is called: that is
-what makes a killed build come out the same.
+``module:function`` is the user's own code, named by the user; data can never name one. It takes no argument and yields
+texts or mappings of fields; or it has an attribute ``num_shards`` and takes the number of a shard, 0 to ``num_shards -
+1``, so that different workers can build the shards. It must yield the same at every call, so that a resumed build has
+the same result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPTIONS = ("name", "split", "revision", "streaming")
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A dataset, as a path says it."""
+    """The dataset in a path."""
 
     dataset: str
     name: str | None = None
@@ -47,7 +47,7 @@ class HubAddress:
         """Reads a path.
 
         Raises:
-            ConfigError: it is none of a dataset.
+            ConfigError: it does not name a dataset.
 
         Example:
             >>> HubAddress.parse("hf://acme/poems?split=test&streaming=true")
@@ -85,7 +85,7 @@ class HubAddress:
 
 
 class DatasetReader(Reader):
-    """A reader of what is no file."""
+    """A reader of records that are not in a file."""
 
     @classmethod
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class DatasetReader(Reader):
 
 
 class HubReader(DatasetReader):
-    """The rows of a dataset, or some of them; numbered from 0 (in a slice of a streamed one: within its shards)."""
+    """The rows of a dataset, or some of them; numbered from 0 (in a slice of a streamed dataset: within its shards)."""
 
     unit: ClassVar[str] = "row"
 
@@ -169,7 +169,7 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 class FunctionReader(DatasetReader):
-    """What a function yields, or some of its shards; numbered from 0 (in a slice: within it)."""
+    """The records that a function yields, or some of its shards; numbered from 0 (in a slice: within it)."""
 
     unit: ClassVar[str] = "record"
 

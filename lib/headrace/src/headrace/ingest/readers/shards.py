@@ -1,14 +1,14 @@
-r"""Token ids that others have made: Megatron's ``.bin`` + ``.idx`` and nmoe's ``.npy`` + ``.idx``.
+r"""Token ids from other tools: Megatron's ``.bin`` + ``.idx`` and nmoe's ``.npy`` + ``.idx``.
 
-Records have one field, ``input_ids`` (an integer array ``[n]``), under whatever name it is asked for. Documents are
-numbered from 0 and can be cut anywhere. The index is checked against the data before anything is read of it: nothing
-in a file is trusted to lie within the file, and nothing is ever unpickled.
+Records have one field, ``input_ids`` (an integer array ``[n]``), under any requested name. Documents are numbered from
+0 and can be cut anywhere. The index is checked against the data before anything is read: no position is trusted to be
+within the file, and nothing is ever unpickled.
 
 Megatron ``.idx``: ``MMIDIDX\\0\\0``, version 1 (uint64), dtype code (uint8), sequences S and documents D (uint64), S
 lengths (int32), S byte offsets (int64), D document bounds in sequences (int64, the first is 0). nmoe ``.idx``:
 ``NMOEIDX\\0``, version 1, documents N, a reserved number (uint64), N pairs of first and last token (uint64).
 
-Price: the index in memory (12 and 16 bytes a document), and the tokens of 1 MiB of documents at a time.
+Price: the index in memory (12 and 16 bytes per document), and the tokens of 1 MiB of documents at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ShardReader(Reader):
 
     @abc.abstractmethod
     def _index(self) -> tuple[np.ndarray, np.dtype]:
-        """Where each document lies, int64 ``[n, 2]`` (first byte, one past the last), and the dtype of the ids."""
+        """Positions of the documents, int64 ``[n, 2]`` (first byte, one past the last), and the dtype of the ids."""
 
     def __iter__(self) -> Iterator[Row]:
         name = self.columns[0] if self.columns else "input_ids"
@@ -69,7 +69,7 @@ class ShardReader(Reader):
         ]
 
     def bad_index(self, problem: str) -> SourceError:
-        """What is wrong with the index."""
+        """The error for an invalid index."""
         return SourceError(f"has an index that {problem}", field=self.path, cure=_BAD)
 
     def _index_bytes(self) -> bytes:
@@ -108,7 +108,7 @@ class MegatronReader(ShardReader):
         size, _ = stat_file(self.path)
         _check_within(self, pointers, stops, size)
         filled = np.diff(bounds) > 0
-        # An empty document lies nowhere; it is put where the one before it ends.
+        # An empty document has no position; it gets the end of the previous one.
         spans = np.zeros((documents - 1, 2), np.int64)
         spans[filled, 0] = pointers[bounds[:-1][filled]]
         spans[filled, 1] = stops[bounds[1:][filled] - 1]
@@ -170,7 +170,7 @@ def _check_within(reader: ShardReader, starts: np.ndarray, stops: np.ndarray, si
 
 
 def _runs(places: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of documents that lie end to end, of about 1 MiB, to be read at once."""
+    """Runs of consecutive documents, of about 1 MiB, to be read at once."""
     first = 0
     for i in range(1, len(places) + 1):
         if (

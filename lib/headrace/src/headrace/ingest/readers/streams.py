@@ -1,21 +1,19 @@
 """Readers of a stream of bytes: JSONL (one object a line), plain text (one document a file), WARC files of web crawls.
 
-Text is strict UTF-8 (a byte order mark at the start of a file is dropped) and is passed on as it is: no normalisation,
-no change of line ends. Blank lines are no records. A JSONL file can be cut at any byte, a compressed one at any that
-unpacking it gives, for which all before is unpacked again: a line belongs to the slice in which it begins.
+Text is strict UTF-8 (a byte order mark at the start of a file is dropped) and is not changed: no normalisation, no
+conversion of line ends. Blank lines are skipped. A JSONL file can be cut at any byte, a compressed one at any unpacked
+byte, for which everything before is unpacked again. A line belongs to the slice in which it begins.
 
-Plain text in a WARC file becomes records with the fields ``text``, ``url``, ``id`` and ``date``, the rest is counted by
-its type. Text is what ``conversion`` records hold (WET files) and what responses of type ``text/plain`` do. HTML is
-left: which text a page has is a question of its own, answered by other programs before this one. A WARC file that is
-cut off is an error, but for one place: an uncompressed one that ends within the headers of its last record ends there
-without a word.
+Plain text in a WARC file becomes records with the fields ``text``, ``url``, ``id`` and ``date``; the rest is counted by
+type. Plain text means ``conversion`` records (WET files) and responses of type ``text/plain``. HTML is not converted:
+extracting text from pages is left to other programs. A truncated WARC file is an error, with one exception: an
+uncompressed one that ends within the headers of its last record ends there silently.
 
-Between file and record stand steps that take blocks of bytes and give blocks, of bounded size: a slice, decompressed,
-cut into lines. Where the blocks are cut changes nothing; that costs about 1 GB/s uncompressed.
+Between file and record, blocks of bytes of bounded size pass through several steps: slicing, decompression, cutting
+into lines. The result does not depend on the blocks. This runs at about 1 GB/s uncompressed.
 
-JSON is parsed by ``msgspec``, and by ``json`` where that refuses a line: what is taken, and as what, is up to ``json``.
-
-Price: about 350 MB/s of JSONL on one core, 200 MB/s of it packed with zstd.
+``msgspec`` parses JSON, and ``json`` parses the lines that it refuses: ``json`` decides what is valid, and its value.
+Price: about 350 MB/s of JSONL on one core, 200 MB/s if it is compressed with zstd.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from headrace.ingest.records import (
 from headrace.store.files import open_source
 
 BLOCK_BYTES = 1 << 20
-# A few stored bytes may unpack to very many; a decompressor gets little at a time, so that what comes out is bounded.
+# A few stored bytes may unpack to very many, so a decompressor gets little at a time, which bounds its output.
 PACKED_BLOCK_BYTES = 1 << 14
 _JUDGED_BYTES, _MOST_SLICES = 1 << 20, 8  # of a compressed file, all before a slice is unpacked for each
 ZSTD_STEP_BYTES = 1 << 11  # 4 bytes of zstd may unpack to 128 KiB, so that 64 MiB come out at most
@@ -73,27 +71,27 @@ class BlockReader(Reader):
         with reading(self.path), open_source(self.path) as stream:
             if self.part is None:
                 size = BLOCK_BYTES if self.compression == "none" else PACKED_BLOCK_BYTES
-                stored = self._counted(iter(lambda: stream.read(size), b""))
+                stored = self._count_bytes(iter(lambda: stream.read(size), b""))
                 unpacked = unpack(stored, self.compression, self.path)
             else:
-                unpacked = self._counted(self._lines_between(stream, self.part.start, self.part.stop))
+                unpacked = self._count_bytes(self._lines_between(stream, self.part.start, self.part.stop))
             yield from unpacked if self.part is not None and self.part.start else without_bom(unpacked)
 
     def _lines_between(self, stream: IO[bytes], start: int, stop: int | None) -> Iterator[bytes]:
-        """The lines that begin at the bytes ``start .. stop`` of the unpacked file; None: to its end."""
+        """The lines that begin at the bytes ``start .. stop`` of the unpacked file (None: to its end)."""
         if self.compression == "none":
             return lines_between(stream, start, stop)
         packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
         return lines_between(_Unpacked(unpack(packed, self.compression, self.path)), start, stop)
 
-    def _counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    def _count_bytes(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         for block in blocks:
             self.stored_bytes += len(block)
             yield block
 
 
 class JsonlReader(BlockReader):
-    """One JSON object a line; its row is its line, counted from 1 within the file."""
+    """One JSON object per line; its row is its line, counted from 1 within the file."""
 
     unit: ClassVar[str] = "line"
 
@@ -109,11 +107,11 @@ class JsonlReader(BlockReader):
             except BadRecordError as bad:
                 yield number, bad
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         if self.part is not None and self.part.start:  # lines are counted only when one has to be named
             with reading(self.path), open_source(self.path) as stream:
                 row += sum(block.count(b"\n") for block in self._lines_between(stream, 0, self.part.start))
-        return super().place(row)
+        return super().describe_row(row)
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
@@ -122,8 +120,8 @@ class JsonlReader(BlockReader):
 
     @classmethod
     def split_packed(cls, path: str, size: int, compression: str, target_bytes: int) -> list[Slice]:
-        """Slices of a compressed file of ``size`` bytes, each of about ``target_bytes`` of these, at most 8; none if
-        nothing of its first MiB can be unpacked. How much the whole unpacks to is judged by that.
+        """At most 8 slices of a compressed file of ``size`` bytes, each of about ``target_bytes`` of these. Its
+        unpacked size is estimated from its first MiB; none if that cannot be unpacked.
         """
         with reading(path), open_source(path) as stream:
             head, unpacked = stream.read(_JUDGED_BYTES), 0
@@ -142,7 +140,7 @@ def _slices(size: int, unpacked: int, count: int) -> list[Slice]:
 
 
 class TextReader(BlockReader):
-    """A whole file as one record ``{"text": ...}``. Its row is 1, or the line of the first byte that is no text."""
+    """A whole file as one record ``{"text": ...}``. Its row is 1, or the line of the first byte that is not text."""
 
     unit: ClassVar[str] = "line"
 
@@ -190,7 +188,7 @@ def _spread_out(line: bytes) -> str:
 
 
 class _Bytes(Protocol):
-    """What is read from some byte on."""
+    """A stream from some byte on."""
 
     def seek(self, offset: int, /) -> object: ...
 
@@ -198,7 +196,7 @@ class _Bytes(Protocol):
 
 
 class _Unpacked:
-    """Unpacked blocks from some byte on, which those before it are unpacked for; read as they come."""
+    """Unpacked blocks from some byte on, for which the earlier ones are unpacked; read on demand."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -243,7 +241,7 @@ def lines_between(stream: _Bytes, start: int, stop: int | None, block_bytes: int
 
 
 def split_lines(blocks: Iterable[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[bytes | None]:
-    r"""Lines of a stream of blocks, without their ``\n``; a last line without one counts too. None stands for a line of
+    r"""Lines of a stream of blocks, without their ``\n``; a last line without one counts too. None replaces a line of
     more than ``limit`` bytes, which is not kept.
 
     Linear in the bytes also for a line of many blocks.
@@ -285,7 +283,7 @@ def without_bom(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def unpack(blocks: Iterable[bytes], compression: str, path: str) -> Iterator[bytes]:
-    """Decompresses a stream of blocks; several compressed streams in one file follow each other.
+    """Decompresses a stream of blocks; a file may have several consecutive compressed streams.
 
     Raises:
         SourceError: the file is damaged, or ends in the middle of its compressed stream.
@@ -326,7 +324,7 @@ _BUFFER = 1 << 16
 
 
 class WarcReader(BlockReader):
-    """The texts of a WARC file; rows are its records, all of them, counted from 1."""
+    """The texts of a WARC file; rows are its records, all of which are counted from 1."""
 
     unit: ClassVar[str] = "record"
 
@@ -376,7 +374,7 @@ class _BlockStream(io.RawIOBase):
 
 
 def _kind(record: Any) -> str:
-    """``text``, or what else the record is."""
+    """``text``, or the type of the record."""
     if record.rec_type == "conversion":
         return "text"
     if record.rec_type != "response" or record.http_headers is None:

@@ -1,3 +1,1 @@
-"""Data configs of Levanter and Marin as configs of headrace: what is the same, what differs, what has no
-counterpart.
-"""
+"""Data configs of Levanter and Marin as configs of headrace: what is the same, what differs, what is missing."""

@@ -70,7 +70,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
         "slice_strategy",
     ),
 }
-GONE = ("supervised",)
+REMOVED_FIELDS = ("supervised",)
 """Formats that the newest release has no more."""
 SHUFFLE = ("io_block_size", "window_blocks", "perm_type")
 TRAINING = ("data", "trainer", "model", "train_seq_len", "optimizer", "data_seed")

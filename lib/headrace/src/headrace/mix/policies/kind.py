@@ -1,7 +1,7 @@
-"""What configs name as ``policy``: how a config for it is checked, what it resolves to, and how the policy is made.
+"""The config field ``policy``: how it is checked and resolved, and how the policy is made.
 
-A new policy is a file with a :class:`~headrace.mix.policy.MixingPolicy` and a :class:`PolicyKind`, and one entry in
-:mod:`headrace.mix.policies.registry`.
+To add a policy, write a file with a :class:`~headrace.mix.policy.MixingPolicy` and a :class:`PolicyKind`, and add one
+entry to :mod:`headrace.mix.policies.registry`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PolicyInputs:
         sizes: Examples of each component, None for an endless one.
         limits: Most examples of each component in the run, None for no limit.
         tokens: Tokens of an example.
-        planned: How many of the stages were planned, those after them being amendments; None: all.
-        lengths: Tokens of the examples of each component, where the run counts them one by one; None: each has
+        planned: Number of planned stages; those after them are amendments; None: all.
+        lengths: Tokens of the examples of each component, if the run counts individual tokens; None: each has
             ``tokens``.
     """
 
@@ -51,13 +51,13 @@ class PolicyInputs:
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """The mixtures of a run, and who draws from them.
+    """The mixtures of a run, and the policy that draws from them.
 
     Attributes:
         stages: In order, amendments last.
         make: Makes the policy.
-        planned: How many of the stages were planned, those after them being amendments; None: all.
-        measure: What it counts in tokens, one by one; None: it counts rows.
+        planned: Number of planned stages; those after them are amendments; None: all.
+        measure: What it counts in individual tokens; None: it counts rows.
     """
 
     stages: tuple[Stage, ...]
@@ -66,7 +66,7 @@ class MixturePlan:
     measure: TokenMeasure | None = None
 
     def drawn_by(self, policy: MixingPolicy) -> MixturePlan:
-        """The same mixtures with a policy that is made already, whose walk is shared."""
+        """The same mixtures with an existing policy, whose counts are shared."""
         return dataclasses.replace(self, make=lambda inputs: policy)
 
 
@@ -74,16 +74,16 @@ class PolicyKind(abc.ABC):
     """A policy as configs name it.
 
     Attributes:
-        example_s: Seconds that each example before a far step costs a process that has no anchor for it, about; 0: any
-            step is reached in no time, or step by step.
-        counts_tokens: Whether it knows units that count tokens one by one; see :mod:`headrace.mix.measure`.
+        example_s: Approximate seconds per example to reach a far step without an anchor; 0: any step is reached at
+            once, or step by step.
+        counts_tokens: Whether it supports units that count individual tokens; see :mod:`headrace.mix.measure`.
     """
 
     example_s: ClassVar[float] = 0.0
     counts_tokens: ClassVar[bool] = False
 
     def check(self, config: MixtureConfig) -> None:
-        """Raises ConfigError, before anything is opened, if the policy does not know something that is asked for."""
+        """Raises ConfigError, before anything is opened, if the policy does not support a setting."""
         return
 
     def run_steps(self, config: MixtureConfig) -> int | None:
@@ -91,7 +91,7 @@ class PolicyKind(abc.ABC):
         return run_steps(config)
 
     def plan(self, config: MixtureConfig) -> MixturePlan:
-        """The mixtures that a config stands for, and how the policy over them is made."""
+        """The mixtures of a config, and how the policy over them is made."""
         stages = resolve_stages(config)
         planned = len(stages) - sum(amendment.changes_mixture for amendment in config.amendments)
         budgets = [stage.tokens for stage in config.stages] or [None] * planned
@@ -104,7 +104,7 @@ class PolicyKind(abc.ABC):
 
 
 def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> list[float]:
-    """Weights of the components, for a policy that knows one stage of constant weights; and limits, if it says so."""
+    """Weights of the components, for a policy that supports one stage of constant weights; and limits, if allowed."""
     blend = inputs.stages[0].blend
     unknown = {
         "stages": len(inputs.stages) > 1,

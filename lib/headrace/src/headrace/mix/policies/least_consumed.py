@@ -1,18 +1,18 @@
-"""``least_consumed``: the next sample comes from the source with the fewest tokens so far; ties fall by a seeded draw.
+"""``least_consumed``: the next sample comes from the source with the fewest tokens so far; a seeded draw breaks ties.
 
-Where the samples' lengths are known, the order is a plan (:class:`LeastConsumedPlan`), with random access and without a
-state. Invariant: as long as two sources have samples left, their counts differ by no more than the longest sample drawn
-from them (and their difference at the start). Price: 0.3 us a sample where few tie and 2 us where all do (of 100
-sources: 1 us); as the draw of ties goes from sample to sample, a far one is walked to, or saved (10 kB).
+If the lengths of samples are known, the order is a plan (:class:`LeastConsumedPlan`), with random access and without a
+state. Invariant: as long as two sources have samples left, their counts differ by at most the longest sample drawn from
+them (plus their difference at the start). Price: 0.3 us per sample if few tie and 2 us if all do (1 us for 100
+sources). The draw of ties is sequential, so a far sample is counted up to, or restored from an anchor (10 kB).
 
-Over stages (a plan's or amendments') the sources in use change: one that joins, or comes back, starts at the smallest
-count of those that stay, so that it is neither served alone until it has caught up nor left waiting. Only the count is
-raised: it goes on at its own place in its order. A packed row has as many tokens as it holds, if the run counts them
+The sources in use may change between stages. A source that joins or returns starts at the smallest count of those that
+stay, so that it is neither drawn alone until it has caught up nor left waiting. Only its count is raised: it continues
+at its own position in its order. If the run counts tokens, a packed row counts the tokens that it has
 (:mod:`headrace.mix.measure`).
 
 The tie draw is ``random.Random(seed).choice`` over the tied sources in order, consumed only by ties; a source counts as
-exhausted once it was picked and had nothing, so until then it takes part in ties. Both are nanoschnack's. Where lengths
-are not known beforehand: :mod:`headrace.mix.policies.least_consumed_live`.
+exhausted once it was picked and had nothing, so until then it takes part in ties. Both are nanoschnack's. If lengths
+are not known in advance, see :mod:`headrace.mix.policies.least_consumed_live`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PlanState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[Any, 
 
 @dataclass(frozen=True)
 class Equal:
-    """So many samples of one length, None if they never end (a source that starts over)."""
+    """A number of samples of one length, None if they are endless (a source that starts over)."""
 
     tokens: int
     samples: int | None = None
@@ -51,7 +51,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class InOrder:
-    """So many samples of known lengths, None if they never end."""
+    """A number of samples of known lengths, None if they are endless."""
 
     lengths: TokensInOrder
     samples: int | None = None
@@ -80,15 +80,14 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
     """The order for known lengths, with random access. Used-up sources drop out; the last step may not be full.
 
     Args:
-        lengths: Tokens of every sample of each source, in its order; or :class:`Equal` samples, or those
-            :class:`InOrder`.
+        lengths: Tokens of every sample of each source, in order; or :class:`Equal` or :class:`InOrder` samples.
         batch: Examples per step.
         seed: Seed of the tie draw.
         start_counts: Tokens consumed of each source before the first sample; 0 by default.
         stages: First sample of each stage and the sources in use, in order; None: all from the first on.
 
     Raises:
-        ConfigError: no sources, no samples, a negative length, not one start count a source.
+        ConfigError: no sources, no samples, a negative length, not one start count per source.
 
     Example:
         >>> plan = LeastConsumedPlan([[4, 4, 4], [4, 4, 4], [6, 6]], BatchSchedule(4))
@@ -164,8 +163,8 @@ _Lengths: TypeAlias = Equal | InOrder | Listed
 
 
 class _Walk:
-    """The draws from a state on. A sample's turn is when its source has as many tokens as lie before it, so stretches
-    of known samples are sorted by that; only those whose turns are the same are drawn one by one.
+    """The draws from a state on. A sample's turn is the number of tokens of its source before it, so stretches of known
+    samples are sorted by turn; only samples with equal turns are drawn one by one.
     """
 
     def __init__(
@@ -178,7 +177,7 @@ class _Walk:
         self._ahead = dict.fromkeys(range(len(lengths)), np.zeros(0, np.int64))  # of samples that were not drawn yet
 
     def join(self, members: Sequence[int]) -> None:
-        """The sources in use from here on; tokens of those that join rise to the least of those that stay."""
+        """Sets the sources in use; the tokens of new ones rise to the smallest count of those that stay."""
         staying = [d for d in members if d in self.active]
         smallest = min((self.tokens[d] for d in staying or self.active), default=0)
         for d in members:
@@ -187,7 +186,7 @@ class _Walk:
         self.active = list(members)
 
     def draw(self, stop: int) -> bool:
-        """Draws up to so many samples since the state; False: there are no more."""
+        """Draws up to ``stop`` samples since the state; False: there are no more."""
         while len(self.drawn) < stop:
             self._look_ahead(stop - len(self.drawn))
             if not self._draw_sorted(stop) and not self._draw_one():
@@ -203,14 +202,14 @@ class _Walk:
                 self._ahead[d] = np.concatenate([lookahead, self._lengths[d].between(first, until)])
 
     def _draw_sorted(self, stop: int) -> bool:
-        """Draws all samples whose turn comes before that of any sample that is not known; False: there are none."""
+        """Draws all samples whose turn is before that of any unknown sample; False: there are none."""
         until = min((self.tokens[d] + int(self._ahead[d].sum()) for d in self.active), default=0)
         turns = [self.tokens[d] + np.cumsum(self._ahead[d]) - self._ahead[d] for d in self.active]
         turns = [turn[: np.searchsorted(turn, until)] for turn in turns]
-        place = np.repeat(np.arange(len(turns)), [len(one) for one in turns])
+        source = np.repeat(np.arange(len(turns)), [len(one) for one in turns])
         turn = np.concatenate([np.zeros(0, np.int64), *turns])
         order = np.argsort(turn, kind="stable")
-        drawn = self._ties_broken(turn[order], np.asarray(self.active)[place[order]].tolist(), stop - len(self.drawn))
+        drawn = self._ties_broken(turn[order], np.asarray(self.active)[source[order]].tolist(), stop - len(self.drawn))
         self.drawn += drawn
         for d, samples in Counter(drawn).items():
             self.tokens[d] += int(self._ahead[d][:samples].sum())
@@ -231,7 +230,7 @@ class _Walk:
         return sources[:samples]
 
     def _draw_one(self) -> bool:
-        """Draws a sample, once those that were picked and had none left have dropped out; False: none has any."""
+        """Draws a sample, after dropping sources that were picked and had none left; False: no source has any."""
         while self.active:
             k = least(self.tokens, self.active, self.rng)
             if self.rows[k] != self._lengths[k].samples:

@@ -1,14 +1,14 @@
-"""``least_consumed`` where the lengths of samples are not known beforehand.
+"""``least_consumed`` if the lengths of samples are not known in advance.
 
-:func:`build_interleaved_dataset` reads the sources as they come, and :class:`LeastConsumed` is the state, written as
-JSON in the shape of nanoschnack's checkpoints::
+:func:`build_interleaved_dataset` reads streaming sources, and :class:`LeastConsumed` is the state, written as JSON in
+the format of nanoschnack's checkpoints::
 
     {"datasets": [{"spec": "docs", "row_offset": 123, "token_offset": 4567}, ...],
      "seeded_specs": [...], "exhausted_specs": [...], "tie_rng": [...]}
 
-Ties fall as in :mod:`headrace.mix.policies.least_consumed`. Unlike the original: the state of the tie draw is saved, so
-that a resumed run goes on as if it had not stopped; a new source starts at the smallest count of the sources in use,
-also when an unused one in the checkpoint is far behind.
+Ties are broken as in :mod:`headrace.mix.policies.least_consumed`. Unlike in the original, the state of the tie draw is
+saved, so a resumed run continues as if it had not stopped; and a new source starts at the smallest count of the sources
+in use, even if an unused one in the checkpoint is far behind.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Sample = TypeVar("Sample")
 
 
 class LeastConsumed:
-    """Live counts of a streaming mixture: which source is next, and the state to go on from.
+    """Live counts of a streaming mixture: which source is next, and the state to continue from.
 
     Args:
         specs: Names of the sources in use, each once.
-        seed: Seed of the tie draw, unless the state has its state.
-        state: What :meth:`resume_state` gave, or a checkpoint of nanoschnack; None for a fresh start.
-        baseline: Which counts a new source starts at the smallest of: ``"live"`` (sources in use that are not used up)
-            or ``"saved"`` (all in the checkpoint, as the original).
+        seed: Seed of the tie draw, unless the state contains its state.
+        state: The result of :meth:`resume_state`, or a checkpoint of nanoschnack; None for a new run.
+        baseline: A new source starts at the smallest count of these: ``"live"`` (sources in use that are not used up)
+            or ``"saved"`` (all in the checkpoint, as in the original).
 
     Raises:
         ConfigError: a name twice, none at all, or a state that cannot be read.
@@ -76,10 +76,10 @@ class LeastConsumed:
         self._resume_ties(state)
 
     def _live(self) -> list[str]:
-        """The sources that still give samples; all of them when none does, as they would then start over."""
+        """The sources that still have samples; all of them if none has, because they would then start over."""
         return [self.specs[d] for d in self._active] or list(self.specs)
 
-    def _known(self, spec: str) -> str:
+    def _check_spec(self, spec: str) -> str:
         if spec not in self.specs:
             cure = f"Use one of {self.specs}."
             raise ConfigError("is no source of this mixture", field="spec", value=spec, cure=cure)
@@ -95,7 +95,7 @@ class LeastConsumed:
             raise ConfigError("is no state of the tie draw", field="tie_rng", value=type(saved).__name__) from e
 
     def pick(self) -> str | None:
-        """The source of the next sample; None when all are exhausted. Ask once for each sample: ties use up draws."""
+        """The source of the next sample; None when all are exhausted. Call it once per sample: ties use up draws."""
         if not self._active:
             return None
         return self.specs[least([self.tokens[s] for s in self.specs], self._active, self._rng)]
@@ -104,27 +104,27 @@ class LeastConsumed:
         """Count one sample of ``tokens`` tokens.
 
         Raises:
-            ConfigError: no source of this mixture; fewer than 0 tokens.
+            ConfigError: an unknown source; a negative number of tokens.
         """
         if tokens < 0:
             raise ConfigError("cannot be negative", field="tokens", value=tokens, cure="Count the sample's tokens.")
-        self.rows[self._known(spec)] += 1
+        self.rows[self._check_spec(spec)] += 1
         self.tokens[spec] += tokens
 
     def exhaust(self, spec: str) -> None:
-        """``spec`` has no samples left; saying so again changes nothing.
+        """Marks ``spec`` as having no samples left; repeated calls have no effect.
 
         Raises:
             ConfigError: no source of this mixture.
         """
-        index = self.specs.index(self._known(spec))
+        index = self.specs.index(self._check_spec(spec))
         self._active = [d for d in self._active if d != index]
 
     def resume_state(self) -> dict[str, Any]:
         """The state as JSON: sources in use in their order, then the others by name, which are kept.
 
-        A source not in use is written with the smallest count of those that still give samples and listed in
-        ``seeded_specs``: when it comes back, it is neither served alone until it has caught up nor left waiting.
+        A source not in use is written with the smallest count of those that still have samples, and listed in
+        ``seeded_specs``: when it returns, it is neither drawn alone until it has caught up nor left waiting.
         """
         smallest = min(self.tokens[s] for s in self._live())
         others = sorted(set(self.tokens) - set(self.specs))
@@ -144,14 +144,14 @@ class LeastConsumed:
         return state
 
     def consumed(self) -> dict[str, tuple[int, int]]:
-        """Rows and tokens of each source in use since the start of this run: what ranks add up."""
+        """Rows and tokens of each source in use since the start of this run, for the sum over ranks."""
         return {s: (self.rows[s] - self._started_rows[s], self.tokens[s] - self._started_tokens[s]) for s in self.specs}
 
     def sum_over_ranks(self, consumed: Iterable[Mapping[str, tuple[int, int]]]) -> None:
         """Set the counts to those of all ranks together.
 
         Args:
-            consumed: :meth:`consumed` of every rank, this one included. All ranks must have started from one state.
+            consumed: :meth:`consumed` of every rank, including this one. All ranks must have started from one state.
 
         Raises:
             ConfigError: a rank with other sources.
@@ -188,10 +188,10 @@ def build_interleaved_dataset(
     """Samples of several sources, always from the one with the fewest tokens so far.
 
     Args:
-        sources: Samples by name. On resume they must start behind the ``row_offset`` rows already seen.
-        count_tokens: Tokens of a sample.
-        mix: Live counts, updated before a sample is given out; read its ``resume_state`` at a checkpoint.
-        token_counts: Instead of ``mix``: tokens consumed of each source so far.
+        sources: Samples by name. When resuming, they must start after the ``row_offset`` rows already seen.
+        count_tokens: Counts the tokens of a sample.
+        mix: Live counts, updated before a sample is returned; read its ``resume_state`` at a checkpoint.
+        token_counts: Instead of ``mix``: tokens consumed from each source so far.
         seed: Seed of the tie draw, without ``mix``.
 
     Yields:
@@ -266,7 +266,7 @@ def _exhausted(state: Mapping[str, Any] | None) -> set[str]:
 
 
 def cap_resume_rows(rows: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, int]:
-    """Row offsets within the present pass: full passes that all sources have made are taken off, the rest is cut.
+    """Row offsets within the current pass: subtracts full passes that all sources have made, and caps the rest.
 
     Args:
         rows: Rows seen of each source.

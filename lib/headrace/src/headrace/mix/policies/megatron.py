@@ -1,4 +1,4 @@
-"""Megatron-LM's blends, equal to its sequences, and its counts: sizes with a surplus, splits at rounded fractions."""
+"""Megatron-LM's blends, which reproduce its sequences, and its counts: sizes with a surplus, rounded splits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace.mix.shares import UNLIMITED, sum_of_weights
 class _LargestShortfall(SequencePolicy[tuple[int, ...]]):
     """Example s goes to the component with the largest ``weight * max(s, 1) - drawn``, the first on a tie.
 
-    In float64, operation by operation as Megatron-LM does it; but who has no supply is never drawn, not even on a tie
-    at zero. The state is what has been drawn.
+    In float64, operation by operation as in Megatron-LM; but a component without supply is never drawn, not even on a
+    tie at zero. The state is the number of examples drawn.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class GreedyBlend(_LargestShortfall):
 class ExhaustiveBlend(_LargestShortfall):
     """``exhaustive``: greedy in proportion to the sizes, until every example is used; used-up components drop out.
 
-    A size of zero is allowed (the original loops for ever on it). The last step may hold fewer examples than its batch.
+    A size of zero is allowed (the original loops forever on it). The last step may have fewer examples than its batch.
 
     Raises:
-        ConfigError: no sizes, a negative one, or nothing in any of them.
+        ConfigError: no sizes, a negative one, or all are zero.
 
     Example:
         >>> ExhaustiveBlend([3, 0, 2], BatchSchedule(5)).sequence(0, 99)
@@ -112,9 +112,9 @@ class Exhaustive(PolicyKind):
 
 
 def megatron_sizes(weights: Sequence[float], targets: Sequence[int], surplus: float = 0.005) -> list[list[int]]:
-    """``[dataset][split]`` samples that Megatron-LM asks for, ``ceil(ceil(target * weight) * (1 + surplus))``.
+    """``[dataset][split]`` samples that Megatron-LM requests, ``ceil(ceil(target * weight) * (1 + surplus))``.
 
-    The surplus is there so that rounding in the blend never runs a dataset dry.
+    The surplus ensures that rounding in the blend never exhausts a dataset.
 
     Raises:
         ConfigError: a negative weight, or no positive weight.

@@ -1,17 +1,17 @@
-"""nmoe's staged plans: stages with token budgets, each source's quota met exactly, the next stage at any example.
+"""nmoe's staged plans: stages with token budgets and exact quotas, where the next stage may start at any example.
 
 A :class:`StagePlan` says how many examples of each source every stage holds (largest remainder). :class:`StageStream`
 runs it example by example, as nmoe does: smooth weighted round robin within a stage, and the next stage at the very
 example at which all quotas are met, also within a step; without stages it is :class:`SmoothRoundRobin`. For stages that
 begin at steps and for weights that are schedules see :mod:`headrace.mix.stages`.
 
-What nmoe gets wrong is right here, and tested: every quota is reached whatever the weights are (nmoe gives up after
-2 n draws in vain); the state at any example is found in any stage (nmoe resumes the first stage's shards or fails); a
-stage's tokens count what an example really takes (nmoe counts ``seq_len`` and takes ``seq_len + 1``).
+nmoe's errors are corrected here, and tested: every quota is reached whatever the weights (nmoe gives up after 2 n draws
+in vain); the state at any example can be computed in any stage (nmoe resumes the first stage's shards or fails); a
+stage's tokens count what an example really uses (nmoe counts ``seq_len`` and uses ``seq_len + 1``).
 
-Sources have one place each in the whole plan: one that occurs in two stages goes on in the second where it stopped in
-the first. Price: 2 us an example to walk there once; without stages the sequence repeats itself, and no more than one
-period, about a million examples, is ever walked.
+Each source has one position in the whole plan: one that occurs in two stages continues in the second where it stopped
+in the first. Price: 2 us per example to count up to it once; without stages, the sequence repeats, so at most one
+period, about a million examples, is ever counted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PlannedStage:
     Args:
         name: Its name.
         weights: Constant weights of its sources by name.
-        tokens: Its budget; only whole examples are drawn of it.
+        tokens: Its budget; only whole examples are drawn.
 
     Raises:
-        ConfigError: no source, no positive weight, or a budget that is no whole number from 0 up.
+        ConfigError: no source, no positive weight, or a budget that is not a non-negative whole number.
     """
 
     name: str
@@ -83,8 +83,8 @@ class StagePlan:
 
     Args:
         stages: At least one, names distinct.
-        example_tokens: Tokens that one example takes from its source: ``seq_len``, or ``seq_len + 1`` where windows do
-            not overlap.
+        example_tokens: Tokens that one example uses of its source: ``seq_len``, or ``seq_len + 1`` if windows do not
+            overlap.
         names: All sources, in the order in which they are numbered; None: as they first occur.
 
     Raises:
@@ -134,7 +134,7 @@ class StagePlan:
         return self if self.names == tuple(names) else StagePlan(self.stages, self.example_tokens, names)
 
     def mixture(self, batch: BatchSchedule) -> MixturePlan:
-        """The plan with its stages at the steps that hold their first examples, for what counts in steps."""
+        """The plan with its stages at the steps that contain their first examples, for code that counts in steps."""
         stages = [
             Stage(step, Blend(dict(stage.weights), f"stages[{k}].weights"), stage.name)
             for k, (stage, step) in enumerate(zip(self.stages, StageStream(self, batch).first_steps(), strict=True))
@@ -145,7 +145,7 @@ class StagePlan:
         """The policy that runs the plan.
 
         Raises:
-            ConfigError: there are limits, which it does not know.
+            ConfigError: there are limits, which it does not support.
         """
         if any(limit is not None for limit in inputs.limits):
             problem = "brings its own policy, and knows no limits"
@@ -160,7 +160,7 @@ class StagePlan:
 
 
 class StageStream(SequencePolicy[StageState]):
-    """nmoe's staged stream: equal to its sequence wherever that does not stop short.
+    """nmoe's staged stream: equal to its sequence wherever that is complete.
 
     The state is (stage, credits of the stage's sources, examples drawn of each of the plan's sources in this stage).
 
@@ -197,7 +197,7 @@ class StageStream(SequencePolicy[StageState]):
         return drawn, state
 
     def _walk_stage(self, state: StageState, n: int) -> tuple[list[int], StageState]:
-        """Up to ``n`` examples of the state's stage. Who has met its quota is drawn and charged, but passed over."""
+        """Up to ``n`` examples of the state's stage. A source that has met its quota is charged, but skipped."""
         stage, start, so_far = state
         ids, quotas, emitted = self._ids[stage], self.plan.quotas[stage], list(so_far)
         n = min(n, self.plan.examples[stage] - sum(emitted))
@@ -302,11 +302,11 @@ def smooth_plan(stages: Sequence[StageConfig], names: Sequence[str], example_tok
 
 
 class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
-    """``swrr``: each draw credits every component with its weight, serves the richest and charges it the sum.
+    """``swrr``: each draw credits every component with its weight, selects the richest and charges it the sum.
 
-    As in nmoe (and nginx), over constant weights in millionths; weight 0 is never drawn. The state is the credits. It
-    returns to all zeros after a period of (sum of the weights / their common divisor) examples, which random access
-    uses.
+    As in nmoe (and nginx), over constant weights in millionths; weight 0 is never drawn. The state consists of the
+    credits. It returns to zero after a period of (sum of the weights / their common divisor) examples, which makes
+    random access possible.
 
     Raises:
         ConfigError: no weights, all zero, or a schedule.

@@ -1,12 +1,11 @@
 """Policies by the names that configs use.
 
-``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default, and ``whole_batches`` the same
-with batches of one component each. The others give the sequences of the systems that users come from, for runs that
-must go on as they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive`` (Megatron-LM), ``least_consumed``
-(token-balanced). They take constant weights and one stage, except for ``swrr``, which takes nmoe's stages too.
-
-``exhaustive`` ends with its data. The others go on for ever, unless limits end them: a source of ``least_consumed`` is
-left out once its limit is reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
+``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default; ``whole_batches`` does the same
+with batches of one component each. The others reproduce the sequences of other systems, for runs that must continue as
+they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive`` (Megatron-LM), ``least_consumed`` (token-balanced). They
+accept constant weights and one stage, except ``swrr``, which accepts nmoe's stages too. ``exhaustive`` ends with its
+data. The others are endless unless limits end them: a source of ``least_consumed`` is left out once its limit is
+reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ POLICIES: dict[str, PolicyKind] = {
     "least_consumed": LeastConsumedFirst(),
     "whole_batches": WholeBatchesKind(),
 }
-"""By name; a policy of your own is one more entry."""
+"""Policies by name; to add one, add an entry."""
 
 
 def policy_kind(name: str) -> PolicyKind:
@@ -60,7 +59,7 @@ def policy_kind(name: str) -> PolicyKind:
 
 
 def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: int) -> None:
-    """Raises ConfigError for a unit that the policy does not know, or that does not go with so many row lengths."""
+    """Raises ConfigError for a unit that the policy does not support, alone or with several row lengths."""
     if counted is not None and phases > 1:
         cure = "Use unit: tokens, or keep one seq_len."
         raise ConfigError("does not go with a seq_len that changes", field="unit", value=unit, cure=cure)
@@ -75,9 +74,8 @@ def plan_of(
     names: Sequence[str],
     batch: BatchSchedule,
 ) -> MixturePlan:
-    """The plan that weights over all components, ``names``, stand for.
-
-    They are one mixture, or stages, which ``policy`` draws from; or a plan, which brings its own.
+    """The plan for weights over all components, ``names``: one mixture or stages, from which ``policy`` draws, or a
+    plan, which has its own policy.
 
     Raises:
         ConfigError: there is no such policy; a plan with another policy or other names.

@@ -1,11 +1,12 @@
-"""Policies that are defined one example after the other, with random access to any of them.
+"""Policies that are defined example by example, with random access to any of them.
 
-The state of the sequence is saved every 4096 examples (at 512 places at most: the longer the run, the further apart),
-and a stretch is walked again when it is asked for. A sequence does not depend on how it is cut into steps or hosts.
+The state of the sequence is saved every 4096 examples (at most at 512 positions: the longer the run, the further
+apart), and a stretch is counted again when it is requested. A sequence does not depend on how it is cut into steps or
+hosts.
 
-Price: 2 to 4 us an example to walk there once, unless there is an anchor (``Quota`` needs 2 us a **step**, and none
-where weights are constant): 50 minutes for a billion examples. Then 10 ms for a stretch of 4096 near the last one, and
-10 ms times the distance of two saved states for one far behind.
+Price: 2 to 4 us per example to count up to it once, unless there is an anchor (``Quota`` needs 2 us per **step**, and
+nothing if weights are constant): 50 minutes for a billion examples. Then 10 ms for a stretch of 4096 near the last one,
+and 10 ms times the distance of two saved states for an earlier one.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ STRETCH = 4096
 """Examples between two anchors."""
 _STRETCHES = 8
 _WATCHED = 1 << 16
-"""Examples that are counted between two words to whoever watches."""
+"""Examples that are counted between two progress reports."""
 _LATEST = 8
 _MOST = 512
 State = TypeVar("State")
 
 
 class _SavedStates(Generic[State]):
-    """States before some stretches, at most 512 of them evenly spaced and the latest few; the first for ever.
+    """States before some stretches: at most 512 evenly spaced ones and the latest few; the first one always.
 
-    For several threads without a lock: the numbers of a pair never name what is not among its states, and thinning out
-    makes a new pair. Two threads that meet lose a state that can be walked to again.
+    Safe for several threads without a lock: the numbers of a pair always match its states, and thinning out makes a new
+    pair. Concurrent threads may lose a state, which can be computed again.
     """
 
     def __init__(self, first: State) -> None:
@@ -49,14 +50,14 @@ class _SavedStates(Generic[State]):
         return len(self._pair[1])
 
     def last_before(self, stretch: int) -> tuple[int, State]:
-        """The last state at or before a stretch, and where it is."""
+        """The last state at or before a stretch, and its position."""
         numbers, states = self._pair
         at = numbers[bisect_right(numbers, stretch) - 1]
         recent = [pair for pair in tuple(self._latest) if pair is not None and at < pair[0] <= stretch]
         return max(recent, key=lambda pair: pair[0], default=(at, states[at]))
 
     def save(self, stretch: int, state: State, always: bool = False) -> None:
-        """Remember a state, for good if it is at a place for one."""
+        """Saves a state, permanently if it is at one of the evenly spaced positions."""
         self._latest[stretch % _LATEST] = (stretch, state)
         numbers, states = self._pair
         if (stretch % self._every and not always) or stretch in states:
@@ -72,8 +73,8 @@ class _SavedStates(Generic[State]):
 class SequencePolicy(MixingPolicy, Generic[State]):
     """A sequence of components defined one example after the other, with random access. Thread-safe.
 
-    Subclasses give the state before the first example and how a stretch is walked from a state. ``length`` is how many
-    examples there are in all, None if there is no end. The last step may hold fewer than its batch.
+    Subclasses define the state before the first example and how a stretch is computed from a state. ``length`` is the
+    total number of examples, None if it is endless. The last step may have fewer than its batch.
     """
 
     def __init__(self, components: int, batch: BatchSchedule, length: int | None = None) -> None:
@@ -96,7 +97,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def state_at(self, index: int) -> State:
         """State before the example ``index``."""
         stretch, offset = divmod(self._checked(index), STRETCH)
-        return self.walk(self._before(stretch)[0], stretch * STRETCH, offset)[1]
+        return self.walk(self._state_before(stretch)[0], stretch * STRETCH, offset)[1]
 
     def sequence(self, first: int, stop: int) -> Int32[np.ndarray, " n"]:
         """Components of the examples ``first .. stop``, cut at the end of the sequence."""
@@ -121,7 +122,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def counts_before(self, index: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component before the global example ``index``."""
         stretch, offset = divmod(self._checked(index), STRETCH)
-        counts = self._before(stretch)[1]
+        counts = self._state_before(stretch)[1]
         return (
             counts + np.bincount(self._stretch(stretch)[:offset], minlength=self.components)
             if offset
@@ -129,7 +130,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         )
 
     def check_limits(self, step: int) -> None:
-        """Nothing: limits end it as its own rule does, and ``length`` says where."""
+        """Does nothing: limits end it like its own rule, at ``length``."""
 
     def anchor_at(self, step: int) -> Anchor:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
@@ -137,7 +138,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         if self.length is not None and first > self.length:
             raise IndexOutOfRangeError(f"the mixture ends after {self.length} examples", field="step", value=step)
         stretch = self._anchored(self._checked(first)) // STRETCH
-        state, counts = self._before(stretch)
+        state, counts = self._state_before(stretch)
         return {"stretch": stretch, "drawn": counts.tolist(), "state": _lists(state)}
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
@@ -175,14 +176,14 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def _stretch(self, stretch: int) -> Int32[np.ndarray, " n"]:
         entry = self._stretches[stretch % _STRETCHES]
         if entry is None or entry[0] != stretch:
-            drawn, _ = self._walk_stretch(stretch, self._before(stretch))
+            drawn, _ = self._walk_stretch(stretch, self._state_before(stretch))
             entry = self._stretches[stretch % _STRETCHES] = (stretch, np.array(drawn, np.int32))
         return entry[1]
 
     def _size(self, stretch: int) -> int:
         return STRETCH if self.length is None else min(STRETCH, self.length - stretch * STRETCH)
 
-    def _before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
+    def _state_before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
         """State and counts before a stretch."""
         at, start = self._saved.last_before(stretch)
         for number in range(at, stretch):
@@ -192,7 +193,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def _walk_stretch(
         self, stretch: int, start: tuple[State, Int64[np.ndarray, " d"]]
     ) -> tuple[list[int], tuple[State, Int64[np.ndarray, " d"]]]:
-        """Components of a stretch, and state and counts after it, which are remembered."""
+        """Components of a stretch, and state and counts after it, which are saved."""
         drawn, state = self.walk(start[0], stretch * STRETCH, self._size(stretch))
         end = (state, start[1] + np.bincount(drawn, minlength=self.components))
         self._saved.save(stretch + 1, end)

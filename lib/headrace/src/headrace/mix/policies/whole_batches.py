@@ -1,11 +1,12 @@
-"""``policy: whole_batches``: every batch comes from one component, and batches are shared out as ``quota`` shares rows.
+"""``policy: whole_batches``: every batch comes from one component, and batches are distributed as ``quota`` does with
+rows.
 
-For batches whose rows are alike: buckets of documents of one length, tasks that are not to share a step. All batches
-have as many tokens as before.
+For batches of similar rows: buckets of documents of one length, or tasks that must not share a step. All batches have
+the same number of tokens.
 
-Invariant: after any step the batches that a component has had are within one of what its weights ask for (what
-:class:`~headrace.mix.stages.Stages` promises of rows, here said of batches); a step depends on steps before it alone.
-Price: that of ``quota`` with batches of one row.
+Invariant: after any step, each component is within one batch of the share that its weights ask for (the guarantee of
+:class:`~headrace.mix.stages.Stages` for rows, applied to batches); a step depends only on earlier steps. Price: that of
+``quota`` with batches of one row.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class WholeBatches(MixingPolicy):
     """Batches of one component each.
 
     Args:
-        inputs: What it is made from. Limits are rounded down to whole batches.
+        inputs: Inputs of the policy. Limits are rounded down to whole batches.
 
     Raises:
         ConfigError: batches of several sizes, or a largest share of a batch.
@@ -84,7 +85,7 @@ class WholeBatchesKind(PolicyKind):
 
 
 def check_whole(batch: BatchSchedule, max_share: Mapping[str, float]) -> None:
-    """Raises ConfigError for what batches of one component cannot keep."""
+    """Raises ConfigError for settings that batches of one component cannot meet."""
     if len(batch.points) > 1:
         cure = "Keep one batch_size, or use policy: quota."
         raise ConfigError(

@@ -1,10 +1,10 @@
 """Braided shuffle: batches are mixed like a full shuffle's, and each stored block is read about once, on any hosts.
 
-With H hosts, every row of a batch lands on some host. If a window of K open blocks is mixed freely (block shuffle),
-every host reads every block: H times the reads, and K blocks of cache on each. A braid opens the same K blocks, one for
-each of K *strands*, and says of each row where in the store's reading front it lies (its *locality*). The loader sorts
-the rows of a batch by locality: host h then always meets the strands around h/H, holds about K/H blocks, and nobody
-else reads them. The order itself does not know H.
+With H hosts, every row of a batch is on some host. If a window of K open blocks is mixed freely (block shuffle), every
+host reads every block: H times the reads, and K blocks of cache on each. A braid opens the same K blocks, one for each
+of K *strands*, and gives each row a position in the store's reading front (its *locality*). The loader sorts the rows
+of a batch by locality: host h then always has the strands around h/H, holds about K/H blocks, and no other host reads
+them. The order itself does not depend on H.
 
 How a draw finds its row::
 
@@ -18,27 +18,29 @@ A strand belongs to a *cell* of the front. Cells follow each other on a golden l
 with g near cells / phi, which spreads any run of draws evenly, also over the end of a lap. So do the rows inside a
 block, with a keyed shift and direction for each block: neighbours in the store, which may be one document, are drawn
 far apart. Phases are spread evenly over a block, so strands change blocks at different times and reads come without
-bursts. Laps go on over the end of an epoch.
+bursts. Laps continue across the end of an epoch.
 
 **Versions.** Version 1 turns the rows of each block by one step that never changes: neighbours are one of four
 distances apart, the same in half of all pairs of epochs; and a source of few blocks hardly changes between epochs.
-Version 2, that of new runs, moves the rows of each block by a bijection keyed by block and epoch (4% of distances equal
-at 32 rows a block), keys where strands that are shorter than a block begin, and permutes all rows of a source of at
-most 64 blocks that has as many strands: its epochs are those of a full shuffle. Localities are those of version 1, so
-that no other source is read more; but **every host draws from all of such a source**, and memory is counted so.
+Version 2, for new runs, permutes the rows of each block with a bijection keyed by block and epoch (4% of distances are
+equal at 32 rows per block), keys the starts of strands that are shorter than a block, and permutes all rows of a source
+of at most 64 blocks that has as many strands: its epochs are those of a full shuffle. Localities are those of version
+1, so no other source is read more; but **every host draws from all of such a source**, and memory is counted
+accordingly.
 
-**Why laps of a real length.** In a mixture, a component gives rho rows to a batch, now floor(rho), now ceil(rho). An
-extra row somewhere shifts the sorted rows after it by one, over the borders of hosts, and these read blocks that are
-not theirs. With lap = rho every batch takes the same cells of each component. The rows that come and go, the first of
-a lap and the extra one, all have their localities at the very front: their shifts cancel there, since a batch has the
-same number of rows in all. Blocks read per block and epoch, 20 components, 64 hosts, default budget: 1.06; 1.69 with
-laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
+**Why laps of a real length.** In a mixture, a component has rho rows in a batch, sometimes floor(rho), sometimes
+ceil(rho). An extra row shifts the sorted rows after it by one, across the borders of hosts, which then read blocks of
+other hosts. With lap = rho, every batch uses the same cells of each component. The rows that come and go, the first of
+a lap and the extra one, all have their localities at the very front, where their shifts cancel, because the total
+number of rows in a batch is constant. Reads per block per epoch, 20 components, 64 hosts, default budget: 1.06; 1.69
+with laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
 
 Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n, and a table of at most 1 MiB
-where blocks are few (:mod:`headrace.order.braid.spec`); successive draws come from
-different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc). Over longer windows VR tends to the rows
-of a block: what that costs in loss is told by analysis/excess.
-Price: one keyed permutation and about 100 vector operations, 0.5 us an index in batches of 1,024 rows, any n.
+if there are few blocks (:mod:`headrace.order.braid.spec`); successive draws come from different strands, so VR_w <= 1
+up to chance for w up to K (see analysis/icc). Over longer windows, VR tends to the rows of a block; analysis/excess
+forecasts what that costs in loss.
+
+Price: one keyed permutation and about 100 vector operations, 0.5 us per index in batches of 1,024 rows, any n.
 """
 
 from __future__ import annotations
@@ -71,13 +73,13 @@ _ONE = np.uint64(1)
 
 
 class _Places(NamedTuple):
-    """Places of draws in the epoch's sequence; all int64."""
+    """Positions of draws in the epoch's sequence; all int64."""
 
     strand: np.ndarray
     begin: np.ndarray  # of the strand
     place: np.ndarray
     end: np.ndarray  # of the strand
-    single: np.ndarray  # places of the draws that belong to no strand: the last ones
+    single: np.ndarray  # positions of the draws that belong to no strand: the last ones
 
 
 class BraidShuffle(Order):
@@ -88,10 +90,10 @@ class BraidShuffle(Order):
         io_block_size: Examples in a block; best equal to one stored chunk.
         strands: Blocks that are open at a time, over all hosts together.
         seed: Integer seed.
-        lap: Draws in which the front passes over the whole store once: best the rows that this dataset gives to one
-            batch, also where that is no whole number. A whole number divides ``strands``; None for ``strands``.
-        first_strand: Number of the first strand among those of all components of a job (the sum of the strands of
-            those before): strands of the whole job then change blocks at different times. None: taken from the seed.
+        lap: Draws in which the front passes once over the whole store: best the number of rows of this dataset in one
+            batch, even if it is not a whole number. A whole number must divide ``strands``; None for ``strands``.
+        first_strand: Number of the first strand among those of all components of a job (the sum of the strands of the
+            previous ones), so that strands of the whole job change blocks at different times. None: from the seed.
         version: 1 or 2; see the module.
 
     Raises:
@@ -137,7 +139,7 @@ class BraidShuffle(Order):
 
     @property
     def whole(self) -> bool:
-        """Whether its blocks are so few that all rows are permuted in every epoch; see the module."""
+        """Whether it has so few blocks that all rows are permuted in every epoch; see the module."""
         return bool(self._spec.whole[0])
 
     def describe(self) -> dict[str, object]:
@@ -167,11 +169,11 @@ class BraidShuffle(Order):
         return "feistel", int(self._spec.full_blocks[0]), int(key[0])
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
-        """Blocks of the epoch's sequence that hold any of the rows at its first ``drawn`` positions.
+        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions.
 
-        A strand goes through neighbouring places, from its begin on when it has come to its end: its first and its last
-        draw say all that it has touched. Some blocks that only the last draws of an epoch will touch may be among them.
-        Costs 2 to 5 us a strand.
+        A strand visits neighbouring positions, and continues from its begin when it has reached its end, so its first
+        and last draw determine what it has touched. The result may include blocks that only the last draws of an epoch
+        touch. Costs 2 to 5 us per strand.
         """
         if self.whole:
             drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
@@ -182,13 +184,13 @@ class BraidShuffle(Order):
         for strands, extra in ((int(self._spec.regular[0]), False), (int(self._spec.extra[0]), True)):
             draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
             if draws <= 3 * strands:
-                spots = self._places(np.arange(draws), epoch, extra)
+                spots = self._place_draws(np.arange(draws), epoch, extra)
                 start += [spots.place, spots.single]
                 stop += [spots.place + 1, spots.single + 1]
                 continue
             # Fewer than `strands` draws belong to no strand, the last ones of an epoch
-            first = self._places(np.arange(strands), epoch, extra)
-            last = self._places(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
+            first = self._place_draws(np.arange(strands), epoch, extra)
+            last = self._place_draws(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
             at, of = np.argsort(first.strand), np.unique(last.strand, return_index=True)[1]
             begin, end, nth, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
             round_again = upto <= nth
@@ -203,8 +205,8 @@ class BraidShuffle(Order):
         regular = count_laps(begin + drawn, self._spec)[0] - count_laps(begin, self._spec)[0]
         return drawn - regular if extra else regular
 
-    def _places(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
-        """Places of the draws of one kind with these numbers, from 0, in an epoch."""
+    def _place_draws(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
+        """Positions of the draws of one kind with these numbers, from 0, in an epoch."""
         low, high = np.zeros(nth.size, np.uint64), np.full(nth.size, self.length, np.uint64)
         while (low < high).any():  # bisect
             middle = (low + high) >> _ONE
@@ -225,9 +227,9 @@ class BraidShuffle(Order):
 
 
 class PendingBraid(Order):
-    """A braid whose strands follow from what is mixed with it, or from the batches in which it is loaded.
+    """A braid whose strands depend on the mixture that contains it, or on the batches in which it is loaded.
 
-    Until these are known, it has a length, and positions have no rows.
+    Until these are known, it has a length, but its positions have no rows.
 
     Example:
         >>> PendingBraid(1000, io_block_size=10, seed=0).in_batches(4).strands
@@ -243,7 +245,7 @@ class PendingBraid(Order):
         self.io_block_size, self.seed, self.version = io_block_size, seed, version
 
     def in_batches(self, batch_size: int, first_strand: int | None = None) -> BraidShuffle:
-        """The order of a dataset that is not mixed and gives so many examples to a batch."""
+        """The order of a dataset that is not mixed and has this many examples in a batch."""
         plan = resolve_strands(np.asarray([self.length]), np.ones(1), batch_size=batch_size)
         return BraidShuffle(
             self.length,

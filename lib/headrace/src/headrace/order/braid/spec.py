@@ -1,7 +1,7 @@
-"""Parameters of braids, checked and prepared: one vector a parameter, one element a component; and their blocks.
+"""Parameters of braids, checked and prepared: one vector per parameter, one element per component; and their blocks.
 
-In an epoch, full blocks come in keyed order, each with rows turned in a way of its own: 0.06 us a block, once an epoch
-where a table is worth it; else once for each row.
+In an epoch, full blocks are in keyed order, and the rows of each are permuted differently: 0.06 us per block, once per
+epoch if a table pays, else once per row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK, _INSIDE, _CELL, _WHOLE = (np.array([k], np.uint64) for k in (2, 3, 4, 5))
 _ONE = np.uint64(1)
 _MOST_PLACED = 1 << 16  # blocks of a table that is kept
 FEW_BLOCKS = 64
-"""A source of at most so many blocks, and no more than it has strands, is shuffled as a whole by version 2."""
+"""Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than strands."""
 BRAID_VERSIONS = (1, 2)
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
@@ -62,10 +62,10 @@ class BraidSpec(NamedTuple):
     key: np.ndarray
     spread: np.ndarray  # of the first strand; see GOLDEN32
     corner: np.ndarray  # where in its cell the component sits, so that components do not tie
-    low: np.ndarray  # locality of the ring's begin
+    low: np.ndarray  # locality of the start of the ring
     pitch: np.ndarray  # locality from cell to cell
     keyed: np.ndarray  # uint64: 1 if rows within blocks are keyed in full (version 2), else 0
-    whole: np.ndarray  # uint64: 1 if blocks are so few that all rows are permuted, else 0
+    whole: np.ndarray  # uint64: 1 if there are so few blocks that all rows are permuted, else 0
 
     def take(self, component: Int32[np.ndarray, " m"]) -> BraidSpec:
         """The parameters of each row's component."""
@@ -84,7 +84,7 @@ def braid_spec(
 ) -> BraidSpec:
     """Checks and prepares the parameters of ``d`` braids (scalars: of one).
 
-    They are those of :class:`~headrace.order.braid.shuffle.BraidShuffle`, with a 64-bit key in place of the seed; at
+    They are those of :class:`~headrace.order.braid.shuffle.BraidShuffle`, with a 64-bit key instead of the seed; at
     most 2**22 strands, and laps of 2**-20 draws or more.
 
     Raises:
@@ -97,7 +97,7 @@ def braid_spec(
     for number in np.unique(versions).tolist():
         check_version("version", number)
     _check_sizes(lengths, blocks, counts, laps)
-    # A block larger than the corpus is the corpus: so there always is a full block.
+    # A block larger than the corpus is the corpus, so there is always a full block.
     blocks = np.minimum(blocks, np.maximum(lengths, 1))
     bits, period = _periods(laps, counts)
     cells, fraction = period >> bits, period & ((1 << bits) - 1)
@@ -150,11 +150,12 @@ def check_version(field: str, version: int) -> None:
 
 
 def lap_bits(laps: Float64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
-    """Binary places to which laps are counted: as many as 64 bits leave, 20 for the longest lap, 29 for one of 4 rows.
+    """Binary digits with which laps are counted: as many as 64 bits allow, 20 for the longest lap, 29 for one of 4
+    rows.
 
-    An error of the lap adds up over the batches of a run, and rows that drift over the border of two batches move all
-    rows behind them, over the borders of hosts. With 20 places for all, 200 components on 64 hosts read 1.12 times what
-    they need at the start and 1.44 times after a million steps.
+    An error of the lap adds up over the batches of a run, and rows that drift across the border of two batches move all
+    later rows across the borders of hosts. With 20 digits for all, 200 components on 64 hosts read 1.12 times what they
+    need at the start and 1.44 times after a million steps.
 
     Example:
         >>> lap_bits(np.array([0.3, 4.0, 2.0**22])).tolist()
@@ -232,14 +233,14 @@ def _quotient_sum(g: int, m: int) -> int:
 
 
 class Placed(NamedTuple):
-    """Where blocks of an epoch's sequence lie."""
+    """Positions of blocks of an epoch's sequence."""
 
-    first: UInt64[np.ndarray, " m"]  # physical row that each begins at; of a source that is shuffled as a whole, rows
+    first: UInt64[np.ndarray, " m"]  # physical row at which each begins; for a fully shuffled source, rows
     keyed: UInt64[np.ndarray, " m"]  # 64 bits each, which say how its rows are turned
 
 
 def place_blocks(block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], s: BraidSpec) -> Placed:
-    """Where blocks of an epoch's sequence lie, in the epoch of a key. The partial block at the end stays there."""
+    """Positions of blocks of an epoch's sequence, in the epoch of a key. The partial block stays at the end."""
     full_block = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
     outer = permute(full_block, s.full_blocks, fold(key, BLOCK)).view(np.uint64)
     first = np.where(block >= s.full_blocks, s.full_blocks, outer) * s.block
@@ -249,16 +250,16 @@ def place_blocks(block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"]
 def permute_whole(
     place: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], n: UInt64[np.ndarray, "*#m"]
 ) -> UInt64[np.ndarray, " m"]:
-    """Rows at places of an epoch's sequence, of sources whose blocks are few: all ``n`` rows are permuted by a key."""
+    """Rows at positions of an epoch's sequence, for sources of few blocks: a key permutes all ``n`` rows."""
     return permute(place.view(np.int64), n, fold(key, _WHOLE)).view(np.uint64)
 
 
 class PlacedBlocks:
-    """Where the blocks of one braid lie in the epoch that is read: each is hashed once, and not for each of its rows.
-    Of a braid that is shuffled as a whole, where its rows lie.
+    """Positions of the blocks of one braid in the current epoch, so that each is hashed once and not once per row; for
+    a fully shuffled braid, positions of its rows.
 
-    A table of at most 1 MiB, made when as many rows of the epoch have been asked for as it has entries, so that it pays
-    whatever is asked. Threads that meet make it twice.
+    The table takes at most 1 MiB. It is made when as many rows of the epoch have been requested as it has entries, so
+    it always pays. Concurrent threads may make it twice.
     """
 
     def __init__(self, spec: BraidSpec) -> None:
@@ -269,7 +270,7 @@ class PlacedBlocks:
         self._held: tuple[int, Placed] | None = None
 
     def of(self, key: np.ndarray, rows: int) -> Placed | None:
-        """The table of the epoch of this key; None if it is not worth it (yet). ``rows`` are about to be mapped."""
+        """The table of the epoch of this key; None if it does not pay (yet). ``rows`` are about to be mapped."""
         epoch, cached = int(key[0]), self._held
         if cached is not None and cached[0] == epoch:
             return cached[1]

@@ -1,15 +1,15 @@
 """How many strands each component's braid gets, from one memory budget for the whole job.
 
-A strand keeps one block open. The budget counts open blocks over **all** hosts together, K = 8 x the batch size unless
-told otherwise: then any 8 successive batches come from different strands, and VR_w <= 1 up to w = 8 B. Component d gets
-about K x its largest share.
+A strand keeps one block open. The budget counts open blocks over **all** hosts together, by default K = 8 x the batch
+size: any 8 successive batches then come from different strands, and VR_w <= 1 up to w = 8 B. Component d gets about K x
+its largest share.
 
-Its lap (see braid) is the number of rows that it usually gives to one batch, B x its share, also where that is no whole
-number: then the rows of a batch stay on their hosts. For weights that change all the time no lap fits; whole numbers
-are the better choice then. Blocks are read 1.06 times an epoch on 64 hosts with 20 components where laps fit, 2.2 times
-where they do not (scripts/bench/bench_braid_reads.py).
+Its lap (see braid) is its usual number of rows in one batch, B x its share, even if that is not a whole number: the
+rows of a batch then stay on their hosts. For weights that change all the time, no lap fits, and whole numbers are the
+better choice. Blocks are read 1.06 times per epoch on 64 hosts with 20 components if laps fit, 2.2 times if they do not
+(scripts/bench/bench_braid_reads.py).
 
-The result is resolved once and kept in the run's manifest: it is part of the order.
+The result is resolved once and stored in the run's manifest: it is part of the order.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ def resolve_strands(
         lengths: Examples of each component, at least 1.
         shares: Largest share of a batch that each component ever gets, in [0, 1].
         batch_size: Examples in a batch (the largest, if it changes).
-        strands: Open blocks for the whole job; None for ``8 * batch_size``, fewer where the corpus is small.
+        strands: Open blocks for the whole job; None for ``8 * batch_size``, fewer if the corpus is small.
         budget_bytes: Instead of ``strands``: bytes of open blocks for the whole job. Needs ``block_bytes``.
-        block_bytes: Of a block in memory.
-        usual_shares: Shares that hold for most of the run, if weights change at a few steps only: laps fit these. None:
+        block_bytes: Bytes of a block in memory.
+        usual_shares: Shares during most of the run, if weights change only at a few steps: laps fit these. None:
             ``shares`` if they add up to one, which means that they never change; else no lap fits.
 
     Returns:
-        At least one strand a component, never more than it has examples. Totals follow ``strands`` up to rounding to
-        whole batches; a byte budget is kept strictly.
+        At least one strand per component, never more than it has examples. Totals equal ``strands`` up to rounding to
+        whole batches; a byte budget is never exceeded.
 
     Raises:
-        ConfigError: more strands than examples asked for; a size below 1; a budget too small for one block a component.
+        ConfigError: more strands than examples; a size below 1; a budget too small for one block per component.
 
     Example:
         >>> plan = resolve_strands(np.array([10**6, 10**6, 5]), np.array([0.7, 0.29, 0.01]), batch_size=128)

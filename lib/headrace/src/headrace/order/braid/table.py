@@ -1,11 +1,11 @@
-"""Braids as functions: one of many positions, or those of all components of a mixture in one pass.
+"""Evaluates braids: one for many positions, or those of all components of a mixture in one pass.
 
 A mixture of 200 components has a few rows of each in a batch. Mapping them component by component costs some 100 us
-each, whatever the number of rows; here each row brings the parameters of its component along, and the batch is mapped
-at once. Where there are hundreds of rows of each, as in a window of steps of few components, these are mapped together.
-What a braid is: :mod:`headrace.order.braid.shuffle`.
+each, whatever the number of rows. Here, each row has the parameters of its component, and the batch is mapped at once.
+If there are hundreds of rows per component, as in a window of steps, those of one component are mapped together. For
+what a braid is, see :mod:`headrace.order.braid.shuffle`.
 
-Price: 0.5 us a row in batches of 1,024, 0.3 us from 4,096 on; any number of components, any lengths.
+Price: 0.5 us per row in batches of 1,024, 0.3 us from 4,096 on; any number of components, any lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_ENTRIES = 1 << 20  # of the tables of all components together: 16 MiB
 
 
 class Draw(NamedTuple):
-    """Where in the laps a draw is."""
+    """The position of a draw in the laps."""
 
     key: np.ndarray  # of its epoch
     begin: np.ndarray  # place of the epoch's first draw in the period
@@ -55,7 +55,7 @@ class Draw(NamedTuple):
 
 
 def count_laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of cells before the ``x``-th draw, and place in the lap: lap t begins with draw floor(t * lap)."""
+    """Draws of cells before the ``x``-th draw, and position in the lap: lap t begins with draw floor(t * lap)."""
     periods = x // s.period
     inside = x - periods * s.period
     lap = (((inside + _ONE) << s.bits) - _ONE) // s.period
@@ -65,7 +65,7 @@ def count_laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
-    """Where in the laps the positions of epochs are."""
+    """The draws at positions of epochs."""
     # Epoch e begins with draw e * n of the run, taken modulo the period and 2**21 epochs
     begin = (s.begin * (epoch & _EPOCHS)) % s.period
     visits, offset = count_laps(begin + i, s)
@@ -79,14 +79,14 @@ def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
 
 
 def locality_of(d: Draw, s: BraidSpec) -> np.ndarray:
-    """Where in the store's reading front draws lie, in [0, 1)."""
+    """Positions of draws in the store's reading front, in [0, 1)."""
     inner = s.low + ((d.cell - s.first).view(np.int64) + s.corner) * s.pitch
     edge = s.low * (s.corner + d.extra * 2.0**-21)
     return np.where(d.extra | (d.place < s.first), edge, inner)
 
 
 class Spot(NamedTuple):
-    """A draw's strand, and where it is on it."""
+    """A draw's strand, and its position there."""
 
     strand: np.ndarray
     rounds_before: np.ndarray  # over all strands, in earlier epochs
@@ -160,7 +160,7 @@ def _transposed(k: np.ndarray, n: np.ndarray, columns: np.ndarray) -> tuple[np.n
 
 
 def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
-    """Places in the epoch's sequence of blocks; ``key`` is the epoch's."""
+    """Positions in the epoch's sequence of blocks; ``key`` is the epoch's."""
     key = fold(key, _PHASE)
     # A strand changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
     # begins at one of its first blocks and so comes round to its begin, which cuts two blocks, near the epoch's end.
@@ -224,11 +224,11 @@ def _rows(i: np.ndarray, d: Draw, s: BraidSpec, placed: Placed | None) -> np.nda
 
 
 def scatter(place: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.ndarray:
-    """Places in blocks of ``size`` rows, moved by a bijection for each ``keyed``; all uint64.
+    """Positions in blocks of ``size`` rows, permuted by a bijection for each ``keyed``; all uint64.
 
     Swap-or-not: a round pairs place x with k - x and swaps some of the pairs (Hoang, Morris, Rogaway, "An enciphering
-    scheme based on a card shuffle", CRYPTO 2012). Four of them do not hide anything; they part neighbours anew in
-    every epoch.
+    scheme based on a card shuffle", CRYPTO 2012). Four of them do not hide anything, but separate neighbours
+    differently in every epoch.
 
     Example:
         >>> places = np.arange(5, dtype=np.uint64)
@@ -259,8 +259,8 @@ def braid(
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
     """Rows of positions ``i`` of epochs, ``0 <= i < n`` (not checked), a bijection for each epoch; and localities.
 
-    ``spec`` holds one braid for all or one for each position; ``blocks`` is what is kept from call to call of the one
-    braid, if it is one, and nothing but time depends on it.
+    ``spec`` has one braid for all or one for each position; ``blocks`` caches the blocks of a single braid between
+    calls, and only saves time.
 
     Example:
         >>> spec = braid_spec(10, io_block_size=3, strands=4, lap=1.7, key=1)
@@ -365,8 +365,8 @@ class BraidTable:
         ordinal: Int64[np.ndarray, " m"],
         first_epoch: Int64[np.ndarray, " m"] | None = None,
     ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed, from
-        ``first_epoch`` on (None: 0).
+        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed, starting at
+        ``first_epoch`` (None: 0).
         """
         rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
         drawn = ordinal.astype(np.uint64)

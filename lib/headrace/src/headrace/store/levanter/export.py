@@ -1,17 +1,17 @@
 """Writing a cache in Levanter's form, from one of any form.
 
-A cache is built in headrace's own form and then converted, not built in Levanter's: its parts have digests and a
-checksum in every chunk, can be resumed and repaired one by one, and need some megabytes to write; Levanter's form has
-none of that, and a shard of it is half a gigabyte that must be written at once. What comes out is exactly what every
-release of Levanter opens (other chunks or codecs are refused by some): shards of 134,217,728 elements in chunks of
-262,144, blosc with lz4 at level 5, arrays of 2**54 elements that are never resized.
+A cache is built in headrace's format and then converted: its parts have digests and a checksum in every chunk, can be
+resumed and repaired one by one, and need only some megabytes to write. Levanter's format has none of that, and a shard
+of it is half a gigabyte that must be written at once. The output is what every release of Levanter opens (some refuse
+other chunks or codecs): shards of 134,217,728 elements in chunks of 262,144, blosc with lz4 at level 5, arrays of 2**54
+elements that are never resized.
 
 ``consolidated`` is one pair of arrays for each leaf, which all releases read; ``sharded`` keeps a folder for each part,
 which those since May 2026 read.
 
-The invariant: documents and leaves in order, row by row; a leaf with one value a document becomes one with rows of one.
-Price: one pass over the cache; memory of about three times one shard of Levanter's (1.5 GiB of int32), less where the
-cache is smaller than that.
+Invariant: documents and leaves in order, row by row; a leaf with one value per document becomes one with rows of one
+value. Price: one pass over the cache; memory of about three times one shard of Levanter's (1.5 GiB of int32), less for
+a smaller cache.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def write_levanter(
     """Writes a cache as one of Levanter's.
 
     Args:
-        cache: What to write.
-        output: Folder or URL, new or empty, or what an interrupted call left there. Levanter looks for the caches of
-            its config in folders named ``train`` and ``validation``.
+        cache: The cache to write.
+        output: Folder or URL: new, empty, or with an interrupted conversion. Levanter looks for the caches of its
+            config in folders named ``train`` and ``validation``.
         form: One array for each leaf, or a folder for each part.
         dtype: Dtype of the tokens; Levanter's own is int32.
         advance: Called with the number of tokens and values written since its last call.
@@ -59,7 +59,7 @@ def write_levanter(
         The ledger.
 
     Raises:
-        CacheError: the output holds something else, cannot be written, or an id does not fit the dtype.
+        CacheError: the output contains something else, cannot be written, or an id does not fit the dtype.
     """
     _check_vacant(output)
     ledger = _ledger(cache, form)
@@ -161,7 +161,7 @@ def _dump(data: dict[str, Any]) -> bytes:
 
 
 def _check_vacant(output: str) -> None:
-    """Refuses a folder that holds anything but an unfinished conversion."""
+    """Refuses a folder with anything but an unfinished conversion."""
     url = files.join(output, LEDGER_NAME)
     raw = files.read_bytes(url)
     if raw is not None:

@@ -1,4 +1,4 @@
-"""Reading the caches that Levanter builds, in place: its ledger, its arrays, its two ways of putting shards together.
+"""Reads caches built by Levanter in place: its ledger, its arrays, its two ways of storing shards.
 
 ::
 
@@ -6,14 +6,14 @@
     input_ids/data, .../offsets      consolidated: one pair of arrays for each field
     part-0/input_ids/data, ...       sharded: a folder for each shard, which become the parts of the cache
 
-Levanter's arrays are never resized (2**54 elements, most of them nowhere), ``offsets[0]`` is the number of rows and
-``offsets[i]`` the end of row i - 1; any chunk and codec that zarr v3 knows is read. The invariant: tokens, documents
-and leaves are those that Levanter's own ``TreeCache`` gives, row by row.
+Levanter's arrays are never resized (2**54 elements, most of them absent); ``offsets[0]`` is the number of rows and
+``offsets[i]`` the end of row i - 1; any chunk and codec of zarr v3 can be read. Invariant: tokens, documents and leaves
+are those of Levanter's own ``TreeCache``, row by row.
 
-What such a cache cannot tell: TensorStore leaves out chunks that are all zero, so a lost shard file of masks reads as
-zeros. For offsets a lost file is always an error; for tokens it is where more than 65,536 of them would be zero, for
-masks where nothing would be trained on in 16 million. There
-are no digests either: the fingerprint is that of the ledger, so it tells counts and names, not contents apart.
+Limits: TensorStore omits chunks that are all zero, so a lost shard file of masks reads as zeros. For offsets, a lost
+file is always an error; for tokens, if more than 65,536 of them would be zero; for masks, if nothing would be trained
+on in 16 million. There are no digests either: the fingerprint is that of the ledger, which distinguishes counts and
+names, but not contents.
 
 Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an end-of-text token, the
 last token of the first one; nothing that grows with the number of documents.
@@ -51,7 +51,7 @@ UNNAMED = "unknown"
 VOCABULARY_SAID = "vocab_size_said"
 """Where a tokenizer's record has the size of the vocabulary, if Levanter kept it."""
 _MOST_ZEROS = {TOKENS: 1 << 16, "assistant_masks": 1 << 24}
-"""So many values of 0 in one run may be meant; more are a lost file."""
+"""A run of up to this many zeros may be intended; a longer one is a lost file."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class LevanterCache:
 
 
 class LevanterArray(StoredArray):
-    """An array of which only the first ``length`` elements exist. A shard file that is not there stands for at most so
-    many ``zeros``; None: for any number.
+    """An array of which only the first ``length`` elements exist. A missing shard file means at most ``zeros`` zeros;
+    None: any number.
     """
 
     _MISSING_IS_ZERO = True
@@ -85,7 +85,7 @@ class LevanterArray(StoredArray):
         self._zeros = zeros
 
     def must_exist(self, shard: int) -> bool:
-        """Whether a shard file that is not there is lost; if not, it stands for zeros."""
+        """Whether a missing shard file is lost rather than all zeros."""
         size = self.layout.shard_elements
         return self._zeros is not None and min(self.length - shard * size, size) > self._zeros
 
@@ -121,16 +121,16 @@ class LevanterOffsets(LevanterArray):
 
 
 def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> LevanterCache | None:
-    """What Levanter built at ``path``; None if there is no ledger of its.
+    """The cache that Levanter built at ``path``; None if it has no ledger there.
 
     Args:
         path: Its folder or URL.
-        listed: Its ledger, where a catalog has it; None: the one that lies there.
+        listed: Its ledger from a catalog; None: read the one at ``path``.
 
     Raises:
         CacheUnfinishedError: it did not finish.
         CacheCorruptError: the ledger contradicts itself.
-        CacheError: it cannot be read, or holds no tokens.
+        CacheError: it cannot be read, or has no tokens.
     """
     url = files.join(path, LEDGER_NAME)
     raw = b"" if listed is not None else files.read_bytes(url)
@@ -176,7 +176,7 @@ def read_catalog(url: str) -> dict[str, Mapping[str, Any]]:
 
     Raises:
         ConfigError: there is no such file.
-        CacheCorruptError: it is no catalog of a version that is known.
+        CacheCorruptError: it is not a catalog of a known version.
     """
     raw = files.read_bytes(url)
     if raw is None:
@@ -194,12 +194,12 @@ def read_catalog(url: str) -> dict[str, Mapping[str, Any]]:
 
 
 def is_levanter(path: str) -> bool:
-    """Whether Levanter built, or began to build, a cache at ``path``."""
+    """Whether Levanter built, or started to build, a cache at ``path``."""
     return files.exists(files.join(path, LEDGER_NAME))
 
 
 def levanter_splits(path: str) -> list[str]:
-    """Which of Levanter's sub-folders of ``path`` hold a cache."""
+    """Levanter's subfolders of ``path`` that contain a cache."""
     return [split for split in SPLITS if is_levanter(files.join(path, split))]
 
 
@@ -225,7 +225,7 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
         if not total:
             return []
         counts = {str(n): int(c) for n, c in (data.get("field_counts") or {}).items()}
-        return [_Shard("", total, counts or _counted(path, total))]  # older ones have no counts
+        return [_Shard("", total, counts or _count_elements(path, total))]  # older ones have no counts
     names, rows, by_shard = data["finished_shards"], data["shard_rows"], data["field_counts_by_shard"]
     if len(set(names)) < len(names):
         raise ValueError("a shard is named twice")
@@ -237,8 +237,8 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
     return [_Shard(n, int(rows[n]), {f: int(c) for f, c in by_shard[n].items()}) for n in names if int(rows[n])]
 
 
-def _counted(path: str, rows: int) -> dict[str, int]:
-    """Elements of each field of a cache whose ledger does not say: what its offsets end with."""
+def _count_elements(path: str, rows: int) -> dict[str, int]:
+    """Elements of each field of a cache whose ledger lacks them, from the last offset."""
     fs, root = files.filesystem(path)
     folders = [str(entry["name"]) for entry in fs.ls(root, detail=True) if entry["type"] != "file"]
     counts: dict[str, int] = {}
@@ -292,7 +292,7 @@ def _tokenizer_record(
     layouts: Mapping[str, tuple[CacheLayout, CacheLayout]],
     parts: Sequence[PartRecord],
 ) -> dict[str, Any]:
-    """What is known of the tokenizer: what headrace wrote, if it did, or what Levanter keeps of it."""
+    """The record of the tokenizer: headrace's, if it wrote one, or what Levanter stores."""
     if isinstance(own_record := said.get("headrace"), dict):
         return {**own_record["tokenizer"], "file": None}
     name = str(said.get("tokenizer", UNNAMED))
