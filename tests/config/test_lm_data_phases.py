@@ -176,7 +176,7 @@ def test_what_a_phase_reads_is_forecast_to_the_block(caches, first_step, slots):
         dataset, schedule, hosts=[1], cache_bytes=memory, steps=RunSteps(first_step=first_step, num_steps=60)
     )
     assert forecast.steps == 60 - first_step
-    source = PlannedReader(BatchOrder(dataset, schedule), AllRows(), memory, grouping=Grouping(0))
+    source = PlannedReader(BatchOrder(dataset, schedule), AllRows(), memory, grouping=Grouping(0), mapping=False)
     batches = source.batches(first_step, None)
     with pytest.MonkeyPatch.context() as patch:
         decide, found = Residency.decide, {}

@@ -248,7 +248,7 @@ def test_a_page_is_small_whatever_the_number_of_sources(tmp_path, sources):
 def test_what_would_flatten_all_lines_is_hidden_until_it_is_asked_for(facts):
     mixture = facts.plan.mixture
     assert not any(series.get("hidden") for series in mixture_chart(mixture)["series"])
-    of_first = {name: getattr(mixture, name)[:, :1] for name in ("drawn", "wanted", "tokens")}
+    of_first = {name: getattr(mixture, name)[:, :1] for name in ("drawn", "target", "tokens")}
     repeated = {name: np.repeat(values, 40, axis=1) for name, values in of_first.items()}
     figure = mixture_chart(replace(mixture, names=tuple(map(str, range(40))), **repeated))
     assert [series["name"] for series in figure["series"] if series.get("hidden")] == ["others", "others, target"]

@@ -39,8 +39,8 @@ class MixtureFacts:
 
     Attributes:
         edge: First step of each span, and the step after the last.
-        wanted: Target rows in each span, before limits.
-        summed: Whether ``wanted`` was added up over every step.
+        target: Target rows in each span, before limits.
+        summed: Whether ``target`` was added up over every step.
     """
 
     names: tuple[str, ...]

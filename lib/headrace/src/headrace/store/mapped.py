@@ -189,10 +189,6 @@ class MappedArray:
             return False  # a sound chunk, but of another place
         return self._native.crc32c(0, copied, self.chunk_bytes) == stored
 
-    def is_sound(self, chunk: int) -> bool:
-        """Returns whether :meth:`check` has verified a chunk."""
-        return bool(self._sound[chunk])
-
     def are_sound(self, chunks: Int64[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
         """Which of some chunks :meth:`check` found sound."""
         return self._sound[chunks]
