@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.windows import BlockAligned, Windows
+from headrace.order.windows import BlockAligned, Windows, WindowsTable
 
 parts = st.lists(st.integers(0, 60), max_size=6).map(lambda p: np.array(p, np.int64))
 
@@ -63,3 +63,27 @@ def test_a_row_longer_than_a_block_is_refused():
     with pytest.raises(ConfigError, match="is shorter than a row of 8 tokens") as caught:
         Windows(np.array([100]), 8, 7)
     assert (caught.value.field, caught.value.value) == ("block_tokens", 7)
+
+
+@st.composite
+def several_windows(draw: st.DrawFn) -> list[Windows]:
+    windows: list[Windows] = []
+    for _ in range(draw(st.integers(1, 5))):
+        seq_len = draw(st.integers(1, 7))
+        block = draw(st.none() | st.integers(seq_len, 3 * seq_len + 2))
+        parts = draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
+        windows.append(Windows(np.array(parts), seq_len, block))
+    return windows
+
+
+@given(several_windows(), st.data())
+def test_a_table_finds_the_rows_of_each_of_its_windows(windows: list[Windows], data: st.DataObject):
+    places = [(k, row) for k, one in enumerate(windows) for row in range(one.num_rows)]
+    chosen = data.draw(st.lists(st.sampled_from(places), max_size=40)) if places else []
+    source, row = np.array(chosen, np.int64).reshape(-1, 2).T
+    parts = np.cumsum([0, *(one.rows_of_part.size for one in windows)])
+    part, start = WindowsTable(windows).locate(source, row)
+    for k, one in enumerate(windows):
+        expected_part, expected_start = one.locate(row[source == k])
+        np.testing.assert_array_equal(part[source == k], expected_part + parts[k])
+        np.testing.assert_array_equal(start[source == k], expected_start)

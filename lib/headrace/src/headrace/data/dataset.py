@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import columns_of, of_batch
 from headrace.data.provenance import Explained
-from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
+from headrace.data.rows import JoinedRows, Rows, RowSource, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -84,6 +85,16 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
                 widest = max((run.itemsize for run in ArrayList.of(column.arrays).runs), default=0)
                 columns[name] = max(columns.get(name, 0), column.width * widest)
         return self.seq_len * (tokens + sum(columns.values()))
+
+    @cached_property
+    def joined_rows(self) -> JoinedRows:
+        """Finds the pieces of rows of the sources."""
+        return JoinedRows(self.sources)
+
+    @property
+    def are_own_rows(self) -> bool:
+        """Whether example i is row i of the only source."""
+        return False
 
     @property
     @abc.abstractmethod

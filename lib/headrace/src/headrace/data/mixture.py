@@ -289,7 +289,9 @@ class MixtureDataset(WrappingDataset):
         elif braided.any():
             ordinal = ordinal.copy()  # a table that others share
             ordinal[braided], located.locality[braided] = self._braids.resolve(part[braided], ordinal[braided])
-        for number in np.flatnonzero(np.bincount(part)).tolist():
+        own = self._braids.own_rows[part]
+        located.source[:], located.row[:] = self._first_source[component], ordinal
+        for number in np.flatnonzero(np.bincount(part[~own])).tolist():
             matches = np.flatnonzero(part == number)
             d = int(component[matches[0]])
             rows = self._braids.below[number].locate(ordinal[matches])
@@ -352,6 +354,7 @@ class Braids:
     Attributes:
         held: bool: which components are mapped together with others.
         below: The datasets of resolved rows, by part; for components that are mapped alone, the components themselves.
+        own_rows: bool: parts whose resolved ordinals are rows of their only source.
     """
 
     def __init__(self, components: Sequence[PlannedDataset]) -> None:
@@ -362,6 +365,7 @@ class Braids:
         self.below: list[PlannedDataset] = []
         for component, parts in zip(components, runs, strict=True):
             self.below += [part.dataset for part in parts] or [component]
+        self.own_rows = np.repeat(self.held, counts) & np.array([dataset.are_own_rows for dataset in self.below])
         self._first_part = np.cumsum(counts) - counts
         self._second = counts > 1
         self._two = bool(self._second.any())

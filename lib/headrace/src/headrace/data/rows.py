@@ -15,6 +15,8 @@ from jaxtyping import Float64, Int32, Int64, Shaped
 
 from headrace.data.columns import Column, RunColumn, columns_of, run_columns
 from headrace.metrics import ReadStats
+from headrace.order.rising import starts
+from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
 
@@ -107,6 +109,53 @@ def segments_of(
         lengths[of_source] = 0
         lengths[of_source, : s.max_segments] = s.segment_lengths(row[of_source])
     return lengths
+
+
+class JoinedRows:
+    """Finds the pieces of rows of several sources: in one pass those of sources whose rows are
+    :class:`~headrace.order.windows.Windows` over whole arrays (``RowSource.whole_windows``), others source by source.
+    """
+
+    def __init__(self, sources: Sequence[RowSource]) -> None:
+        self._sources = sources
+        windows = [getattr(source, "whole_windows", None) for source in sources if len(sources) > 1]
+        self._joined = np.array([w is not None for w in windows])
+        known: list[Windows] = [w for w in windows if w is not None]
+        self._table = WindowsTable(known) if known else None
+        self._number = np.cumsum(self._joined) - 1
+        self._first_part = starts(np.array([w.rows_of_part.size for w in known], np.int64))
+
+    def pieces(
+        self, source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"], first_array: Int64[np.ndarray, " s"]
+    ) -> Pieces:
+        """The pieces of rows, ordered by row and column. Arrays of source s are numbered from ``first_array[s]`` on."""
+        if len(self._sources) == 1 or row.size == 0:  # a host may hold nothing but padding
+            return self._sources[0].pieces(row)
+        present = np.flatnonzero(np.bincount(source, minlength=len(self._sources)))
+        joined = self._joined[present]
+        if joined.all():
+            return self._pieces_of_joined(np.arange(row.size), source, row, first_array)
+        of_sources: list[Pieces] = []
+        if joined.any():
+            rows = np.flatnonzero(self._joined[source])
+            of_sources.append(self._pieces_of_joined(rows, source[rows], row[rows], first_array))
+        for number in present[~joined].tolist():
+            rows = np.flatnonzero(source == number)
+            pieces = self._sources[number].pieces(row[rows])
+            of_sources.append(pieces._replace(row=rows[pieces.row], array=pieces.array + first_array[number]))
+        every = Pieces(*(np.concatenate(field) for field in zip(*of_sources, strict=True)))
+        order = np.argsort(every.row, kind="stable")
+        return Pieces(*(field[order] for field in every))
+
+    def _pieces_of_joined(
+        self, rows: np.ndarray, source: np.ndarray, row: np.ndarray, first_array: np.ndarray
+    ) -> Pieces:
+        assert self._table is not None
+        number = self._number[source]
+        part, start = self._table.locate(number, row)
+        size = np.full_like(row, self._sources[0].row_elements)
+        array = part - self._first_part[number] + first_array[source]
+        return Pieces(rows, np.zeros_like(row), array, start, size)
 
 
 async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> np.ndarray:

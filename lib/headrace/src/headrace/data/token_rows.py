@@ -80,6 +80,11 @@ class TokenRows:
         self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
 
     @property
+    def whole_windows(self) -> Windows | None:
+        """The windows, if nothing is left out: their parts are the arrays."""
+        return self.windows if self._removal is None else None
+
+    @property
     def num_rows(self) -> int:
         return self.windows.num_rows
 

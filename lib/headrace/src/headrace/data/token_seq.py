@@ -125,6 +125,10 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         """Tokens that rows contain more than once, because rows overlap or belong to several passes."""
         return 0
 
+    @property
+    def are_own_rows(self) -> bool:
+        return True
+
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
         return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
 

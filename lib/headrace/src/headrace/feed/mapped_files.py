@@ -32,6 +32,7 @@ from headrace.store.mapped import MappedArray, MappedFile, native_addresses
 
 LOOK_S = 0.5
 _TABLE = 32  # chunks that are checked together
+_NO_FILE = int(np.iinfo(np.int64).min) // 2
 SWEEP_BYTES = 32 << 30
 """After so many bytes, what is mapped leaves this process's page tables, whose size is a 512th of it."""
 
@@ -117,8 +118,9 @@ class MappedFiles:
     def __init__(self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None) -> None:
         self._arrays, self._default, self._checker = arrays, default, checker
         self._mapped: dict[int, MappedArray | None] = {}
-        self._numbers: dict[tuple[int, int], int] = {}  # by array and shard
-        self._files: list[_Watched] = []
+        self._first_file: dict[int, int] = {}  # number of the first file of each mapped array
+        self._num_files = 0
+        self._watched: dict[int, _Watched] = {}  # files by number
         self._unsettled: set[int] = set()  # blocks that are being checked
         self._replaced: dict[int, np.ndarray] = {}  # blocks that were read, since their chunks are not sound
         self._last = MappedBlocks.none(np.zeros(0, np.int64))
@@ -130,7 +132,10 @@ class MappedFiles:
         """An array's chunks in place; None if they have to be read."""
         if number not in self._mapped:
             array = self._arrays.get(number)
-            self._mapped[number] = None if array is None else array.mapped()
+            self._mapped[number] = mapped = None if array is None else array.mapped()
+            if mapped is not None:
+                self._first_file[number] = self._num_files
+                self._num_files += mapped.num_shards
         return self._mapped[number]
 
     def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
@@ -146,10 +151,8 @@ class MappedFiles:
             window.file = np.where(unknown, -1, last.file[at])
             window.sound = ~unknown
         new = np.flatnonzero(unknown)
-        begins = np.flatnonzero(np.diff(array[new], prepend=-1)).tolist()
-        for begin, end in zip(begins, [*begins[1:], new.size], strict=False):
-            some = new[begin:end]
-            self._locate(int(array[some[0]]), some, chunk[some], window)
+        if new.size:
+            window.address[new], window.sound[new], window.file[new] = self._locate(array[new], chunk[new])
         for block, memory in self._replaced.items():
             _replace(window, block, memory)
         window.files = [number for number in np.unique(window.file).tolist() if number >= 0]
@@ -159,27 +162,38 @@ class MappedFiles:
         self._last = window
         return window
 
-    def _locate(self, number: int, some: Int64[np.ndarray, " k"], chunks: np.ndarray, window: MappedBlocks) -> None:
-        """Fills in some blocks, all of one array."""
-        mapped = self.array(number)
-        if mapped is None:
-            if self._arrays.get(number) is None:
-                window.address[some], window.sound[some] = self._default.ctypes.data, True
-            return
-        address = mapped.addresses(chunks)
-        shards, which = np.unique(chunks // mapped.shard_chunks, return_inverse=True)
-        files = [self._number_of(number, mapped, shard) for shard in shards.tolist()]
-        window.address[some], window.sound[some] = address, mapped.are_sound(chunks)
-        window.file[some] = np.where(address, np.array(files)[which], -1)
-        self._sweep(chunks.size * mapped.chunk_bytes)
+    def _locate(
+        self, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The address of each chunk, whether it was verified, and its file. Those of an array follow each other."""
+        address, sound = np.zeros(array.size, np.int64), np.zeros(array.size, np.bool_)
+        begins = np.flatnonzero(np.diff(array, prepend=-1))
+        ends, touched = [*begins[1:].tolist(), array.size], 0
+        first_file, shard_chunks = np.full((2, begins.size), 1)
+        for k, (number, begin, end) in enumerate(zip(array[begins].tolist(), begins.tolist(), ends, strict=True)):
+            mapped = self.array(number)
+            if mapped is not None:
+                address[begin:end], sound[begin:end] = mapped.look_up(chunk[begin:end])
+                first_file[k], shard_chunks[k] = self._first_file[number], mapped.shard_chunks
+                touched += (end - begin) * mapped.chunk_bytes
+            elif self._arrays.get(number) is None:
+                address[begin:end], sound[begin:end], first_file[k] = self._default.ctypes.data, True, _NO_FILE
+            else:
+                first_file[k] = _NO_FILE
+        self._sweep(touched)
+        sizes = np.diff(begins, append=array.size)
+        file = np.repeat(first_file, sizes) + chunk // np.repeat(shard_chunks, sizes)
+        file[(address == 0) | (file < 0)] = -1
+        return address, sound, file
 
-    def _number_of(self, number: int, mapped: MappedArray, shard: int) -> int:
-        if mapped.file_of(shard) is None:
-            return -1
-        file = self._numbers.setdefault((number, shard), len(self._files))
-        if file == len(self._files):
-            self._files.append(_Watched(mapped, shard))
-        return file
+    def _watch(self, number: int) -> _Watched:
+        """The file of a number."""
+        if number not in self._watched:
+            array = next(one for one, first in reversed(self._first_file.items()) if first <= number)
+            mapped = self._mapped[array]
+            assert mapped is not None
+            self._watched[number] = _Watched(mapped, number - self._first_file[array])
+        return self._watched[number]
 
     def _sweep(self, touched: int) -> None:
         self._touched += touched
@@ -265,7 +279,7 @@ class MappedFiles:
         now, (looked, until) = time.monotonic(), self._looked
         if looked is window and now < until:
             return
-        files = [self._files[number] for number in window.files]
+        files = [self._watch(number) for number in window.files]
         for file in files:
             if now - file.looked_at >= LOOK_S:
                 file.looked_at = now

@@ -234,7 +234,7 @@ def plan_window(
     source, row = (rows.source, rows.row) if keep is None else (rows.source[keep], rows.row[keep])
     first_column, last_column = placement.local_columns(dataset.seq_len)
     row_elements = last_column - first_column
-    pieces = _pieces(dataset.sources, space, source, row)
+    pieces = dataset.joined_rows.pieces(source, row, space.first_array)
     if row_elements < dataset.seq_len:
         pieces = _within_columns(pieces, first_column, last_column)
     pieces = _within_blocks(pieces, space)
@@ -281,15 +281,15 @@ def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arr
         window.valid,
         window.rows.locality,
         row_bytes=window.dataset.row_bytes,
-        blocks=partial(stored_blocks, window.dataset.sources, space, window.rows),
+        blocks=partial(stored_blocks, window.dataset, space, window.rows),
     )
 
 
 def stored_blocks(
-    sources: Sequence[RowSource], space: BlockSpace, rows: Rows
+    dataset: PlannedDataset, space: BlockSpace, rows: Rows
 ) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
     """Which blocks rows lie in: for each use the row, as its place in ``rows`` (ascending), and the block."""
-    pieces = _within_blocks(_pieces(sources, space, rows.source, rows.row), space)
+    pieces = _within_blocks(dataset.joined_rows.pieces(rows.source, rows.row, space.first_array), space)
     return pieces.row, _blocks_of(pieces, space)[0]
 
 
@@ -312,20 +312,6 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
             order = np.argsort(table, axis=1, kind="stable")
         return (order + np.arange(0, steps * size, size or 1)[:, None]).ravel() if size else order.ravel()
     return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
-
-
-def _pieces(sources: Sequence[RowSource], space: BlockSpace, source: np.ndarray, row: np.ndarray) -> Pieces:
-    """Pieces of rows of any sources, ordered by row and column; arrays are numbered as in the block space."""
-    if len(sources) == 1 or row.size == 0:  # a host may hold nothing but padding
-        return sources[0].pieces(row)
-    of_sources: list[Pieces] = []
-    for number in np.flatnonzero(np.bincount(source)).tolist():
-        rows = np.flatnonzero(source == number)
-        pieces = sources[number].pieces(row[rows])
-        of_sources.append(pieces._replace(row=rows[pieces.row], array=pieces.array + space.first_array[number]))
-    joined = Pieces(*(np.concatenate(field) for field in zip(*of_sources, strict=True)))
-    order = np.argsort(joined.row, kind="stable")
-    return Pieces(*(field[order] for field in joined))
 
 
 def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:

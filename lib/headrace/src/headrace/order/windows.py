@@ -14,6 +14,8 @@ Invariant: rows never overlap and never cross a part. Price: one search among th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int64
 
@@ -34,6 +36,10 @@ class Windows:
         num_rows: Rows of all parts.
         num_blocks: Full blocks of all parts, whose rows come first; 0 without blocks.
         rows_per_block: Rows of a full block; 1 without blocks.
+        block_size: Tokens of a block; of a row without blocks.
+        block_rows: Rows of all full blocks.
+        first_block: First block of each part, and one past the last.
+        first_end: The same for the rows in what is left of the parts; None without blocks.
 
     Raises:
         ConfigError: a row is longer than a block.
@@ -58,32 +64,32 @@ class Windows:
         self.seq_len, self.block_tokens = seq_len, block_tokens
         self._part_tokens = part_tokens
         self.rows_per_block = block // seq_len
-        self._block = block
+        self.block_size = block
         blocks = part_tokens // block  # np.divmod takes five times as long
-        self._first_block = starts(blocks)  # of each part, and of none behind them
-        self.num_blocks = 0 if block_tokens is None else int(self._first_block[-1])
-        self._block_rows = int(self._first_block[-1]) * self.rows_per_block
+        self.first_block = starts(blocks)
+        self.num_blocks = 0 if block_tokens is None else int(self.first_block[-1])
+        self.block_rows = int(self.first_block[-1]) * self.rows_per_block
         # Without blocks, what is left of a part fills no row.
-        self._first_end = None if block_tokens is None else starts((part_tokens - blocks * block) // seq_len)
-        self.num_rows = self._block_rows + (0 if self._first_end is None else int(self._first_end[-1]))
+        self.first_end = None if block_tokens is None else starts((part_tokens - blocks * block) // seq_len)
+        self.num_rows = self.block_rows + (0 if self.first_end is None else int(self.first_end[-1]))
 
     @property
     def rows_of_part(self) -> Int64[np.ndarray, " p"]:
         """Rows of each part."""
-        rows = np.diff(self._first_block)
-        return rows if self._first_end is None else rows * self.rows_per_block + np.diff(self._first_end)
+        rows = np.diff(self.first_block)
+        return rows if self.first_end is None else rows * self.rows_per_block + np.diff(self.first_end)
 
     def locate(self, rows: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Part of each row, and its first token there. Rows are not checked."""
         block = rows if self.rows_per_block == 1 else rows // self.rows_per_block
-        part = np.searchsorted(self._first_block, block, side="right") - 1
-        start = (block - self._first_block[part]) * self._block + (rows - block * self.rows_per_block) * self.seq_len
-        if self._first_end is None or not (in_end := rows >= self._block_rows).any():
+        part = np.searchsorted(self.first_block, block, side="right") - 1
+        start = (block - self.first_block[part]) * self.block_size + (rows - block * self.rows_per_block) * self.seq_len
+        if self.first_end is None or not (in_end := rows >= self.block_rows).any():
             return part, start
-        end = rows[in_end] - self._block_rows
-        part[in_end] = of = np.searchsorted(self._first_end, end, side="right") - 1
-        first = (self._first_block[of + 1] - self._first_block[of]) * self._block
-        start[in_end] = first + (end - self._first_end[of]) * self.seq_len
+        end = rows[in_end] - self.block_rows
+        part[in_end] = of = np.searchsorted(self.first_end, end, side="right") - 1
+        first = (self.first_block[of + 1] - self.first_block[of]) * self.block_size
+        start[in_end] = first + (end - self.first_end[of]) * self.seq_len
         return part, start
 
     def block_behind(self, row: int, block_tokens: int) -> int:
@@ -99,12 +105,69 @@ class Windows:
         if self.block_tokens is not None:
             return min(-(-row // self.rows_per_block), self.num_blocks)
         blocks = self._part_tokens // block_tokens
-        part = int(np.searchsorted(self._first_block[1:], row, side="right"))
+        part = int(np.searchsorted(self.first_block[1:], row, side="right"))
         earlier_blocks = int(blocks[:part].sum())
         if part == blocks.size:
             return earlier_blocks
-        inside = row - int(self._first_block[part])
+        inside = row - int(self.first_block[part])
         return earlier_blocks + min(-(-inside * self.seq_len // block_tokens), int(blocks[part]))
+
+
+class WindowsTable:
+    """The windows of several sources, searched in one pass: the cost does not depend on their number.
+
+    Parts are numbered through all sources.
+
+    Example:
+        >>> table = WindowsTable([Windows(np.array([10, 7]), 3), Windows(np.array([8]), 2, block_tokens=4)])
+        >>> table.locate(np.array([1, 0, 1, 0]), np.array([1, 3, 3, 2]))
+        (array([2, 1, 2, 0]), array([2, 0, 6, 6]))
+    """
+
+    def __init__(self, windows: Sequence[Windows]) -> None:
+        self._blocks = _JoinedStarts([w.first_block for w in windows])
+        self._ends = _JoinedStarts(
+            [np.zeros_like(w.first_block) if w.first_end is None else w.first_end for w in windows]
+        )
+        sizes = [(w.rows_per_block, w.block_size, w.seq_len, w.block_rows) for w in windows]
+        columns = np.array(sizes, np.int64).reshape(-1, 4).T
+        self._rows_per_block, self._block_size, self._seq_len, self._block_rows = columns
+        self._has_ends = any(w.first_end is not None for w in windows)
+
+    def locate(
+        self, source: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Part of each row of each source, and its first token there. Rows are not checked."""
+        rows_per_block = self._rows_per_block[source]
+        block = rows // rows_per_block
+        part, first = self._blocks.find(source, block)
+        start = (block - first) * self._block_size[source] + (rows - block * rows_per_block) * self._seq_len[source]
+        if not self._has_ends or not (in_end := rows >= self._block_rows[source]).any():
+            return part, start
+        of, end = source[in_end], (rows - self._block_rows[source])[in_end]
+        part[in_end], first = self._ends.find(of, end)
+        blocks_before = self._blocks.size[part[in_end]]
+        start[in_end] = blocks_before * self._block_size[of] + (end - first) * self._seq_len[of]
+        return part, start
+
+
+class _JoinedStarts:
+    """The :func:`~headrace.order.rising.starts` of the parts of several sources, one after the other.
+
+    Attributes:
+        size: Size of each part of all sources.
+    """
+
+    def __init__(self, first: Sequence[Int64[np.ndarray, " p1"]]) -> None:
+        self._base = starts(np.array([int(of_source[-1]) for of_source in first], np.int64))[:-1]
+        self._first = np.concatenate([one[:-1] + base for one, base in zip(first, self._base.tolist(), strict=True)])
+        self.size = np.concatenate([np.diff(of_source) for of_source in first])
+
+    def find(self, source: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The part at places of sources, and where it begins in its source."""
+        base = self._base[source]
+        part = np.searchsorted(self._first, base + places, side="right") - 1
+        return part, self._first[part] - base
 
 
 class BlockAligned(Order):

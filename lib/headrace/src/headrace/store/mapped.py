@@ -149,6 +149,11 @@ class MappedArray:
         self._finalizer = weakref.finalize(self, _unmap, self._native, self._regions)
         self._finalizer.atexit = False  # threads may still copy when the process ends; the system unmaps
 
+    @property
+    def num_shards(self) -> int:
+        """Number of files of the array."""
+        return -(-self._address.size // self.shard_chunks)
+
     def bytes_of(self, chunk: int) -> int:
         """Bytes of a chunk that hold data."""
         return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
@@ -159,12 +164,14 @@ class MappedArray:
             self._map(chunk // self.shard_chunks)
         return int(self._address[chunk])
 
-    def addresses(self, chunks: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
-        """The :meth:`address` of each chunk."""
-        unseen = chunks[self._address[chunks] == _UNSEEN]
-        for shard in np.unique(unseen // self.shard_chunks).tolist() if unseen.size else ():
-            self._map(shard)
-        return self._address[chunks]
+    def look_up(self, chunks: Int64[np.ndarray, " m"]) -> tuple[Int64[np.ndarray, " m"], Bool[np.ndarray, " m"]]:
+        """The :meth:`address` of each chunk, and whether :meth:`check` has verified it."""
+        address = self._address[chunks]
+        if address.min(initial=1) <= 0:  # some are not mapped, or not yet
+            for shard in np.unique(chunks[address == _UNSEEN] // self.shard_chunks).tolist():
+                self._map(shard)
+            address = self._address[chunks]
+        return address, self._sound[chunks]
 
     def copy(self, chunk: int, into: np.ndarray) -> bool:
         """Copies a mapped chunk and returns whether its bytes are what was written.
@@ -188,10 +195,6 @@ class MappedArray:
         if self._checksums is not None and stored != self._checksums[chunk]:
             return False  # a sound chunk, but of another place
         return self._native.crc32c(0, copied, self.chunk_bytes) == stored
-
-    def are_sound(self, chunks: Int64[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
-        """Which of some chunks :meth:`check` found sound."""
-        return self._sound[chunks]
 
     def check(self, chunk: int) -> bool:
         """Returns whether the bytes of a mapped chunk, in place, are what was written. If not, it has to be read."""

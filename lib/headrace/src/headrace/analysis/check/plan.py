@@ -295,7 +295,7 @@ def _first_batch(dataset: PlannedDataset, order: RowOrder) -> tuple[int, int]:
     schedule = cast("MixtureDataset", dataset).batch_schedule
     served, _, _, _, rows = global_rows(dataset, schedule, 0, 1, order)
     space = BlockSpace(served.sources)
-    blocks = np.unique(stored_blocks(served.sources, space, rows)[1])
+    blocks = np.unique(stored_blocks(served, space, rows)[1])
     array = space.array_of(blocks)
     return blocks.size, int(space.block_bytes()[array].sum())
 

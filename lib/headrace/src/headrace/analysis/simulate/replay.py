@@ -144,7 +144,7 @@ class Windows:
 
     def _plan(self, first_step: int, steps: int) -> Window:
         planned = global_rows(self.dataset, self.schedule, first_step, steps, self.row_order)
-        row, block = stored_blocks(planned.dataset.sources, self.space, planned.rows)
+        row, block = stored_blocks(planned.dataset, self.space, planned.rows)
         step = np.repeat(np.arange(planned.steps), planned.valid)[row]
         row_of_batch = row - (np.cumsum(planned.valid) - planned.valid)[step]
         return Window(planned, first_step, step, row, row_of_batch, planned.sizes[step], block)
