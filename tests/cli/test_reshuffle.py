@@ -67,7 +67,7 @@ def test_errors_name_a_cure_that_works(headrace, cache, tmp_path):
 def test_a_build_shuffles_too(headrace, corpus, tmp_path):
     done = headrace("build", str(corpus), "-o", f"{tmp_path}/c", "-t", "bytes", "--shuffle", "3", "--memory", "600MiB")
     assert done.code == 0, done.err
-    assert "three times its size" in done.err
+    assert "three times its final size" in done.err
     assert "Shuffles 15 documents" in done.err
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["ledger.bin", "ledger.json", "parts"]
     cache = TokenCache.open(tmp_path / "c")

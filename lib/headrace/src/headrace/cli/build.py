@@ -32,9 +32,7 @@ def command(
     eos: flags.EosOption = "auto",
     bos: flags.BosOption = "none",
     tokenizer_engine: flags.TokenizerEngineOption = "auto",
-    text_field: Annotated[
-        str, typer.Option(help="Field of a record that holds the text; a.b is field b of a.")
-    ] = "text",
+    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b in a.")] = "text",
     on_bad_line: flags.OnBadLineOption = "error",
     max_record_bytes: flags.MaxRecordBytesOption = 1 << 30,
     special_tokens_in_text: flags.SpecialTokensOption = "token",
@@ -149,7 +147,7 @@ def _build(
         if how is None:
             return build_cache(source, tokenizer, output, **options)
         typer.echo(
-            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times its size.",
+            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times its final size.",
             err=True,
         )
         return build_shuffled(

@@ -33,10 +33,7 @@ def command(
         str, typer.Option("--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap.")
     ] = "windowed",
     long: Annotated[
-        str,
-        typer.Option(
-            help="What to do with documents longer than a row: split, truncate, truncate_start, drop or error."
-        ),
+        str, typer.Option(help="Documents longer than a row: split, truncate, truncate_start, drop or error.")
     ] = "split",
     min_fill: Annotated[float, typer.Option(help="Drop packs that are less full than this share.")] = 0.0,
     max_documents: Annotated[
@@ -55,7 +52,7 @@ def command(
     ] = None,
     drop_last: Annotated[
         bool,
-        typer.Option("--drop-last", help="With --ranks: make ranks even by dropping packs, not by repeating some."),
+        typer.Option("--drop-last", help="With --ranks: drop packs to make ranks even, instead of repeating some."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
