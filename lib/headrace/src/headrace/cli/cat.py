@@ -153,10 +153,10 @@ def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
     for row in described:
         by_source.setdefault(int(rows.source[row["row"]]), []).extend(row["spans"])
     for source, spans in by_source.items():
-        stored = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
-        origins = find_origins(rows.caches[source], stored)
-        for span, place in zip(spans, stored, strict=True):
-            span |= vars(origins[place])
+        positions = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
+        origins = find_origins(rows.caches[source], positions)
+        for span, position in zip(spans, positions, strict=True):
+            span |= vars(origins[position])
 
 
 def described_column(values: np.ndarray) -> dict[str, Any]:

@@ -122,13 +122,13 @@ def wrapped(text: str, console: Console, indent: int) -> str:
     if not console.is_terminal:
         return text
     prose, command, rest = text.partition("headrace ")
-    whole = prose.split() + [command + rest] * bool(command)
+    pieces = prose.split() + [command + rest] * bool(command)
     lines, room = [""], console.width - indent
-    for word in whole:
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+    for piece in pieces:
+        if lines[-1] and len(lines[-1]) + 1 + len(piece) > room:
             lines.append("")
             room = console.width - 2
-        lines[-1] += f" {word}" if lines[-1] else word
+        lines[-1] += f" {piece}" if lines[-1] else piece
     return "\n  ".join(lines)
 
 

@@ -190,7 +190,7 @@ def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[in
 
 
 def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
-    """The rows; where caches of Levanter's or Marin's do not tell that one tokenizer made them, the config tells it."""
+    """The rows of a config; for caches that do not record their tokenizer, it gets that of Levanter's config."""
     try:
         return own, own.dataset()
     except ConfigError as error:
@@ -199,8 +199,8 @@ def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
             raise
     stage = tokenizers._stage_tokenizer  # pyright: ignore[reportPrivateUsage]
     folder = name if os.path.isdir(name) else stage(name)
-    own = replace(own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token))
-    return own, own.dataset()
+    with_tokenizer = replace(own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token))
+    return with_tokenizer, with_tokenizer.dataset()
 
 
 def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
