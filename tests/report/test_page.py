@@ -218,7 +218,7 @@ def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tm
         gather(str(config_file), config=str(config_file))
     with pytest.raises(ConfigError, match="--run"):
         gather(str(run_folder), run=str(run_folder))
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
         gather(str(tmp_path / "typo"))
     assert gather(str(tmp_path / "soon"), options=Options(must_exist=False)).records.sessions == 0
 
@@ -248,7 +248,7 @@ def test_a_page_is_small_whatever_the_number_of_sources(tmp_path, sources):
 def test_what_would_flatten_all_lines_is_hidden_until_it_is_asked_for(facts):
     mixture = facts.plan.mixture
     assert not any(series.get("hidden") for series in mixture_chart(mixture)["series"])
-    of_first = {name: getattr(mixture, name)[:, :1] for name in ("drawn", "wanted", "tokens")}
+    of_first = {name: getattr(mixture, name)[:, :1] for name in ("drawn", "target", "tokens")}
     repeated = {name: np.repeat(values, 40, axis=1) for name, values in of_first.items()}
     figure = mixture_chart(replace(mixture, names=tuple(map(str, range(40))), **repeated))
     assert [series["name"] for series in figure["series"] if series.get("hidden")] == ["others", "others, target"]
