@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cache_grows(folder: Path):
     text = run("build", "new", "-o", "web", "--append", "--engine", "inline")
     assert "Built web/generations/2: 8 documents" in text
-    assert "is finished already" in run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    assert "is already finished" in run("build", "new", "-o", "web", "--append", "--engine", "inline")
     facts = json.loads(run("inspect", "web", "--samples", 0, "--json"))
     assert [one["documents"] for one in facts["generations"]] == [8, 8]
     assert "1: 8 documents, 2: 8 documents" in run("inspect", "web", "--samples", 0)
@@ -90,7 +90,8 @@ def test_runs_go_on_and_are_extended(folder: Path):
 
 def test_bad_input_is_named(folder: Path):
     assert "--tokenizer: is missing" in error_of("build", "new", "-o", "other")
-    assert "--repair = True: does not go with --append" in error_of("build", "new", "-o", "web", "--append", "--repair")
+    repaired = error_of("build", "new", "-o", "web", "--append", "--repair")
+    assert "--repair = True: cannot be combined with --append" in repaired
     assert "there is no cache to append to" in error_of("build", "new", "-o", "none", "--append")
     assert "chunk_tokens = 128: is not that of web" in error_of(
         "build", "new", "-o", "web", "--append", "--chunk-tokens", 128

@@ -32,7 +32,7 @@ def test_a_build_ends_with_a_summary_and_the_next_command(headrace: Run, corpus:
     assert TokenCache.open(str(output)).num_documents == 15
     code, out, _ = headrace("build", str(corpus), "-o", str(output), *BYTES)
     assert code == 0
-    assert "is finished already" in out
+    assert "is already finished" in out
 
 
 def test_all_options(headrace: Run, corpus: Path, tmp_path: Path):
@@ -70,7 +70,7 @@ def test_kinds_leaves_and_engines(headrace: Run, tmp_path: Path):
     words = shlex.split(build_command(str(tmp_path / "c"), cache.ledger))
     code, out, err = headrace(*words[1:])
     assert (code, err) == (0, "")
-    assert "is finished already" in out
+    assert "is already finished" in out
 
 
 def test_repair(headrace: Run, corpus: Path, tmp_path: Path):
@@ -164,7 +164,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert err.splitlines() == ["interrupted: finished parts are kept; run the same command again to go on"]
+    assert err.splitlines() == ["interrupted: finished parts are kept; run the same command again to continue"]
 
 
 def test_help_has_examples_and_loads_no_jax():
@@ -194,7 +194,7 @@ def test_documents_for_filling_in_the_middle(headrace, tmp_path):
         prefix, suffix, middle = (found.index(sign) for sign in (97, 98, 99))
         assert found[:prefix] + found[prefix + 1 : suffix] + found[middle + 1 :] + found[suffix + 1 : middle] == row
     again = headrace(*shlex.split(build_command(str(tmp_path / "out"), cache.ledger))[1:])
-    assert "is finished already" in again.out
+    assert "is already finished" in again.out
     refused = headrace(*command, "--fim", "97", "98", "100")
     assert refused.code == 2
     assert "fim.middle" in refused.err
@@ -210,12 +210,12 @@ def test_documents_for_filling_in_the_middle(headrace, tmp_path):
         ),
         (
             {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 0, 2)},
-            "by gigatoken: 7 documents; 2 compared.",
+            "by gigatoken: 7 documents; 2 checked against tokenizers.",
         ),
         ({"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 1)}, "8 documents, 1 of them by tokenizers"),
         (
             {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(differences=("a.jsonl, line 3",))},
-            "The encoders differ at a.jsonl, line 3: 1 part built with tokenizers alone.",
+            "The encoders differ at a.jsonl, line 3: 1 part built with tokenizers only.",
         ),
     ],
 )

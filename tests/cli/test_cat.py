@@ -133,10 +133,10 @@ def test_a_line_a_span_and_never_wider_than_asked(headrace: Run, run: str):
 
 def test_mistakes_say_what_to_do(headrace: Run, run: str):
     for arguments, words in (
-        (["--step", "0", "--row", "6"], "--row = 6: is not a row of this step. Its rows run from 0 to 5."),
+        (["--step", "0", "--row", "6"], "--row = 6: is not a row of this step. Its rows are numbered from 0 to 5."),
         (["--step", "-1"], "is not a step of this run. Steps count from 0."),
         (["--step", "20", "num_steps=20"], "is not a step of this run. Steps run from 0 to 19."),
-        (["--step", "0", "--run", "nowhere"], "holds no run"),
+        (["--step", "0", "--run", "nowhere"], "is not the folder of a run"),
         (["--step", "0", "--tokenizer", "nothing.json"], "which has a tokenizer of its own, bytes. Leave it out."),
         (["--step", "0", "--tokenizer", "bytes"], None),  # the same
         (["--step", "0", "--id-leaf", "nope"], "is not a leaf of these caches."),
@@ -173,7 +173,7 @@ def test_a_run_that_was_amended(headrace: Run, run: str):
     assert headrace("cat", run, "--run", "runs", "--step", "29", "seq_len=32")[0] == 0
     code, _, err = headrace("cat", run, "--run", "runs", "--step", "30", "seq_len=32")
     assert code == 2
-    assert "differ by an amendment from step 30 on" in err
+    assert "differ by an amendment from step 30." in err
 
 
 def test_ready_ids_are_spelled_or_decoded_as_told(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -75,7 +75,7 @@ def test_check_says_which_replicas_it_reached(headrace, tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text("{seq_len: 16, batch_size: 8, num_steps: 50, components: {a: {cache: a}}}")
     check = ("config", "check", "run.yaml", "--hosts", "1")
     done = headrace(*check, "components.a.replicas=[lost, copy]")
-    assert "a lies at a (read), lost (unreached), copy (reached)" in done.out
+    assert "a has replicas a (read), lost (unreached), copy (reached)" in done.out
     assert "warning components.a.replicas: lost is not a token cache (there is no such folder)" in done.out
     facts = json.loads(headrace(*check, "--json", "components.a.replicas=[copy]", "components.a.cache=gone").out)
     assert [r["state"] for r in facts["plan"]["components"][0]["replicas"]] == ["unreached", "read"]
@@ -113,7 +113,7 @@ def test_check_of_a_run_that_is_another(headrace, small, tmp_path):
     assert "Go back to the run's config" in done.err
     assert len(done.err.strip().splitlines()) == 1
     nothing = headrace("config", "check", small, "--run", str(tmp_path))
-    assert "holds no run: there is no manifest.json" in nothing.err
+    assert "is not the folder of a run: it has no manifest.json" in nothing.err
 
 
 def test_check_of_declared_amendments_is_the_same_run(headrace, small, tmp_path):
@@ -190,7 +190,7 @@ def test_from_levanter_looks_when_asked_and_not_for_ever(headrace, remote, monke
     looked = headrace("config", "from-levanter", theirs, "--look")
     assert looked.code == 0
     assert looked.out == plain  # nothing answered
-    assert "look: the ledgers of 3 caches, for 0.05 s at most: gs://bucket/a/train, gs://bucket/b/train" in looked.err
+    assert "look: reading the ledgers of 3 caches for at most 0.05 s: gs://bucket/a/train," in looked.err
     assert "no answer within 0.05 s" in looked.err
 
 

@@ -40,7 +40,7 @@ def test_builds_that_differ(headrace, corpus, tmp_path):
     done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
     assert done.code == 1
     assert "layout compression" in done.out
-    assert "The tokens differ" in done.out
+    assert "The tokens or the boundaries of parts differ" in done.out
 
 
 def test_many_differences_are_cut_short(headrace, tmp_path):
@@ -105,7 +105,7 @@ def test_the_printed_amendment_works_when_it_is_typed(headrace, run):
 def test_what_no_amendment_can_say(headrace, run):
     done = headrace("diff", *map(str, run), "seed=7", "components.web.weight=1", "--step", "30")
     assert done.code == 1
-    assert "seed: not set -> 7" in done.out.split("A run cannot change otherwise")[1]
+    assert "seed: not set -> 7" in done.out.split("A run cannot make these changes")[1]
     assert "step: 30" in done.out
     facts = json.loads(headrace("diff", *map(str, run), "seed=7", "--json").out)
     assert (facts["amendment"], facts["refused"]) == (None, ["seed: not set -> 7"])
@@ -114,4 +114,4 @@ def test_what_no_amendment_can_say(headrace, run):
 def test_flags_of_a_run_are_refused_for_caches(headrace, run, tmp_path):
     done = headrace("diff", f"{tmp_path}/web", f"{tmp_path}/code", "--step", "3")
     assert done.code == 2
-    assert "takes settings, --step and --resolved, only if it is a run's folder" in done.err
+    assert "must be the folder of a run to be compared with a config, settings, --step or --resolved" in done.err

@@ -23,7 +23,7 @@ def texts(tmp_path, monkeypatch) -> Path:
 def test_caches_config_and_program_are_there(headrace, texts, monkeypatch):
     done = headrace("init", "texts", "-o", "first")
     assert done.code == 0
-    assert "few is left out of run.yaml: it has 16 tokens, and a row takes 256" in done.err
+    assert "few is left out of run.yaml: it has 16 tokens, but a row has 256" in done.err
     assert "few: 1 file (.txt), 15 B -> first/caches/few; left out: 1 .png" in done.out
     assert "cd first" in done.out
     monkeypatch.chdir(texts.parent / "first")
@@ -61,13 +61,13 @@ def test_names_that_yaml_would_not_take_for_text_are_quoted(headrace, texts):
 def test_what_is_built_must_not_become_text(headrace, texts, folder, output):
     done = headrace("init", folder, "--output", output)
     assert (done.code, done.out) == (2, "")
-    assert f"output = '{output}': lies in {folder}, whose files are the text. Give a folder outside" in done.err
+    assert f"output = '{output}': is inside {folder}, the folder of texts. Give a folder outside" in done.err
 
 
 def test_too_little_text_is_refused(headrace, texts):
     done = headrace("init", "texts/few")
     assert done.code == 2
-    assert "folder = 'texts/few': is too little to train on. Give more text" in done.err
+    assert "folder = 'texts/few': has too little text to train on. Give more text" in done.err
     assert not Path("run.yaml").exists()
 
 
@@ -107,5 +107,5 @@ def test_a_config_of_another_folder_names_that_folder(headrace, texts):
         done = headrace(command, "first/run.yaml")
         assert (done.code, done.err.rstrip().rpartition(". ")[2]) == (
             2,
-            "A config's paths begin at the folder that you are in: cd first",
+            "Paths in a config are relative to the current folder: cd first",
         )

@@ -68,7 +68,7 @@ def test_a_finished_cache(headrace: Run, cache: str):
         f"tokens     {opened.num_tokens:,}",
         "uint16, chunks of 65,536 tokens, compression none",
         "bytes, vocabulary 258, bos <bos> (257), eos <eos> (256)",
-        f"{len(opened.parts)}, of 3 files with",
+        f"{len(opened.parts)}, from 3 files with",
         "min 2  p5 2",
         "max 58",
         "32 - 63",
@@ -91,7 +91,7 @@ def test_one_document_whole(headrace: Run, cache: str):
     for wrong in ("15", "-1"):
         code, _, err = headrace("inspect", cache, "--document", wrong)
         assert code == 2
-        assert "run from 0 to 14" in err
+        assert "numbered from 0 to 14" in err
 
 
 def test_long_documents_show_both_ends(headrace: Run, tmp_path: Path):
@@ -166,7 +166,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(
     assert words[0] == "headrace"
     code, out, err = headrace(*words[1:])
     assert code == 0, err
-    assert "2 were there already" in out
+    assert "2 were already there" in out
 
 
 def test_nothing_there(headrace: Run, tmp_path: Path):

@@ -113,10 +113,10 @@ def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
     opened = TokenCache.open(chats)
     sizes = [p.record.tokens for p in opened.parts]
     assert len(sizes) > 1
-    assert f"{len(sizes)}, of 2 files with" in out
+    assert f"{len(sizes)}, from 2 files with" in out
     assert f"({min(sizes):,} to {max(sizes):,} tokens each)" in out
     assert f"loss_mask (uint8, {opened.num_tokens:,} values)" in out
-    assert "score (float32, one each)" in out
+    assert "score (float32, one per document)" in out
     facts = json.loads(headrace("inspect", chats, "--json")[1])
     assert [p["tokens"] for p in facts["part_sizes"]] == sizes
     assert {leaf["name"] for leaf in facts["leaves"]} == {"loss_mask", "id", "score", "scores"}
@@ -142,10 +142,10 @@ def test_searches_that_find_nothing_say_why(headrace: Run, chats: str, tmp_path:
     for arguments, words in (
         ([chats, "--id", "chat-"], "no document of"),
         ([chats, "--id", "x", "--id-leaf", "score"], "The leaf 'score' holds numbers (float32)."),
-        ([chats, "--id", "1", "--id-leaf", "scores"], "holds no ids but lists of numbers"),
+        ([chats, "--id", "1", "--id-leaf", "scores"], "holds lists of numbers, not ids"),
         ([chats, "--id", "x", "--id-leaf", "url"], "its leaves are id, loss_mask, score, scores"),
-        ([str(tmp_path / "ids"), "--id", "x"], "keeps no ids of documents"),
-        ([chats, "--id", "x", "--document", "1"], "goes without --document"),
+        ([str(tmp_path / "ids"), "--id", "x"], "has no leaf of this name to find ids in"),
+        ([chats, "--id", "x", "--document", "1"], "cannot be combined with --document"),
     ):
         code, out, err = headrace("inspect", *arguments)
         assert (code, out) == (2, "")
@@ -211,7 +211,7 @@ def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
     write_ledger(str(path), structs.replace(ledger, tokenizer={"vocab_size": 10}))
     found = token_statistics(TokenCache.open(path), None)
     assert (found.outside, found.never_seen, found.distinct) == (2, 8, 3)
-    assert "outside the vocabulary: the ids of 2 tokens" in headrace("inspect", str(path))[1]
+    assert "2 tokens with ids outside the vocabulary" in headrace("inspect", str(path))[1]
 
 
 def test_of_huge_caches_a_sample_is_taken_and_said(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -244,5 +244,5 @@ def test_an_empty_document_and_an_empty_cache(headrace: Run, tmp_path: Path):
 
 
 def test_a_leaf_that_no_id_can_be_in():
-    with pytest.raises(ConfigError, match="keeps no ids"):
+    with pytest.raises(ConfigError, match="no leaf of this name"):
         documents_with_id(tiny_cache(documents=3), "x", "id")

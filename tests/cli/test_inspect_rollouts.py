@@ -45,7 +45,7 @@ def test_damage(headrace: Run, rollouts: str):
     (segment,) = (Path(rollouts) / "producers" / "consumer").glob("*.log")
     raw = segment.read_bytes()
     segment.write_bytes(raw[:-60])
-    assert "is being written, or its writer was killed" in headrace("inspect", rollouts)[1]
+    assert "being written, or its writer was killed" in headrace("inspect", rollouts)[1]
     segment.write_bytes(raw[:200] + b"?" + raw[201:])
     status, _, error = headrace("inspect", rollouts)
     assert status == 2

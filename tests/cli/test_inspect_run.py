@@ -50,11 +50,11 @@ def test_documents_that_are_alone_in_their_unit_are_said(headrace: Run, run_yaml
 
 def test_a_filter_is_told_in_words(headrace: Run, run_yaml: str, tmp_path: Path):
     _, out, _ = headrace("inspect", run_yaml, "batch_size=16")
-    assert "a: the filter lists 4 documents (1 again, 1 not found) and removes 2 with" in out
+    assert "a: the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
     assert "weights from step 0" in out
     code, out, _ = headrace("inspect", str(tmp_path / "b"), "--samples", "0", "--remove", str(tmp_path / "ids.txt"))
     assert code == 0
-    assert "the filter lists 4 documents (1 again, 1 not found) and removes 2 with" in out
+    assert "the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
 
 
 def test_numbers_that_no_document_has_are_refused_unless_they_may_be_counted(run_yaml: str):

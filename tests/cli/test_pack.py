@@ -91,7 +91,7 @@ def test_documents_that_are_alone_in_their_unit_are_counted(headrace: Run, cache
     assert facts["counts"]["tokens"] + facts["removed_tokens"] + alone == rows.cache.num_tokens
     out = headrace(*units)[1]
     assert "removed     4 documents" in out
-    assert f"incomplete  2 documents, {alone} tokens: others of their units" in out
+    assert f"incomplete  2 documents, {alone} tokens: other documents of their units" in out
     assert "without tokens" not in out
     lost = facts["incomplete_tokens"] + facts["counts"]["dropped_tokens"]
     assert {one["lost_tokens"] for one in json.loads(headrace(*units, "--compare", "--json")[1])} == {lost}

@@ -60,8 +60,8 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     [
         ((), "ID = []: names no document"),
         (("120",), "ID = '120': is not a document: "),
-        (("doc-17",), "Numbers run from 0 to 119; headrace inspect "),
-        (("3", "--file", "ids.txt"), "--file = 'ids.txt': is given beside numbers of documents"),
+        (("doc-17",), "Give numbers from 0 to 119; headrace inspect "),
+        (("3", "--file", "ids.txt"), "--file = 'ids.txt': cannot be combined with numbers of documents"),
         (("²",), "ID = '²': is not a document: "),
         (("9" * 5000,), "is not a document: "),
         (("--file", "missing.txt"), "--file = 'missing.txt': does not exist"),

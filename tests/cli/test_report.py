@@ -52,10 +52,10 @@ def test_json_of_a_config_with_settings(headrace, config_file):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("typo",), "holds no run"),
+        (("typo",), "is not the folder of a run"),
         (("typo.yaml",), "typo.yaml"),
         (("run.yaml", "batch_sise=3"), "batch_size"),
-        (("run.yaml", "--run", "typo"), "holds no run"),
+        (("run.yaml", "--run", "typo"), "is not the folder of a run"),
         (("run.yaml", "--live", "--refresh", "0"), "--refresh"),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(headrace, cache, tmp_pa
     said = headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--memory", "2GiB")
     assert "Shuffles 60 documents" in said.out
     assert "into 1 part: reads" in said.out
-    assert "2.1 GB of memory a worker" in said.out
+    assert "2.1 GB of memory per worker" in said.out
     facts = json.loads(headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--json").out)
     assert facts["temporary_bytes"] == cache.num_tokens * cache.dtype.itemsize + 8 * 60
     assert facts["bytes_read"] == facts["bytes_written"] == 2 * facts["temporary_bytes"]
@@ -43,7 +43,7 @@ def test_a_copy_and_the_same_command_again(headrace, cache, tmp_path):
     assert f"Next: headrace inspect {tmp_path}/copy" in said.out
     copy = TokenCache.open(tmp_path / "copy")
     assert (copy.document(int(copy.stored_at(np.array([7]))[0])) == cache.document(7)).all()
-    assert "is finished already" in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3").out
+    assert "is already finished" in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3").out
     report = json.loads(headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3", "--json").out)
     assert (report["parts_built"], report["parts_reused"], report["seed"]) == (0, 1, 3)
 
@@ -67,7 +67,7 @@ def test_errors_name_a_cure_that_works(headrace, cache, tmp_path):
 def test_a_build_shuffles_too(headrace, corpus, tmp_path):
     done = headrace("build", str(corpus), "-o", f"{tmp_path}/c", "-t", "bytes", "--shuffle", "3", "--memory", "600MiB")
     assert done.code == 0, done.err
-    assert "three times the cache" in done.err
+    assert "three times its final size" in done.err
     assert "Shuffles 15 documents" in done.err
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["ledger.bin", "ledger.json", "parts"]
     cache = TokenCache.open(tmp_path / "c")
@@ -76,7 +76,7 @@ def test_a_build_shuffles_too(headrace, corpus, tmp_path):
     command = build_command(f"{tmp_path}/c", cache.ledger)
     assert command.endswith("--shuffle 3 --dtype uint16")
     again = headrace(*shlex.split(command)[1:])
-    assert (again.code, "is finished already" in again.out) == (0, True)
+    assert (again.code, "is already finished" in again.out) == (0, True)
     wrong = headrace("build", str(corpus), "-o", f"{tmp_path}/d", "-t", "bytes", "--memory", "1GiB")
     assert (wrong.code, "--shuffle SEED" in wrong.err) == (2, True)
 

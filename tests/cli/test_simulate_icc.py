@@ -18,7 +18,7 @@ def test_table_and_json(headrace, cache):
     said = headrace(*arguments)
     assert said.code == 0
     assert "between blocks" in said.out
-    assert "may be read as it is stored" in said.out
+    assert "can be read in stored order" in said.out
     found = json.loads(headrace(*arguments, "--json").out)
     assert found["needs_shuffling"] is False
     assert next(iter(found["noise"])) == "none"

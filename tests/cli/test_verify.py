@@ -73,14 +73,14 @@ def test_repair_mends_what_has_a_source_and_names_the_rest(headrace, corpus, tmp
     assert "repaired" not in headrace("verify", str(cache), "--repair").out
     next(cache.glob("parts/00001/input_ids/data/c/*")).unlink()
     done = headrace("verify", str(cache), "--repair")
-    assert (done.code, "repaired part 00001: built anew, as it was" in done.out) == (0, True)
+    assert (done.code, "repaired part 00001: rebuilt as it was" in done.out) == (0, True)
     assert {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()} == before
     next(cache.glob("parts/00001/input_ids/data/c/*")).unlink()
     (corpus / "1.jsonl").unlink()
     done = headrace("verify", str(cache), "--repair")
     assert done.code == 1
     assert f"left 00001: {corpus}/1.jsonl cannot be read" in done.out
-    assert f"once that is mended: headrace build {corpus}" in done.out
+    assert f"once that is fixed: headrace build {corpus}" in done.out
     report = json.loads(headrace("verify", str(cache), "--repair", "--json").out)
     assert report["repaired"]["left"] == {"00001": f"{corpus}/1.jsonl cannot be read"}
     assert headrace("verify", str(cache)).code == 1

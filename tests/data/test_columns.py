@@ -360,7 +360,7 @@ def test_headrace_cat_shows_columns(caches, tmp_path):
             assert span["columns"]["score"]["max"] == float(batch.extras["score"][begin])
     out = run_command("cat", path, "--step", 1, "--row", 0)
     assert "teacher_ids: " in out
-    assert "3 a token; begins [" in out
+    assert "3 per token; begins [" in out
 
 
 def test_a_config_is_checked_and_forecast_before_its_caches_are_there(tmp_path):

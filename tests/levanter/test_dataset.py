@@ -205,7 +205,7 @@ def test_wrong_use_is_refused(config, caches):
     rows = TokenSeqDataset(TokenCache.open(str(caches / "a")), 16)
     growing = replace(config, seq_len={0: 8, 5: 16}).dataset()
     for dataset in (growing, growing.map(reverse)):
-        with pytest.raises(ConfigError, match=r"seq_len.*position axis cannot"):
+        with pytest.raises(ConfigError, match=r"seq_len.*position axis is fixed"):
             HeadraceDataset(dataset)
     with pytest.raises(ConfigError, match=r"batch_size.*missing"):
         HeadraceDataset(rows)

@@ -218,7 +218,7 @@ def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tm
         gather(str(config_file), config=str(config_file))
     with pytest.raises(ConfigError, match="--run"):
         gather(str(run_folder), run=str(run_folder))
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
         gather(str(tmp_path / "typo"))
     assert gather(str(tmp_path / "soon"), options=Options(must_exist=False)).records.sessions == 0
 

@@ -288,7 +288,7 @@ def test_pinned_order_of_version_2() -> None:
     few = BraidShuffle(37, io_block_size=4, strands=37, lap=3.6, seed=0, version=2)
     many = BraidShuffle(3700, io_block_size=16, strands=37, lap=3.6, seed=0, version=2)
     big = BraidShuffle(10**12, io_block_size=32, strands=8192, lap=1024, seed=7, version=2)
-    assert (few.whole, many.whole, big.whole) == (True, False, False)
+    assert (few.permutes_all, many.permutes_all, big.permutes_all) == (True, False, False)
     assert few(i).tolist() == PINNED_FEW
     assert many(i).tolist() == PINNED_MANY
     assert big(np.array([0, 1, 2, 10**9, 10**12 - 1])).tolist() == PINNED_BIG_2
@@ -298,7 +298,7 @@ def test_pinned_order_of_version_2() -> None:
 
 def test_the_rule_for_few_blocks() -> None:
     def whole(n: int, block: int, strands: int, version: int = 2) -> bool:
-        return BraidShuffle(n, io_block_size=block, strands=strands, seed=0, version=version).whole
+        return BraidShuffle(n, io_block_size=block, strands=strands, seed=0, version=version).permutes_all
 
     assert whole(64 * 32, 32, 64)
     assert whole(5, 32, 5)

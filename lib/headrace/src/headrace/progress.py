@@ -1,8 +1,8 @@
-"""How far long work has come: said where it is done, shown where somebody looks.
+"""Progress of long work: functions report it, and commands show it.
 
-Work calls :func:`report`, or walks through :func:`track`. A command that wants to show it opens :func:`watched`, in the
-same thread; where nobody looks, a report costs the look-up of a context variable. :func:`bar` is how all of them look:
-what is done, a bar, the share, a rate if there is one, and the time that is left.
+A function calls :func:`report`, or iterates over :func:`track`. A command that shows the progress opens :func:`watched`
+in the same thread; otherwise, a report costs only the look-up of a context variable. :func:`bar` is the progress bar of
+all commands: the task, a bar, the share done, a rate if there is one, and the time left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Watcher: TypeAlias = Callable[[str, float, float], None]
-"""Told what is done, how much of it is, and of how much."""
+"""Receives the task, the amount done, and the total."""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("headrace_watcher", default=None)
 _BAR_WIDTH = 24
@@ -25,7 +25,7 @@ _BAR_WIDTH = 24
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Tells ``watcher`` what is reported within."""
+    """Passes reports from within this context to ``watcher``."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -34,20 +34,20 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def report(what: str, done: float, total: float) -> None:
-    """Says how far some work is."""
+    """Reports the progress of some work."""
     watcher = _watcher.get()
     if watcher is not None and total > 0:
         watcher(what, done, total)
 
 
 def track(items: Iterable[T], what: str, total: float, size: Callable[[T], float] = lambda _: 1) -> Iterator[T]:
-    """The items, each reported when the next one is asked for.
+    """Yields items, and reports each when the next one is requested.
 
     Args:
-        items: What the work walks through.
+        items: The items to yield.
         what: What is done with them.
-        total: Size of all of them together.
-        size: Size of one; each counts one if left out.
+        total: Their total size.
+        size: Size of an item; 1 if left out.
 
     Example:
         >>> with watched(lambda what, done, total: print(f"{what}: {done} of {total}")):
@@ -65,7 +65,7 @@ def track(items: Iterable[T], what: str, total: float, size: Callable[[T], float
 
 
 def bar(*, show: bool = True) -> Progress:
-    """A bar on stderr, if that is a terminal, that is gone when it is closed; its tasks have a field ``rate``."""
+    """A progress bar on stderr, if that is a terminal; it disappears at the end. Its tasks have a field ``rate``."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text

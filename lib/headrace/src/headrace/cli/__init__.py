@@ -1,8 +1,8 @@
-"""The command line: a file for each command, or for a few that belong together.
+"""The command line: one file for each command, or for a few related commands.
 
-It must answer at once. So command modules import what they need inside their functions, and a command's options are
-made when that command is asked for. ``scripts/house.py --only startup`` measures it. How errors are shown, and which
-status they end with, is in exits.py.
+It must start fast, so command modules import what they need inside their functions, and a command's options are built
+only when that command is called; ``scripts/house.py --only startup`` measures this. exits.py shows errors and sets the
+exit status.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 def main() -> None:
     """Entry point of ``headrace``."""
-    if sys.argv[1:] == ["--version"]:  # what scripts ask for most, and all that needs no parser
+    if sys.argv[1:] == ["--version"]:  # scripts call this most often, and it needs no parser
         from headrace import __version__
 
         print(f"headrace {__version__}")

@@ -1,4 +1,4 @@
-"""``headrace build --append``: which settings were typed; all others are those of the cache."""
+"""``headrace build --append``: settings that were not typed are taken from the cache."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SOURCE: dict[str, tuple[str, ...]] = {
     "max_record_bytes": ("max_record_bytes",),
     "special_tokens_in_text": ("special_tokens_in_text",),
 }
-"""Fields of a source, and the parameters of the command that say them."""
+"""Fields of a source, and the parameters of the command that set them."""
 _TOKENIZER = {"path": "tokenizer", "bos": "bos", "eos": "eos", "engine": "tokenizer_engine"}
 _OF_CACHE = ("dtype", "chunk_tokens", "compression", "part_bytes")
 
 
 Encoder: TypeAlias = tuple[str | None, str | None, str | None, TokenizerEngine]
-"""Tokenizer, tokens before and after documents, and what encodes, as the command has them."""
+"""Tokenizer, tokens before and after each document, and encoding library, as the command receives them."""
 
 
 def append_as_typed(
@@ -46,17 +46,17 @@ def append_as_typed(
     how: ReshuffleConfig | None,
     options: dict[str, Any],
 ) -> BuildReport:
-    """Appends to a cache with those settings that the command line has, and else those of the cache.
+    """Appends to a cache; settings that the command line leaves out are those of the cache.
 
     Raises:
-        ConfigError: --repair; else as of :func:`~headrace.ingest.append.append_cache`.
+        ConfigError: --repair was given; otherwise as for :func:`~headrace.ingest.append.append_cache`.
     """
     from headrace.errors import ConfigError
     from headrace.ingest.append import append_cache
 
     if repair:
-        cure = "Leave it out: headrace verify CACHE --repair mends a cache and all that was appended to it."
-        raise ConfigError("does not go with --append", field="--repair", value=True, cure=cure)
+        cure = "Leave it out: headrace verify CACHE --repair repairs a cache and everything appended to it."
+        raise ConfigError("cannot be combined with --append", field="--repair", value=True, cure=cure)
     typed = typed_options(context)
     reading = {field: getattr(source, field) for field, names in _SOURCE.items() if typed.intersection(names)}
     tokens = {field: text for (field, name), text in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}

@@ -1,4 +1,4 @@
-"""The typer application: its own options, and its commands, each of which is made when it is asked for."""
+"""The typer application: its options and its commands, each built when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from headrace.cli.exits import EPILOG, say_all
 from headrace.cli.panels import PanelCommand, PlainCommand
 
-COMMANDS = {  # the function and, before the dot, its module
+COMMANDS = {  # module.function
     "demo": "demo.command",
     "init": "init.command",
     "build": "build.command",
@@ -35,23 +35,23 @@ COMMANDS = {  # the function and, before the dot, its module
 }
 GROUPS = ("config",)
 PANELS = {
-    "To begin": ("demo", "init"),
+    "Getting started": ("demo", "init"),
     "Caches": ("build", "inspect", "verify", "reshuffle", "remove", "pack", "diff"),
     "Cache formats": ("consolidate", "convert", "upgrade"),
     "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
-    "Your shell": ("completion",),
+    "Shell": ("completion",),
 }
-"""All commands, as the help groups them."""
+"""All commands, in the groups of the help."""
 WITH_PANELS = ("build",)
-"""Commands whose options are grouped."""
+"""Commands whose help shows options in groups."""
 
-_HELP = "Data for language-model training in JAX: build token caches, look into them, see it all work."
+_HELP = "Data for language-model training in JAX: build and inspect token caches, forecast and follow runs."
 _SETTINGS: Any = {
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
-    "add_completion": False,  # `headrace completion` is the one way
-    "rich_markup_mode": None,  # plain help: rich's takes .3 s of imports
-    # typer reads a flag that has no default by pydantic, whose import takes .2 s
+    "add_completion": False,  # `headrace completion` does it
+    "rich_markup_mode": None,  # plain help: importing rich's takes .3 s
+    # typer parses a flag without a default with pydantic, whose import takes .2 s
     "context_settings": {"help_option_names": ["-h", "--help"], "default_map": {"help": False}},
 }
 
@@ -64,7 +64,7 @@ def application() -> typer.Typer:
 
 
 class _Commands(MutableMapping[str, Any]):
-    """Commands by name. One is made when it is looked up, by typer from its function's signature."""
+    """Commands by name. Typer builds each from its function's signature when it is looked up."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class _Commands(MutableMapping[str, Any]):
         self._made[name] = command
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("commands stay")
+        raise TypeError("commands cannot be removed")
 
     def __iter__(self) -> Iterator[str]:
         return iter((*COMMANDS, *GROUPS))
@@ -95,7 +95,7 @@ class _Commands(MutableMapping[str, Any]):
 
 
 class _Group(TyperGroup):
-    """``headrace`` itself: its help takes the first lines of the commands' docstrings, without making commands."""
+    """``headrace`` itself: its help shows the first paragraph of each docstring, without building commands."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -119,7 +119,7 @@ def _function_of(name: str) -> Callable[..., Any]:
 
 
 def _summary(name: str) -> str:
-    """What a command does, in a sentence or two."""
+    """The first paragraph of a command's docstring."""
     if name in GROUPS:
         return _module_of(name).HELP
     return " ".join((inspect.getdoc(_function_of(name)) or "").split("\n\n")[0].split())

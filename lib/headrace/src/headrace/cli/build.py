@@ -1,4 +1,4 @@
-"""``headrace build``: from sources of all kinds to a token cache."""
+"""``headrace build``: builds a token cache from sources of any kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(
     eos: flags.EosOption = "auto",
     bos: flags.BosOption = "none",
     tokenizer_engine: flags.TokenizerEngineOption = "auto",
-    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b within a.")] = "text",
+    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b in a.")] = "text",
     on_bad_line: flags.OnBadLineOption = "error",
     max_record_bytes: flags.MaxRecordBytesOption = 1 << 30,
     special_tokens_in_text: flags.SpecialTokensOption = "token",
@@ -60,11 +60,11 @@ def command(
     memory: flags.MemoryOption = None,
     append: flags.AppendOption = False,
     repair: flags.RepairOption = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and start over.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the contents of DIR and start over.")] = False,
     as_json: AsJson = False,
     help_all: HelpAll = False,
 ) -> None:
-    """Build a token cache from text, ready ids, conversations, preference pairs or prompts.
+    """Build a token cache from text, token ids, conversations, preference pairs or prompts.
 
     If it is interrupted, run the same command again to resume; the result is the same, bit for bit.
 
@@ -109,7 +109,7 @@ def command(
 
 
 def _refuse_without_effect(context: typer.Context, fim: bool, mask: str, kind: str) -> None:
-    """Refuses options that were typed and would change nothing."""
+    """Refuses options that were typed and would have no effect."""
     if not fim:
         refuse_typed(
             context,
@@ -138,7 +138,7 @@ def _build(
 
     path, bos, eos, engine = encoder
     if path is None:
-        cure = "Give a tokenizer.json, hf://OWNER/NAME or bytes; only with --append it is that of the cache."
+        cure = "Give a tokenizer.json, hf://OWNER/NAME or bytes; only --append takes the tokenizer of the cache."
         raise ConfigError("is missing", field="--tokenizer", cure=cure)
     tokenizer = TokenizerConfig(path, bos, eos, engine)
     with kept_when_interrupted():
@@ -147,7 +147,8 @@ def _build(
         if how is None:
             return build_cache(source, tokenizer, output, **options)
         typer.echo(
-            f"Builds {output}/unshuffled, then shuffles it: {output} takes three times the cache on the way.", err=True
+            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times its final size.",
+            err=True,
         )
         return build_shuffled(
             source, tokenizer, output, how, announce=lambda cost: typer.echo(cost_in_words(cost), err=True), **options
@@ -155,14 +156,16 @@ def _build(
 
 
 def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | None:
-    """How documents are shuffled; None if they are not."""
+    """The shuffle of documents; None if they are not shuffled."""
     from headrace.errors import ConfigError
     from headrace.ingest.shuffle_plan import ReshuffleConfig
 
     if seed is None:
         if memory is not None:
             cure = "Leave it out, or give --shuffle SEED."
-            raise ConfigError("bounds the shuffle, and there is none", field="memory", value=memory, cure=cure)
+            raise ConfigError(
+                "limits the memory of a shuffle, and there is none", field="memory", value=memory, cure=cure
+            )
         return None
     return ReshuffleConfig(seed, memory=memory_bytes(memory))
 
@@ -178,12 +181,12 @@ def _pair(text: str) -> tuple[str, str]:
 
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise ConfigError("is no NAME=FIELD", field="field", value=text, cure="Write e.g. messages=conversation.")
+        raise ConfigError("is not NAME=FIELD", field="field", value=text, cure="Write e.g. messages=conversation.")
     return name, value
 
 
 def repair_parts(output: str) -> None:
-    """Makes the damaged parts of a cache incomplete, so that the build makes them anew."""
+    """Marks the damaged parts of a cache as incomplete, so that the build rebuilds them."""
     from headrace.store.lease import lease
     from headrace.store.verify import damaged_parts, invalidate
 
@@ -194,7 +197,7 @@ def repair_parts(output: str) -> None:
 
 
 def memory_bytes(text: str | None) -> int | None:
-    """A number of bytes, with KiB, MiB, GiB, kB, MB or GB behind it or not.
+    """A number of bytes, with or without KiB, MiB, GiB, kB, MB or GB after it.
 
     Example:
         >>> memory_bytes("1.5GiB"), memory_bytes("2000000000")
@@ -211,35 +214,37 @@ def memory_bytes(text: str | None) -> int | None:
 
 
 def cost_in_words(cost: ReshuffleCost) -> str:
-    """What it takes, in a line."""
+    """Describes the cost of a shuffle in one line."""
     read, written, between = map(in_bytes, (cost.bytes_read, cost.bytes_written, cost.temporary_bytes))
     return (
         f"Shuffles {format_count(cost.documents, 'document')}, {cost.tokens:,} tokens,"
         f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two passes,"
-        f" {between} of it for as long as it takes;"
-        f" {in_bytes(cost.memory)} of memory a worker."
+        f" {between} of it temporary;"
+        f" {in_bytes(cost.memory)} of memory per worker."
     )
 
 
 def summary(report: BuildReport) -> str:
-    """What was done, for a reader: a few lines, the next command last."""
+    """Describes in a few lines what was built; the last names the next command."""
     parts, documents = report.parts_built + report.parts_reused, format_count(report.documents, "document")
     if report.parts_built == 0:
-        lines = [f"{report.path} is finished already: {documents}, {format_count(report.tokens, 'token')}."]
+        lines = [f"{report.path} is already finished: {documents}, {format_count(report.tokens, 'token')}."]
     else:
         tokens, megabytes = (n / report.seconds / 1e6 for n in (report.tokens_built, report.bytes_built))
         rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
-        there = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
+        there = f"; {report.parts_reused:,} were already there" if report.parts_reused else ""
         lines = [
             f"Built {report.path}: {documents}, {format_count(report.tokens, 'token')}, {format_count(parts, 'part')}.",
             f"This run: {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
         ]
     lines += _encoding_in_words(report)
     if report.empty_documents:
-        lines.append(f"{format_count(report.empty_documents, 'document')} without text (kept: special tokens alone).")
+        lines.append(
+            f"{format_count(report.empty_documents, 'document')} without text (kept, with special tokens only)."
+        )
     if report.ignored_records:
         kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
-        lines.append(f"Records that hold no plain text, left out: {kinds}.")
+        lines.append(f"Records without plain text left out: {kinds}.")
     if report.trained_tokens is not None:
         share = report.trained_tokens / max(report.tokens, 1)
         none = (
@@ -248,24 +253,24 @@ def summary(report: BuildReport) -> str:
         lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
     if report.left_out_files:
         endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
-        lines.append(f"Files of other kinds left out: {endings} (--extension or a glob takes them).")
+        lines.append(f"Files of other kinds left out: {endings} (to include them, use --extension or a glob).")
     if report.skipped_lines:
         lines.append(f"{format_count(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
     if report.requests:
-        failed = f", {report.failed_requests:,} of them failed and repeated" if report.failed_requests else ""
+        failed = f", {report.failed_requests:,} of which failed and were repeated" if report.failed_requests else ""
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
 
 
 def _encoding_in_words(report: BuildReport) -> list[str]:
-    """What encoded the documents, where that is of interest: not where there was little to do."""
+    """Names the library that encoded the documents, unless there was little to encode."""
     encoded = report.encoded
     if report.tokenizer_engine != "gigatoken":
         return [f"Encoded by tokenizers: {report.engine_reason}."] if report.engine_reason else []
     slow = f", {encoded.slow:,} of them by tokenizers (other Unicode tables)" if encoded.slow else ""
     documents = format_count(encoded.fast + encoded.slow, "document")
-    lines = [f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} compared."]
+    lines = [f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} checked against tokenizers."]
     if encoded.differences:
         parts = format_count(len(encoded.differences), "part")
-        lines.append(f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers alone.")
+        lines.append(f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers only.")
     return lines

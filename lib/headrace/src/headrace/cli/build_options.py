@@ -1,4 +1,4 @@
-"""The options of ``headrace build``, in the panels of its help; other commands that build take some of them."""
+"""The options of ``headrace build``, in the panels of its help; other commands that build share some of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.ingest.choices import (
 )
 
 ENCODING, RECORDS, CHATS = "Encoding", "Records", "Conversations"
-FIM, STORAGE, WORK = "Filling in the middle", "Storage", "How it is built"
+FIM, STORAGE, WORK = "Fill-in-the-middle", "Storage", "Building"
 """Panels of the help."""
 
 Sources = Annotated[
@@ -26,18 +26,18 @@ Sources = Annotated[
         help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
     ),
 ]
-_TOKENIZERS = "A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`"
+_TOKENIZERS = "A tokenizer.json, a folder with one, hf://OWNER/NAME on the hub, or `bytes`"
 TOKENIZER = typer.Option(
     "--tokenizer",
     "-t",
-    help=f"{_TOKENIZERS}; `ids:N` for ready ids below N. With --append it is that of the cache.",
+    help=f"{_TOKENIZERS}; `ids:N` for token ids below N. With --append, that of the cache.",
     metavar="TOKENIZER",
 )
 TokenizerOption = Annotated[str, typer.Option("--tokenizer", "-t", help=f"{_TOKENIZERS}.", metavar="TOKENIZER")]
 TokenizerEngineOption = Annotated[
     TokenizerEngine,
     typer.Option(
-        help="Which library encodes: auto takes gigatoken where it gives the same ids. No effect on the cache.",
+        help="Library that encodes; auto: gigatoken if it gives the same ids. No effect on the cache.",
         rich_help_panel=ENCODING,
     ),
 ]
@@ -56,39 +56,41 @@ BosOption = Annotated[
 OnBadLineOption = Annotated[
     OnBadLine,
     typer.Option(
-        help="A line that cannot be read: stop and name it, or leave it out and count it.", rich_help_panel=RECORDS
+        help="For a line that cannot be read: stop and name it, or skip and count it.", rich_help_panel=RECORDS
     ),
 ]
 MaxRecordBytesOption = Annotated[
     int,
     typer.Option(
-        help="A JSON line, a text file or a chat of more bytes, unpacked, is one that cannot be read.",
+        help="Most bytes of a JSON line, text file or chat, uncompressed; longer ones cannot be read.",
         rich_help_panel=RECORDS,
     ),
 ]
 SpecialTokensOption = Annotated[
     SpecialTokensInText,
     typer.Option(
-        help="Special tokens that a text spells out: read as tokens, as text, or a bad record.",
+        help="How special tokens spelled out in a text are read: as tokens, as text, or as an error.",
         rich_help_panel=ENCODING,
     ),
 ]
-FormatOption = Annotated[FormatOrAuto, typer.Option(help="How the files are packed; auto goes by their names.")]
+FormatOption = Annotated[FormatOrAuto, typer.Option(help="Format of the files; auto: by their names.")]
 KindOption = Annotated[
     KindOrAuto,
-    typer.Option(help="What records become; auto: tokens if the files hold ids, else text.", rich_help_panel=RECORDS),
+    typer.Option(help="What records are; auto: tokens if the files hold ids, otherwise text.", rich_help_panel=RECORDS),
 ]
 FieldOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Another field than the usual one of the kind (repeatable).", metavar="NAME=FIELD", rich_help_panel=RECORDS
+        help="Use this field instead of the usual one of the kind (repeatable).",
+        metavar="NAME=FIELD",
+        rich_help_panel=RECORDS,
     ),
 ]
 LeafOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Keep a field of each document; DTYPE is text, or that of a number; :token of ready ids: one number for"
-        " each, :token:K K of them (repeatable).",
+        help="Keep a field of each document as a leaf; DTYPE is text or a number type. For token ids, add :token for"
+        " one number per id, :token:K for K of them (repeatable).",
         metavar="NAME=FIELD:DTYPE",
         rich_help_panel=RECORDS,
     ),
@@ -102,33 +104,37 @@ ChatTemplateOption = Annotated[
 MaskOption = Annotated[
     Mask,
     typer.Option(
-        help="What of a conversation is trained on: what the template marks with {% generation %}, the turns of"
-        " --mask-role, all, or turns by another rule (customized: those with trainable: true).",
+        help="Which tokens of a conversation are trained on: those that the template marks with {% generation %}, the"
+        " turns of --mask-role, all, or turns by another rule (customized: those with trainable: true).",
         rich_help_panel=CHATS,
     ),
 ]
 MaskRoleOption = Annotated[
     list[str] | None,
-    typer.Option(help="With --mask roles, whose turns (repeatable).", metavar="ROLE", rich_help_panel=CHATS),
+    typer.Option(
+        help="With --mask roles: a role whose turns are trained on (repeatable).", metavar="ROLE", rich_help_panel=CHATS
+    ),
 ]
 FimOption = Annotated[
     tuple[str, str, str] | None,
     typer.Option(
-        help="Store documents for filling in the middle: the tokens before prefix, suffix and middle.",
+        help="Rearrange documents for fill-in-the-middle, with these tokens before prefix, suffix and middle.",
         metavar="PREFIX SUFFIX MIDDLE",
         rich_help_panel=FIM,
     ),
 ]
 FimRateOption = Annotated[
-    float, typer.Option(help="With --fim, the share of the documents that are rearranged.", rich_help_panel=FIM)
+    float, typer.Option(help="With --fim: share of documents that are rearranged.", rich_help_panel=FIM)
 ]
 FimSpmRateOption = Annotated[
-    float, typer.Option(help="Share of these that have the suffix first.", rich_help_panel=FIM)
+    float, typer.Option(help="Share of these that begin with the suffix.", rich_help_panel=FIM)
 ]
-FimSeedOption = Annotated[int, typer.Option(help="Another seed cuts documents elsewhere.", rich_help_panel=FIM)]
+FimSeedOption = Annotated[
+    int, typer.Option(help="Seed of the positions at which documents are cut.", rich_help_panel=FIM)
+]
 ExtensionOption = Annotated[
     list[str] | None,
-    typer.Option(help="Ending of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
+    typer.Option(help="Extension of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
 ]
 ChunkTokensOption = Annotated[
     int, typer.Option(help="Tokens in a chunk, the unit of reading.", rich_help_panel=STORAGE)
@@ -145,7 +151,7 @@ DtypeOption = Annotated[
 PartBytesOption = Annotated[
     int,
     typer.Option(
-        help="Most source bytes in a part, the unit of work and of resuming; small corpora have smaller ones.",
+        help="Most source bytes in a part, the unit of work and of resuming; small corpora get smaller parts.",
         metavar="BYTES",
         rich_help_panel=STORAGE,
     ),
@@ -153,17 +159,18 @@ PartBytesOption = Annotated[
 EngineOption = Annotated[
     Engine,
     typer.Option(
-        help="Who builds: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).", rich_help_panel=WORK
+        help="Where the work runs: in local processes, in this process, or on Ray (RAY_ADDRESS, or local).",
+        rich_help_panel=WORK,
     ),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
+    int | None, typer.Option(help="Parallel workers; by default as many as cores and memory allow.", metavar="N")
 ]
 HashSourcesOption = Annotated[
     bool,
     typer.Option(
         "--hash-sources",
-        help="Keep a hash of each source file, and tell by it whether one has changed.",
+        help="Keep a hash of each source file, and detect changed files by it.",
         rich_help_panel=WORK,
     ),
 ]
@@ -179,7 +186,7 @@ def _allow_redirects(hosts: list[str] | None) -> list[str] | None:
 RedirectHostOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Another host that a web server may send for files, e.g. cdn.example.org; * is any (repeatable).",
+        help="Another host that a web server may redirect to, e.g. cdn.example.org; * is any (repeatable).",
         metavar="HOST",
         callback=_allow_redirects,
         rich_help_panel=WORK,
@@ -189,24 +196,22 @@ AppendOption = Annotated[
     bool,
     typer.Option(
         "--append",
-        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are not given are"
+        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are left out are"
         " those of the cache.",
     ),
 ]
 RepairOption = Annotated[
     bool,
-    typer.Option(
-        "--repair", help="Read what is there, and build again the parts that are damaged.", rich_help_panel=WORK
-    ),
+    typer.Option("--repair", help="Check what is there, and rebuild damaged parts.", rich_help_panel=WORK),
 ]
 ShuffleOption = Annotated[
     int | None,
-    typer.Option(help="Shuffle the documents when all are there, as headrace reshuffle does.", metavar="SEED"),
+    typer.Option(help="Shuffle the documents after the build, as headrace reshuffle does.", metavar="SEED"),
 ]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
-        help="Memory that each worker of a shuffle may take, e.g. 4GiB; by default what suits the size.",
+        help="Most memory of each worker of a shuffle, e.g. 4GiB; by default, chosen by the size.",
         metavar="BYTES",
         rich_help_panel=WORK,
     ),

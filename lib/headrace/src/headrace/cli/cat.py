@@ -1,4 +1,4 @@
-"""``headrace cat``: what the model sees at a step, and where every token of it comes from."""
+"""``headrace cat``: shows what the model sees at a step, and where every token comes from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
     settings: Settings = None,
     step: Annotated[int, typer.Option(help="The step, counted from 0.", metavar="S")] = 0,
     row: Annotated[
-        list[int] | None, typer.Option(help="Just this row of the batch, whole (repeatable).", metavar="R")
+        list[int] | None, typer.Option(help="Show only this row of the batch, in full (repeatable).", metavar="R")
     ] = None,
     run: SameRun = None,
     id_leaf: IdLeaf = ID_LEAF,
@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Show what the model sees at a step: for each row its component, documents, their files and the text.
 
-    The order is a pure function of the config, so this works without any log of the run. Rows are numbered as in the
-    loader's batch. With --row, the line or record of each document in its source file is shown too, if that is there.
+    The order is a pure function of the config, so this needs no log of the run. Rows are numbered as in the loader's
+    batch. With --row, it also shows the line or record of each document in its source file, if the file exists.
 
     For example:
 
@@ -82,14 +82,14 @@ def _check_rows(rows: StepRows, asked: list[int]) -> None:
                 "is padding: the last batch is not full" if padding else "is not a row of this step",
                 field="--row",
                 value=one,
-                cure=f"Its rows run from 0 to {len(rows) - 1}.",
+                cure=f"Its rows are numbered from 0 to {len(rows) - 1}.",
             )
 
 
 def described_rows(
     rows: StepRows, places: Sequence[int], id_leaf: str, tokenizer: str | None = None
 ) -> list[dict[str, Any]]:
-    """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that have none of their own."""
+    """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that do not keep theirs."""
     import numpy as np
 
     from headrace.cli.decoded import document_ids, trained_runs
@@ -105,7 +105,9 @@ def described_rows(
         decoders |= {number: cache_tokenizer(rows.caches[number], tokenizer) for number in without}
     leaves = dict.fromkeys(leaf for cache in rows.caches for leaf in cache.leaves)
     if id_leaf not in {ID_LEAF, *leaves}:
-        cure = f"{did_you_mean(id_leaf, leaves)} Or leave it out." if leaves else "Leave it out: they keep no ids."
+        cure = (
+            f"{did_you_mean(id_leaf, leaves)} Or leave it out." if leaves else "Leave it out: these caches keep no ids."
+        )
         raise ConfigError("is not a leaf of these caches", field="--id-leaf", value=id_leaf, cure=cure)
     ids = {
         number: document_ids(cache, spans.document[spans.source == number].tolist(), id_leaf)
@@ -131,7 +133,7 @@ def described_rows(
             "text": decode(decoders[source], tokens[k]),
         }
         mask = columns[k].pop(MASK, None)
-        if removed[k]:  # the batch has nothing of it
+        if removed[k]:  # the batch does not contain it
             one |= {"removed": True, "text": ""}
         elif mask is not None:
             mask = mask != 0
@@ -144,21 +146,21 @@ def described_rows(
 
 
 def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
-    """Adds to each span of some rows where its document stands in the source, or why that cannot be told."""
+    """Adds to each span the place of its document in the source, or why it is unknown."""
     from headrace.ingest.origins import find_origins
 
     by_source: dict[int, list[dict[str, Any]]] = {}
     for row in described:
         by_source.setdefault(int(rows.source[row["row"]]), []).extend(row["spans"])
     for source, spans in by_source.items():
-        stored = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
-        origins = find_origins(rows.caches[source], stored)
-        for span, place in zip(spans, stored, strict=True):
-            span |= vars(origins[place])
+        positions = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
+        origins = find_origins(rows.caches[source], positions)
+        for span, position in zip(spans, positions, strict=True):
+            span |= vars(origins[position])
 
 
 def described_column(values: np.ndarray) -> dict[str, Any]:
-    """A column of a span as JSON values: its shape, its range, its mean, and the values of the first tokens."""
+    """A column of a span as JSON values: shape, range, mean, and the values of the first tokens."""
     return {
         "shape": list(values.shape),
         "min": values.min().item(),
@@ -184,7 +186,7 @@ def _row(rows: StepRows, place: int, spans: list[dict[str, Any]]) -> dict[str, A
 
 
 def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
-    """Prints what ``headrace cat --json`` prints: ``whole`` texts, or a line for each span."""
+    """Prints the facts of ``headrace cat --json``: with ``whole`` all text, otherwise one line for each span."""
     from rich.rule import Rule
     from rich.text import Text
 
@@ -207,7 +209,7 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
 
 
 def _show_spans(console: Console, row: dict[str, Any]) -> None:
-    """A line a span: where in the row, which document, how its text begins; two lines where there is no room."""
+    """Prints a line for each span (two on a narrow terminal): its place in the row, its document, and some text."""
     from rich.text import Text
 
     columns = [_columns(one) for one in row["spans"]]
@@ -225,13 +227,13 @@ def _show_spans(console: Console, row: dict[str, Any]) -> None:
 
 
 def _show_whole(console: Console, row: dict[str, Any]) -> None:
-    """All text, with a line before each document."""
+    """Prints all text, with a line before each document."""
     from rich.text import Text
 
     for one in row["spans"]:
         console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
         if one.get("origin_problem"):
-            console.print(Text(f"its place in the source is unknown: {one['origin_problem']}", "dim"), soft_wrap=True)
+            console.print(Text(f"place in the source unknown: {one['origin_problem']}", "dim"), soft_wrap=True)
         for name, column in one.get("columns", {}).items():
             console.print(Text(f"{name}: {_column(column)}", "dim"), soft_wrap=True)
         text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
@@ -239,15 +241,15 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
 
 
 def _column(column: dict[str, Any]) -> str:
-    """A column in a line."""
+    """Describes a column in one line."""
     low, mean, high = (f"{column[name]:.4g}" for name in ("min", "mean", "max"))
-    per_token = f", {column['shape'][1]} a token" if column["shape"][1:] else ""
+    per_token = f", {column['shape'][1]} per token" if column["shape"][1:] else ""
     first = ", ".join(str(_four_digits(value)) for value in column["first"])
     return f"{low} to {high}, mean {mean}{per_token}; begins {first}" if low != high else f"{low}{per_token}"
 
 
 def _four_digits(value: Any) -> Any:
-    """Numbers, or lists of them, with four digits."""
+    """Rounds numbers, or lists of them, to four digits."""
     return [_four_digits(one) for one in value] if isinstance(value, list) else float(f"{value:.4g}")
 
 
@@ -256,7 +258,7 @@ def _columns(span: dict[str, Any]) -> str:
 
 
 def _document(span: dict[str, Any]) -> str:
-    """The document of a span, which tokens of it, and how many of these are trained on if not all."""
+    """Describes the document of a span, its tokens in the span, and how many of these are trained on, if not all."""
     first, size, length = span["offset"], span["tokens"], span["document_tokens"]
     if size == length:
         which = f"all {length:,} tokens"
@@ -271,9 +273,9 @@ def _document(span: dict[str, Any]) -> str:
 
 
 def _origin(row: dict[str, Any]) -> str:
-    """The cache, the part and the files behind a row; rows do not cross parts unless they are packed."""
+    """The cache, the part and the files of a row; only packed rows cross parts."""
     parts: dict[str, list[str]] = {}
-    for one in row["spans"]:  # a span whose place in the source is known names its own file
+    for one in row["spans"]:  # a span with a known place in the source names its own file
         parts.setdefault(one["part"], [] if one.get("origin") else [str(file["path"]) for file in one["files"]])
     texts = [f"part {name}{_from(files)}" if name else _from(files).strip() for name, files in parts.items()]
     return ", ".join([row["cache"], *(s for s in texts if s)])

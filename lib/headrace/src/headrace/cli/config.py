@@ -1,4 +1,4 @@
-"""``headrace config``: a config looked at before it is run: checked, shown whole, described, translated."""
+"""``headrace config``: checks a config, shows it in full, prints its schema, or translates one of Levanter's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 LOOK_S = 30.0
-HELP = "Check a config, show it whole, give its schema to an editor, or translate one of Levanter's."
+HELP = "Check a config, show it in full, print its schema for an editor, or translate one of Levanter's."
 
 
 @app.command("check", cls=PlainCommand)
@@ -47,20 +47,20 @@ def check(
     settings: Settings = None,
     hosts: Hosts = None,
     num_steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of the run, in place of the config's.", min=1)
+        int | None, typer.Option("--steps", help="Steps of the run; overrides the config's.", min=1)
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",
     icc: Icc = None,
     run: SameRun = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with status 1 for warnings, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 for warnings, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config: what it resolves to, what its first steps read, and what will hurt.
+    """Check a config: what it resolves to, what its first steps read, and what will cause problems.
 
-    Reads no tokens. Caches that do not exist yet are planned with their `expected_tokens`. Ends with status 1 if there
-    is a problem (a run that cannot start, or would not be what was asked for), with 2 if the config is broken.
+    Reads no tokens. Caches that do not exist yet are planned with their `expected_tokens`. Exits with status 1 if there
+    is a problem (the run could not start, or would not be what was asked for), with 2 if the config is invalid.
 
     For example:
 
@@ -100,7 +100,7 @@ def check(
 
 @app.command("show", cls=PlainCommand)
 def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Print a config whole, with settings applied and defaults filled in, as YAML that loads to the same.
+    """Print a config in full, with settings applied and defaults filled in, as YAML that loads as the same config.
 
     For example:
 
@@ -120,9 +120,9 @@ def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> 
 def schema(
     output: Annotated[str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = None,
 ) -> None:
-    """Print the JSON schema of a config: editors complete and check by it.
+    """Print the JSON schema of a config, with which editors complete and check it.
 
-    With the YAML extension of an editor, name the file in the first line of a config:
+    For an editor with a YAML extension, name the file in the first line of a config:
     `# yaml-language-server: $schema=headrace.schema.json`.
 
     For example:
@@ -142,17 +142,17 @@ def from_levanter(
     ],
     output: Annotated[str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with status 1 if something has no counterpart.")
+        bool, typer.Option("--strict", help="Exit with status 1 if something has no counterpart.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print config and notes as JSON.")] = False,
     look: Annotated[
-        bool, typer.Option("--look", help="Look whether the caches exist, which decides what must be built.")
+        bool, typer.Option("--look", help="Check which caches exist, and therefore which must be built.")
     ] = False,
 ) -> None:
     """Translate a Levanter or Marin data config, with a note on everything that differs.
 
-    What headrace does not have is named, not dropped. Only FILE and what it includes are read. With --look the ledgers
-    of the caches are read too, for 30 seconds at most: whether a tokenizer is still needed follows from them.
+    A note names each feature that headrace does not have. Only FILE and the files that it includes are read. With
+    --look, the ledgers of the caches are read too, for at most 30 seconds: they show whether a tokenizer is needed.
 
     For example:
 
@@ -170,7 +170,7 @@ def from_levanter(
         named = [one["cache"] for one in translation.config["components"].values()]
         caches = [path for cache in named for path in ([cache] if isinstance(cache, str) else cache)]
         translation = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
-    decode(LmDataConfig, translation.config)  # what is printed loads
+    decode(LmDataConfig, translation.config)  # checks that the result loads
     _put(json.dumps(translation.to_json(), indent=2) if as_json else translation.to_yaml().rstrip("\n"), output)
     missing = [note for note in translation.notes if note.kind == "missing"]
     if output is not None:
@@ -181,14 +181,18 @@ def from_levanter(
 
 
 def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
-    """Tokens of each cache that could be opened in time; says what it looks at, and what did not answer."""
-    typer.echo(f"look: the ledgers of {len(caches)} caches, for {seconds:g} s at most: {', '.join(caches)}", err=True)
+    """Tokens of each cache that can be opened in time; reports the caches it looks at and those that did not answer."""
+    typer.echo(
+        f"look: reading the ledgers of {format_count(len(caches), 'cache')} for at most {seconds:g} s:"
+        f" {', '.join(caches)}",
+        err=True,
+    )
     sizes: dict[str, int | None] = {}
 
     def look_at(cache: str) -> None:
         sizes[cache] = token_count(cache)
 
-    # Daemons: one that never answers does not hold up the end of the program.
+    # Daemons: a cache that never answers must not delay the end of the program.
     threads = [threading.Thread(target=look_at, args=(cache,), daemon=True) for cache in caches]
     for thread in threads:
         thread.start()
@@ -198,7 +202,7 @@ def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
     answered = dict(sizes)
     if len(answered) < len(caches):
         late = [cache for cache in caches if cache not in answered]
-        typer.echo(f"look: no answer within {seconds:g} s, taken as absent: {', '.join(late)}", err=True)
+        typer.echo(f"look: no answer within {seconds:g} s, treated as absent: {', '.join(late)}", err=True)
     return answered
 
 
@@ -212,7 +216,7 @@ def _put(text: str, output: str | None) -> None:
 
 
 def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
-    """A checked config as JSON values: ``ok`` unless there is a problem; the whole config under ``config``."""
+    """A checked config as JSON values: ``ok`` is true unless there is a problem; ``config`` is the full config."""
     import yaml
 
     return {
@@ -224,7 +228,7 @@ def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
 
 
 def token_count(path: str) -> int | None:
-    """Tokens of the cache at a path; None if there is none that can be used."""
+    """Tokens of the cache at a path; None if there is no usable cache."""
     from headrace.errors import HeadraceError
     from headrace.store.joined import open_cache
 
@@ -235,7 +239,7 @@ def token_count(path: str) -> int | None:
 
 
 def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
-    """Prints a checked config: the run, its components, its reads, and what will hurt."""
+    """Prints a checked config: the run, its components, its reads, and the findings."""
     from rich.console import Console
     from rich.text import Text
 
@@ -250,7 +254,7 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     for c in plan.components:
         if c.replicas:
             replicas = ", ".join(f"{replica.path} ({replica.state})" for replica in c.replicas)
-            console.print(Text(f"{c.name} lies at {replicas}"), soft_wrap=True)
+            console.print(Text(f"{c.name} has replicas {replicas}"), soft_wrap=True)
     console.print()
     console.print(
         Text(
@@ -271,7 +275,7 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
         console.print(Text.assemble((finding.level, style), " ", str(finding)), soft_wrap=True)
     problems = sum(f.level == "problem" for f in found)
     if not found:
-        console.print(Text("nothing found that will hurt", "green"))
+        console.print(Text("no problems found", "green"))
     else:
         console.print(
             Text(f"{format_count(problems, 'problem')}, {format_count(len(found) - problems, 'warning')}", "dim")
@@ -282,7 +286,7 @@ def _run_line(plan: RunPlan) -> str:
     smallest = f"{plan.batch_size:,} to " if plan.largest_batch != plan.batch_size else ""
     rows = f"batches of {smallest}{format_count(plan.largest_batch, 'row')}"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
-    end = "without an end" if plan.steps is None else f"{format_count(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
+    end = "no known end" if plan.steps is None else f"{format_count(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
     packed = ""
     if (effective := plan.effective_batch) is not None:
         documents, tokens = effective

@@ -1,4 +1,4 @@
-"""``headrace convert`` and ``headrace consolidate``: a cache in another form, or in one part."""
+"""``headrace convert`` and ``headrace consolidate``: copy a cache to another format, or into one part."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ def command(
         str, typer.Argument(help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE")
     ],
     output: Annotated[str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")],
-    layout: Annotated[ChunkLayout, typer.Option(help="Whose form to write.")] = "levanter",
+    layout: Annotated[ChunkLayout, typer.Option(help="Whose format to write.")] = "levanter",
     form: Annotated[
         Literal["consolidated", "sharded"],
-        typer.Option(help="For levanter: one array a leaf (any release), or a folder a part (since May 2026)."),
+        typer.Option(help="For levanter: one array per leaf (any release), or one folder per part (since May 2026)."),
     ] = "consolidated",
     dtype: Annotated[
-        str | None, typer.Option(help="Stored type of the tokens: int32 for levanter, else that of the cache.")
+        str | None,
+        typer.Option(help="Stored type of the tokens; by default int32 for levanter, otherwise that of the cache."),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
             "--tokenizer",
             "-t",
-            help="For headrace: the tokenizer of a cache of Levanter, which keeps its name only. A copy is kept.",
+            help="For headrace: the tokenizer of a Levanter cache, which keeps only its name. The copy keeps it.",
             metavar="FILE",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a token cache in Levanter's form, or one of Levanter's in headrace's.
+    """Write a token cache in Levanter's format, or one of Levanter's in headrace's.
 
-    Caches of Levanter are read where they are; a copy in headrace's form has checksums, digests and small chunks.
+    Levanter's caches can also be read in place; a copy in headrace's format has checksums, digests and small chunks.
 
     For example:
 
@@ -70,21 +71,21 @@ def command(
     typer.echo(
         json.dumps(facts)
         if as_json
-        else f"Wrote {output} in the form of {layout}: {format_count(source.num_documents, 'document')},"
+        else f"Wrote {output} in {layout}'s format: {format_count(source.num_documents, 'document')},"
         f" {source.num_tokens:,} tokens."
     )
 
 
 def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str, Any], bytes | None]:
-    """Record and file of the tokenizer that somebody names for a cache that does not keep its own."""
+    """Record and file of the tokenizer that the user names for a cache that does not keep its own."""
     from headrace.errors import ConfigError
     from headrace.ingest.base_tokenizer import named_only
     from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 
     record = cache.ledger.tokenizer
     if layout == "levanter" or not named_only(record):
-        why = "the form of Levanter has no place for it" if layout == "levanter" else "the cache keeps its own"
-        raise ConfigError(f"is not taken: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out.")
+        why = "Levanter's format has no place for it" if layout == "levanter" else "the cache keeps its own"
+        raise ConfigError(f"cannot be stored: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out.")
     plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
     plain.check_same(record, cache.path)
     end = record.get("eos_id")
@@ -97,7 +98,7 @@ def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str
             f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no special token here",
             field="tokenizer",
             value=path,
-            cure=f"Name the one that it was built with ({record.get('path')!r}).",
+            cure=f"Name the one with which it was built ({record.get('path')!r}).",
         ) from error
     return tokenizer.record(), tokenizer.content
 
@@ -107,9 +108,9 @@ def consolidate(
     output: Annotated[str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")],
     as_json: AsJson = False,
 ) -> None:
-    """Copy a token cache into one part: fewer files, and rows that run on where parts ended.
+    """Copy a token cache into one part, for fewer files and rows that continue across the ends of parts.
 
-    Reading needs no such copy: a cache of many parts is read as fast. If it is interrupted, run it again to resume.
+    Caches of many parts can be read as fast without such a copy. If it is interrupted, run it again to resume.
 
     For example:
 
@@ -132,7 +133,7 @@ def consolidate(
 
 @contextmanager
 def _copying(what: str, source: TokenCache, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """A bar over all values of a cache."""
+    """Shows a progress bar over all values of a cache."""
     with counting(what, show=show) as (expect, advance):
         expect(sum(source.leaf(name).num_elements for name in ("input_ids", *source.leaves)))
         yield advance

@@ -1,8 +1,8 @@
-"""Documents of a cache: found by their id, and decoded: their text, what of it is trained on, what else is kept.
+"""Finds documents of a cache by their id, and decodes them: text, mask and other leaves.
 
-Price of a search: all lengths of the leaf of ids, and the values of those documents whose id is as long as the one
-looked for; memory for some ten thousand documents at a time. 8 million documents a second on a local disk with ids of
-30 bytes all as long.
+Price of a search: it reads all lengths of the id leaf, and the values of documents whose id is as long as the given
+one; memory for some ten thousand documents at a time. 8 million documents per second on a local disk with ids of 30
+bytes, all of the same length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VALUES = 1 << 25
 
 @dataclass(frozen=True)
 class Sample:
-    """A document, decoded; of a long one both ends. What the cache does not say is None or empty."""
+    """A decoded document; of a long one, both ends. Fields unknown to the cache are None or empty."""
 
     document: int
     tokens: int
@@ -45,15 +45,15 @@ class Sample:
     tail: str
     eos: str | None
     trained_tokens: int | None = None
-    # The text in runs, each with whether it is trained on.
+    # The text in pieces, each with whether it is trained on.
     runs: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     tail_runs: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     leaves: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, whole: bool = False) -> Sample:
-    """Decodes the document at a place (without a tokenizer: spells its ids); if it is long its two ends, unless
-    ``whole``. It is called by its number, which is another one in a shuffled cache.
+    """Decodes the document at a position (without a tokenizer: lists its ids); of a long one only both ends, unless
+    ``whole``. The sample has the document's number, which differs from its position in a shuffled cache.
     """
     ids = cache.document(document)
     first, last = 0, int(ids.size)
@@ -77,13 +77,13 @@ def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, who
 
 
 def trained_runs(tokenizer: Tokenizer | None, ids: np.ndarray, mask: np.ndarray) -> list[tuple[str, bool]]:
-    """The text of ids in runs, each with whether it is trained on."""
+    """The text of ids in pieces, each with whether it is trained on."""
     bounds = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), int(ids.size)]
     return [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(bounds) if y > x]
 
 
 def leaf_values(cache: TokenCache, document: int) -> dict[str, Any]:
-    """What is kept of a document beside tokens and masks: texts, numbers, lists of numbers."""
+    """The values of a document's leaves other than masks: texts, numbers, lists of numbers."""
     names = (name for name in cache.leaves if name not in MASKS)
     return {name: value_of(cache, name, cache.leaf(name).document(document)) for name in names}
 
@@ -98,7 +98,7 @@ def document_ids(cache: TokenCache, documents: Sequence[int], leaf: str = ID_LEA
 
 
 def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
-    """Values of a leaf as one reads them: bytes that are meant as text are text."""
+    """Values of a leaf in readable form: bytes that hold text are decoded."""
     leaf = cache.leaf(name)
     if leaf.kind == "fixed":
         return values[0].item()
@@ -114,14 +114,14 @@ def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
 
 
 def drawn(documents: Intervals, count: int, seed: int) -> list[int]:
-    """``count`` of these documents (all, if there are fewer), drawn without repeating."""
+    """Draws ``count`` of these documents (all, if there are fewer) without repetition."""
     if (total := documents.total) == 0:
         return []
     return sorted(documents.numbers(Feistel(total, seed=seed)(np.arange(min(count, total)))).tolist())
 
 
 def _mask(cache: TokenCache, document: int, tokens: int) -> np.ndarray | None:
-    """Which tokens of a document are trained on; None if the cache does not say of each."""
+    """Which tokens of a document are trained on; None if the cache has no mask with a value for each."""
     for name in MASKS:
         if name in cache.leaves:
             values = cache.leaf(name).document(document)
@@ -133,15 +133,15 @@ def _mask(cache: TokenCache, document: int, tokens: int) -> np.ndarray | None:
 def documents_with_id(
     cache: TokenCache, wanted: str, leaf: str, advance: Callable[[int], None] | None = None
 ) -> list[int]:
-    """Places of the documents with an id: a text, or a number if the leaf is one of numbers.
+    """Positions of the documents with an id: a text, or a number if the leaf holds numbers.
 
     Raises:
-        ConfigError: the cache has no such leaf, or not one of ids.
+        ConfigError: the cache has no such leaf, or the leaf holds no ids.
     """
     if leaf not in cache.leaves:
         others = f"; its leaves are {', '.join(cache.leaves)}" if cache.leaves else ""
         raise ConfigError(
-            f"{cache.path} keeps no ids of documents: it has no leaf of this name{others}",
+            f"{cache.path} has no leaf of this name to find ids in{others}",
             field="--id-leaf",
             value=leaf,
             cure="Name the leaf that holds them, or build the cache with --leaf id=FIELD.",
@@ -152,7 +152,7 @@ def documents_with_id(
     elif id_leaf.dtype.name == "uint8":
         target = np.frombuffer(wanted.encode(), np.uint8)
     else:
-        raise ConfigError("holds no ids but lists of numbers", field="--id-leaf", value=leaf, cure="Name another leaf.")
+        raise ConfigError("holds lists of numbers, not ids", field="--id-leaf", value=leaf, cure="Name another leaf.")
     numbers: list[int] = []
     for start, lengths in _stretches(id_leaf):
         numbers += (_matches(id_leaf, target, start, lengths) + start).tolist()
@@ -166,11 +166,11 @@ def _number(text: str, dtype: np.dtype[np.generic], leaf: str) -> np.ndarray:
         return np.array([float(text) if dtype.kind == "f" else int(text)]).astype(dtype)
     except (ValueError, OverflowError):
         cure = f"The leaf {leaf!r} holds numbers ({dtype.name})."
-        raise ConfigError("is no number", field="--id", value=text, cure=cure) from None
+        raise ConfigError("is not a number", field="--id", value=text, cure=cure) from None
 
 
 def _stretches(leaf: CacheLeaf) -> Iterator[tuple[int, np.ndarray]]:
-    """Runs of documents whose values fit into memory together: the first, and the lengths of all."""
+    """Stretches of documents whose values fit into memory together: the first document, and the lengths of all."""
     for start in range(0, leaf.num_documents, _DOCUMENTS):
         lengths = leaf.lengths(start, min(start + _DOCUMENTS, leaf.num_documents))
         cuts = np.flatnonzero(np.diff(np.cumsum(lengths) // _VALUES)) + 1
@@ -178,13 +178,13 @@ def _stretches(leaf: CacheLeaf) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _matches(leaf: CacheLeaf, target: np.ndarray, start: int, lengths: np.ndarray) -> np.ndarray:
-    """Documents with these values, counted from ``start``."""
+    """Documents with these values, numbered from ``start``."""
     right = np.flatnonzero(lengths == target.size)
     if right.size == 0 or target.size == 0:
         return right
     values = leaf.values(start, start + lengths.size)
     begin = (np.cumsum(lengths) - lengths)[right]
-    for k, value in enumerate(target):  # by place in the id: what is left over shrinks fast
+    for k, value in enumerate(target):  # one byte of the ids after another: few candidates remain after the first ones
         same = values[begin + k] == value
         right, begin = right[same], begin[same]
     return right

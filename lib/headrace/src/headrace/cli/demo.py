@@ -1,4 +1,4 @@
-"""``headrace demo``: Python's standard library to a trained language model, in one command."""
+"""``headrace demo``: trains a language model on Python's standard library."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ _EXTRA = ("optax", "matplotlib")  # what the demo needs beyond headrace itself
 
 def command(
     output: Annotated[
-        Path, typer.Option(help="Folder for all that the demo leaves: new, empty, or of an earlier demo.")
+        Path, typer.Option(help="Folder for everything that the demo writes: new, empty, or of an earlier demo.")
     ] = Path("headrace-demo"),
     steps: Annotated[int | None, typer.Option(help="Training steps; 240, or 40 with --quick.")] = None,
-    devices: Annotated[
-        int, typer.Option(help="CPU devices to split batches over; after the stop half as many go on.")
-    ] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the order of the data and of the model.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Less text and a smaller model: some 15 seconds.")] = False,
+    devices: Annotated[int, typer.Option(help="CPU devices that share each batch; half of them after the stop.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the data order and of the model.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Less text and a smaller model: about 15 seconds.")] = False,
 ) -> None:
     """Train a small language model on Python's standard library, stop it, and resume it.
 
     Nothing is downloaded. Builds three token caches (code, docs, tests), mixes them by a schedule, trains on several
-    CPU devices, stops in the middle and resumes from the checkpoint on half of the devices, with the very same
+    CPU devices, stops in the middle, and resumes from the checkpoint on half of the devices with exactly the same
     batches. Takes a minute and a half on two cores.
 
     For example:
@@ -41,7 +39,9 @@ def command(
     missing = [package for package in _EXTRA if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(
-            f"needs {' and '.join(missing)}, not installed here", field="demo", cure=install_command("headrace[demo]")
+            f"needs {' and '.join(missing)}, which are not installed",
+            field="demo",
+            cure=install_command("headrace[demo]"),
         )
     from headrace.demo.settings import FULL, QUICK, DemoSettings
 

@@ -1,5 +1,5 @@
-"""``headrace diff``: what differs between two caches, by their ledgers alone; or what an edited config changes of a
-run, and the amendment that would allow it.
+"""``headrace diff``: compares the ledgers of two caches, or a run with an edited config, and shows the amendment that
+would allow the change.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def command(
     b: Annotated[str, typer.Argument(help="Another cache, or an edited config (YAML) of the run.", metavar="B")],
     settings: Settings = None,
     step: Annotated[
-        int | None, typer.Option(help="Of a run: steps that are done. Left out: the run's last checkpoint.")
+        int | None, typer.Option(help="For a run: the steps done; by default, those of its last checkpoint.")
     ] = None,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Of a run: also what follows from the config's differences.")
+        bool, typer.Option("--resolved", help="For a run: also show what follows from the differences of the config.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two caches, or a run with an edited config.
 
     For two token caches, it compares the ledgers: tokenizer, layout, leaves, sources, parts, counts. For a run and a
-    config, it shows the fields that differ, and the amendment that allows the change. Reads no tokens. Ends with
+    config, it shows the fields that differ, and the amendment that allows the change. Reads no tokens. Exits with
     status 1 if they differ.
 
     For example:
@@ -59,8 +59,8 @@ def command(
     if manifest is not None:
         differ = _compare_run(a, manifest, b, settings, step, resolved, as_json)
     elif settings or step is not None or resolved:
-        problem = "is compared with a config, and takes settings, --step and --resolved, only if it is a run's folder"
-        cure = "Name the folder that open_run was given, and a config (.yaml)."
+        problem = "must be the folder of a run to be compared with a config, settings, --step or --resolved"
+        cure = "Name the folder passed to open_run, and a config (.yaml)."
         raise ConfigError(problem, field="A", value=a, cure=cure)
     else:
         differ = _compare_caches(a, b, as_json)
@@ -77,7 +77,7 @@ def _compare_run(
     resolved: bool,
     as_json: bool,
 ) -> bool:
-    """Shows what a config changes of a run; whether it is another run, amended or not."""
+    """Shows what a config changes in a run; returns whether the runs differ, by amendments or otherwise."""
     from rich.console import Console
 
     from headrace.cli.options import load_as_begun
@@ -99,10 +99,10 @@ def _compare_run(
     else:
         _show_changes(Console(highlight=False, soft_wrap=True), changes, run, steps_done, resolved)
         if newer:
-            typer.echo("Documents were removed since that this run still trains on. To leave them out, add:")
+            typer.echo("Documents that this run still trains on have been removed since. To leave them out, add:")
             typer.echo(_written(AmendmentConfig(max(steps_done, 1), remove=newer)))
         if appended:
-            typer.echo("Documents were appended since that this run does not draw from. To take them in, add:")
+            typer.echo("Documents that this run does not train on have been appended since. To include them, add:")
             typer.echo(_written(AmendmentConfig(max(steps_done, 1), extend=appended)))
     return not changes.same
 
@@ -111,7 +111,9 @@ def _show_changes(console: Console, changes: RunChanges, run: str, step: int, re
     from rich.text import Text
 
     if changes.fields is None:
-        console.print("The run began with an earlier release, or without a config: what follows from it is compared.")
+        console.print(
+            "The run was started by an earlier release or without a config, so only what follows from it is compared."
+        )
     for line in (changes.fields or [])[:_SHOWN_FIELDS]:
         console.print(Text(line))
     if (more := len(changes.fields or []) - _SHOWN_FIELDS) > 0:
@@ -125,17 +127,17 @@ def _show_changes(console: Console, changes: RunChanges, run: str, step: int, re
     elif changes.first_step is not None:
         console.print(f"The run and the config differ by amendments, from step {changes.first_step:,} on.")
     elif changes.amendment is not None and not changes.refused:
-        console.print(f"To make this change from step {step:,} on, leave the mixture as it was and add:")
+        console.print(f"To make this change from step {step:,} on, restore the mixture and add:")
         console.print(Text(_written(changes.amendment), "bold"))
     elif changes.refused:
         if changes.amendment is not None:
-            console.print("Of this, an amendment can say (its mixture left as it was):")
+            console.print("An amendment can make these changes (after restoring the mixture):")
             console.print(Text(_written(changes.amendment), "bold"))
-        console.print("A run cannot change otherwise; go back, or take another folder:")
+        console.print("A run cannot make these changes; undo them, or use another folder:")
         for line in changes.refused[:_SHOWN_FIELDS]:
             console.print(Text(f"  {line}"))
     else:
-        console.print("They are different runs: go back to the run's config, or take another folder.")
+        console.print("They are different runs: restore the run's config, or use another folder.")
 
 
 def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:
 
 
 def _written(amendment: AmendmentConfig) -> str:
-    """An amendment as a config has it.
+    """An amendment as written in a config.
 
     Example:
         >>> from headrace.mix.stage_config import AmendmentConfig
@@ -160,7 +162,7 @@ def _written(amendment: AmendmentConfig) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs: section and field, and its value in both caches; None: it has none."""
+    """A difference: section and field, and the value in both caches; None: no value."""
 
     what: str
     a: Any
@@ -168,7 +170,7 @@ class Difference:
 
 
 def _compare_caches(a: str, b: str, as_json: bool) -> bool:
-    """Shows what differs between two caches; whether anything does."""
+    """Shows the differences of two caches; returns whether there are any."""
     from rich.console import Console
 
     from headrace.store.joined import open_cache
@@ -186,7 +188,7 @@ def _compare_caches(a: str, b: str, as_json: bool) -> bool:
 
 
 def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
-    """What differs between two caches, in the order in which one would ask.
+    """The differences of two caches, most important first.
 
     Example:
         >>> import headrace.testing
@@ -227,7 +229,7 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
 
 
 def _fields(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    """Fields of two mappings that differ; a mapping within is compared by its own."""
+    """Fields in which two mappings differ; nested mappings are compared field by field."""
     all_differences: list[Difference] = []
     for name in sorted({*a, *b}):
         x, y = a.get(name), b.get(name)
@@ -271,7 +273,7 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
     for section, count in counts.items():
         if count > _SHOWN_DIFFERENCES:
             console.print(Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim"))
-    content = "The tokens are the same." if same_content else "The tokens differ, or the borders of parts."
+    content = "The tokens are the same." if same_content else "The tokens or the boundaries of parts differ."
     console.print(Text(f"{format_count(len(found), 'difference')}. {content}"))
 
 

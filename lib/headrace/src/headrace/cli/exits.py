@@ -1,11 +1,11 @@
-"""How commands end: one line on standard error for what went wrong, and a status that scripts can go by.
+"""How commands end: one line on standard error if something went wrong, and an exit status for scripts.
 
 ====== ==========================================================================================
 status meaning
 ====== ==========================================================================================
-0      done, and nothing was found wrong
-1      done, and something was found: damage, differences, a problem of a config
-2      not done: a wrong option, config, cache or source; what is wrong and the cure are printed
+0      done; nothing wrong was found
+1      done; something was found: damage, differences, a problem of a config
+2      not done: a wrong option, config, cache or source; the problem and its cure are printed
 3      not done: an unexpected error; please report it
 130    interrupted (128 + the number of the signal, as in a shell)
 ====== ==========================================================================================
@@ -30,17 +30,17 @@ from headrace.errors import ConfigError, HeadraceError, did_you_mean, redact
 
 OK, PROBLEM_FOUND, REFUSED, UNEXPECTED, INTERRUPTED = 0, 1, 2, 3, 130
 EPILOG = (
-    "Ends with 0: done; 1: something was found (damage, differences, a problem); 2: refused, the line says why;"
-    " 3: an unexpected error; 130: interrupted."
+    "Exit status 0: done; 1: something was found (damage, differences, a problem); 2: refused, with the reason;"
+    " 3: unexpected error; 130: interrupted."
 )
 DEBUG = "HEADRACE_DEBUG"
 COMPLETE = "_HEADRACE_COMPLETE"
-_USAGE: Any = typer.BadParameter.__base__  # typer's own name for it moved between releases
+_USAGE: Any = typer.BadParameter.__base__  # its name in typer changed between releases
 
 
 def tell(app: typer.Typer) -> None:
-    """Runs the command that was typed, and leaves the process with its status."""
-    if COMPLETE in os.environ:  # a shell asks
+    """Runs the command that was typed, and exits with its status."""
+    if COMPLETE in os.environ:  # called by a shell's completion
         from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]  (its one home)
 
         completion_init()
@@ -54,42 +54,42 @@ def tell(app: typer.Typer) -> None:
         status = _say("interrupted", "", INTERRUPTED)
     except HeadraceError as error:
         status = _say("error", str(_with_folder(error)), REFUSED)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output closed it, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = OK
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
         status = _say("error", redact(f"{named}{error.strerror or error}"), REFUSED)
-    except Exception as error:  # noqa: BLE001  (the last place that can say it in a line)
+    except Exception as error:  # noqa: BLE001  (the last place that can report it in one line)
         text = " ".join(str(error).split())
-        hint = f" (a fault of headrace: please report it, with what {DEBUG}=1 shows)"
+        hint = f" (a bug in headrace: please report it with the output of {DEBUG}=1)"
         status = _say("error", redact(f"{type(error).__name__}: {text}{hint}"), UNEXPECTED)
     sys.exit(status if isinstance(status, int) else OK)
 
 
 @contextmanager
 def kept_when_interrupted() -> Iterator[None]:
-    """Around a build: Ctrl-C says that what is finished is kept, and ends the command."""
+    """Around a build: on Ctrl-C, reports that finished parts are kept, and ends the command."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
+        typer.echo("interrupted: finished parts are kept; run the same command again to continue", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _with_folder(error: HeadraceError) -> HeadraceError:
-    """The error, with the folder to change to if a config of another folder names caches that are there."""
+    """The error, with the folder to change to if the config names caches relative to its own folder."""
     if (error.field or "").rpartition(".")[2] != "cache" or not isinstance(error.value, str):
         return error
     for folder in (os.path.dirname(word) for word in sys.argv if word.endswith((".yaml", ".yml"))):
         if folder and not os.path.exists(error.value) and os.path.exists(os.path.join(folder, error.value)):
-            cure = f"A config's paths begin at the folder that you are in: cd {shlex.quote(folder)}"
+            cure = f"Paths in a config are relative to the current folder: cd {shlex.quote(folder)}"
             return type(error)(error.problem, field=error.field, value=error.value, cure=cure)
     return error
 
 
 def say_all(wanted: bool) -> None:
-    """``--debug``: as if ``HEADRACE_DEBUG`` were set."""
+    """``--debug``: sets ``HEADRACE_DEBUG``."""
     if wanted:
         os.environ[DEBUG] = "1"
 
@@ -105,9 +105,9 @@ def _say(what: str, text: str, status: int) -> int:
 
 
 def _usage(error: Any) -> int:
-    """A command line that cannot be read: one line, and where to look."""
+    """Reports a command line that cannot be parsed, in one line, with the help to read."""
     message = error.format_message()
-    if message.startswith("Usage:"):  # a group that was called without a command
+    if message.startswith("Usage:"):  # a group called without a command
         typer.echo(message, err=True)
         return REFUSED
     command = error.ctx.command_path if error.ctx is not None else " ".join(_typed_command())
@@ -116,17 +116,17 @@ def _usage(error: Any) -> int:
     if (value := _typed_value(options)) is not None:
         message = str(_wrong_value(flag, value, message))
     elif setting := next((word for word in sys.argv if unknown and word.startswith(f"{unknown}=")), ""):
-        message = f"{message} Settings go without dashes: {setting.lstrip('-')}."
+        message = f"{message} Write settings without dashes: {setting.lstrip('-')}."
     return _say("error", f"{' '.join(message.replace('Value error, ', '').split())} See: {command} --help", REFUSED)
 
 
 def _typed_command() -> list[str]:
-    """The command that was typed, without what follows it."""
+    """The command that was typed, without its arguments."""
     return ["headrace", *(word for word in sys.argv[1:2] if not word.startswith("-"))]
 
 
 def _typed_value(options: list[str]) -> str | None:
-    """What was typed for an option; None: nothing, or it is not one."""
+    """The value typed for an option; None if there is none, or it is not an option."""
     for word, following in zip(sys.argv, [*sys.argv[1:], None], strict=True):
         name, equals, value = word.partition("=")
         if name.startswith("-") and name in options:
@@ -135,7 +135,7 @@ def _typed_value(options: list[str]) -> str | None:
 
 
 def _wrong_value(flag: str, value: str, message: str) -> ConfigError:
-    """What is wrong with a value, which typer says in pydantic's words."""
+    """Rewrites typer's message about a wrong value, which pydantic words."""
     problem = message.partition("': ")[2]
     if choices := re.findall(r"'([^']+)'", problem.partition("is not one of")[2]):
         return ConfigError("is not a choice here", field=flag, value=value, cure=did_you_mean(value, choices))

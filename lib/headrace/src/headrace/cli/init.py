@@ -1,4 +1,4 @@
-"""``headrace init``: from a folder of texts to token caches, a config and a program that trains on them."""
+"""``headrace init``: builds token caches from a folder of texts, and writes a config and a training program."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def command(
     ] = Path(),
     text_field: Annotated[str, typer.Option(help="Field of a record that holds the text.")] = "text",
     on_bad_line: OnBadLineOption = "error",
-    restart: Annotated[bool, typer.Option("--restart", help="Delete caches that are there, and start over.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete existing caches and start over.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
 ) -> None:
     """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on them.
 
     Each subfolder becomes a source, weighted by its number of tokens. The program saves checkpoints, resumes after it
-    was killed, and writes a report at the end. If this command is interrupted, run it again to resume.
+    is killed, and writes a report at the end. If this command is interrupted, run it again to resume.
 
     For example:
 
@@ -58,10 +58,12 @@ def command(
     for name in (CONFIG, PROGRAM):
         if (output / name).exists():
             cure = f"Give another folder: --output FOLDER, or delete {output / name}."
-            raise ConfigError("is there already, and stays", field="output", value=str(output / name), cure=cure)
+            raise ConfigError(
+                "already exists, and is not overwritten", field="output", value=str(output / name), cure=cure
+            )
     if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
-        cure = "Give a folder outside of it: --output FOLDER."
-        raise ConfigError(f"lies in {folder}, whose files are the text", field="output", value=str(output), cure=cure)
+        cure = "Give a folder outside it: --output FOLDER."
+        raise ConfigError(f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure)
     listed = survey(folder)
     for source in listed:
         typer.echo(_in_words(source, output))
@@ -82,17 +84,17 @@ def command(
             chosen.append((source, report.tokens, rows))
         else:
             few = format_count(report.tokens, "token")
-            typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, and a row takes {_SEQ_LEN}", err=True)
+            typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}", err=True)
     if not chosen:
-        cure = f"Give more text: a row takes {_SEQ_LEN} tokens, and no source has as many."
-        raise ConfigError("is too little to train on", field="folder", value=folder, cure=cure)
+        cure = f"Give more text: a row has {_SEQ_LEN} tokens, more than any source."
+        raise ConfigError("has too little text to train on", field="folder", value=folder, cure=cure)
     (output / CONFIG).write_text(config_text(folder, chosen))
     (output / PROGRAM).write_text((resources.files("headrace.demo") / PROGRAM).read_text())
     _say_what_is_next(output)
 
 
 def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
-    """The config of a first run, with what each line means, from sources with their tokens and rows."""
+    """The config of a first run, with comments, from sources with their tokens and rows."""
     import yaml
 
     rows = sum(rows for _, _, rows in taken)
@@ -100,12 +102,12 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
     one_pass = rows // batch
     steps = min(max(one_pass, _FEWEST_STEPS), _MOST_STEPS)
     lines = [
-        f"# The data of this run, from {folder}. Every field: headrace config schema; what will hurt: headrace config"
+        f"# The data of this run, from {folder}. All fields: headrace config schema; problems: headrace config"
         " check run.yaml",
         f"seq_len: {_SEQ_LEN}  # tokens in a row",
         f"batch_size: {batch}  # rows in a batch, over all devices",
         f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",
-        "seed: 0  # another seed, another order",
+        "seed: 0  # another seed gives another order",
         "components:",
     ]
     for source, tokens, _ in taken:

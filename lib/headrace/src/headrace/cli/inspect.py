@@ -1,5 +1,5 @@
-"""``headrace inspect``: what is in a token cache; of an unfinished one how far it got and how to finish it; of a config
-what it resolves to: where the tokens of each source go, and what mixes them; of rollouts how far their run is.
+"""``headrace inspect``: shows what is in a token cache, how far an unfinished one is and how to finish it, how a config
+uses its tokens, and how far a run of rollouts is.
 """
 
 from __future__ import annotations
@@ -42,18 +42,16 @@ def command(
     cache: CacheOrConfig,
     settings: Settings = None,
     samples: Annotated[int, typer.Option(help="Documents to show, drawn at random.", min=0)] = 3,
-    document: Annotated[int | None, typer.Option(help="Show just this document, whole.", metavar="I")] = None,
-    by_id: Annotated[str | None, typer.Option("--id", help="Show just the documents with this id, whole.")] = None,
+    document: Annotated[int | None, typer.Option(help="Show only this document, in full.", metavar="I")] = None,
+    by_id: Annotated[str | None, typer.Option("--id", help="Show only the documents with this id, in full.")] = None,
     id_leaf: IdLeaf = ID_LEAF,
-    seed: Annotated[int, typer.Option(help="Which documents are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of samples.")] = 0,
     tokenizer: Decoder = None,
-    remove: Annotated[
-        str | None, typer.Option(help="Filter file: count what it would leave out.", metavar="FILE")
-    ] = None,
+    remove: Annotated[str | None, typer.Option(help="Filter file: count what it would remove.", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a config: where its tokens
-    go. For a folder of rollouts: which run they belong to, how far it is, and whether they are complete.
+    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a config, show how it uses
+    its tokens. For a folder of rollouts, show its run, the run's progress, and whether the rollouts are complete.
 
     Samples show where documents begin and end, and which tokens are trained on, if the cache records it. In huge
     caches, lengths and tokens are sampled. Levanter's caches can be read too.
@@ -124,7 +122,7 @@ def command(
 
 
 def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json: bool) -> bool:
-    """Whether there is a config or a folder of rollouts, which is shown then."""
+    """Shows a config or a folder of rollouts, if the path is one; returns whether it is."""
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
@@ -145,13 +143,15 @@ def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json
 def _chosen(
     cache: TokenCache, document: int | None, by_id: str | None, id_leaf: str, *, quiet: bool
 ) -> list[int] | None:
-    """Places of the documents that were asked for by number or id; None if none was."""
+    """Positions of the documents requested by number or id; None if none was requested."""
     from headrace.cli.decoded import documents_with_id
     from headrace.errors import ConfigError
 
     if by_id is not None:
         if document is not None:
-            raise ConfigError("goes without --document", field="--id", value=by_id, cure="Give one of them.")
+            raise ConfigError(
+                "cannot be combined with --document", field="--id", value=by_id, cure="Give only one of them."
+            )
         with counting("searching", show=not quiet) as (expect, advance):
             expect(cache.num_documents)
             numbers = documents_with_id(cache, by_id, id_leaf, advance)
@@ -160,23 +160,23 @@ def _chosen(
                 f"no document of {cache.path} has this id",
                 field="--id",
                 value=by_id,
-                cure=f"Ids are compared whole; headrace inspect {cache.path} shows some in leaf {id_leaf!r}.",
+                cure=f"Give a complete id; headrace inspect {cache.path} shows some of leaf {id_leaf!r}.",
             )
         return numbers
     if document is None:
         return None
     if not 0 <= document < cache.num_documents:
         raise ConfigError(
-            f"there is no such document in {cache.path}",
+            f"is not a document of {cache.path}",
             field="--document",
             value=document,
-            cure=f"Their numbers run from 0 to {cache.num_documents - 1}.",
+            cure=f"Documents are numbered from 0 to {cache.num_documents - 1}.",
         )
     return cache.stored_at([document]).tolist()
 
 
 def removal(cache: TokenCache, url: str) -> dict[str, int]:
-    """What a filter file would leave out of a cache, counted; numbers that no document has are counted too."""
+    """Counts what a filter file would remove from a cache, including numbers that no document has."""
     from headrace.data.documents import DocumentFilter
 
     document_filter = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
@@ -198,7 +198,9 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     ledger = cache.whole_ledger
     shuffled = ledger.metadata.get(SHUFFLED)
     sources = ledger.sources if shuffled is None else shuffled["sources"]
-    source_bytes = {str(s.get("path")): int(s.get("size") or 0) for s in sources}  # slices name the whole file
+    source_bytes = {
+        str(s.get("path")): int(s.get("size") or 0) for s in sources
+    }  # slices record the size of the whole file
     return {
         "path": cache.path,
         "finished": True,
@@ -225,7 +227,7 @@ def _generations(cache: TokenCache) -> list[dict[str, Any]]:
 
 
 def unfinished(cache: str) -> dict[str, Any] | None:
-    """How far an interrupted build got, and the command that finishes it; None: there is none."""
+    """The progress of an interrupted build, and the command that finishes it; None: nothing is unfinished."""
     from headrace.store.ledger import read_ledger, read_part_record
 
     ledger = read_ledger(cache)
@@ -245,7 +247,7 @@ def unfinished(cache: str) -> dict[str, Any] | None:
 
 
 def build_command(cache: str, ledger: Ledger) -> str:
-    """The command that a cache is built with, from its ledger."""
+    """The command that builds a cache, from its ledger."""
     from headrace.store.ledger import SHUFFLED
 
     shuffled = ledger.metadata.get(SHUFFLED, {})
@@ -282,7 +284,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
         ("--leaf", [f"{name}={text}" for name, text in leaves.items()]),
     ):
         words += [word for value in values for word in (flag, value)]
-    if fim := source.get("fim"):  # caches that were begun before there was such a thing do not say
+    if fim := source.get("fim"):  # caches of earlier releases do not record it
         words += ["--fim", fim["prefix"], fim["suffix"], fim["middle"], "--fim-rate", str(fim["rate"])]
         words += ["--fim-spm-rate", str(fim["spm_rate"]), "--fim-seed", str(fim["seed"])]
     words += ["--shuffle", str(shuffled["seed"])] if shuffled else []
@@ -301,7 +303,7 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
 
 
 def inspect_run(path: str, settings: list[str], as_json: bool) -> None:
-    """Prints what a config resolves to."""
+    """Prints how a config uses the tokens of its sources."""
     from rich.console import Console
 
     from headrace.config.lm_data import load_config
@@ -314,7 +316,7 @@ def inspect_run(path: str, settings: list[str], as_json: bool) -> None:
 
 
 def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
-    """Accounts, shuffles and weights of a config's components, and what its phases skip, as JSON values."""
+    """Token counts, shuffles and weights of a config's components, and tokens skipped by its phases, as JSON values."""
     opened = config.open_caches()
     dataset = config.dataset(opened)
     first, _ = dataset.at_step(0)
@@ -345,7 +347,7 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
     from rich.text import Text
 
     console.print(Text(path, "bold"))
-    heads = ("train", "held out", "removed", "in no row", "in all", "strands", "open MiB")
+    heads = ("train", "held out", "removed", "in no row", "total", "strands", "open MiB")
     table = figures_table("source", *heads, title="Tokens")
     for name, one in facts["components"].items():
         figures = [f"{one[f'{key}tokens']:,}" for key in ("train_", "validation_", "removed_", "dropped_", "")]
@@ -364,13 +366,13 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
         if one["incomplete_tokens"]:
             what = format_count(one["incomplete_documents"], "document")
             what += f" with {format_count(one['incomplete_tokens'], 'token')}"
-            lines.append(f"{name}: {what} are in no row, as others of their units are removed or empty")
+            lines.append(f"{name}: {what} are in no row, because other documents of their units are removed or empty")
         if one["repeated_tokens"]:
-            again = "they overlap, or are of several passes"
-            lines.append(f"{name}: {one['repeated_tokens']:,} tokens of its rows are there again: {again}")
+            reason = "rows overlap or cover several passes"
+            lines.append(f"{name}: {one['repeated_tokens']:,} tokens of its rows are repeated: {reason}")
         if one["padding_tokens"]:
             share = one["padding_tokens"] / (one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"])
-            lines.append(f"{name}: packed; {one['padding_tokens']:,} places of its rows are padding ({share:.2%})")
+            lines.append(f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding ({share:.2%})")
     for stage in facts["stages"]:
         called = f" ({stage['name']})" if stage["name"] else ""
         lines.append(f"weights from step {stage['step']:,}{called}: {json.dumps(stage['weights'])}")
@@ -381,16 +383,16 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
 
 
 def removal_line(counts: dict[str, int]) -> str:
-    """What a filter did, in words.
+    """Describes what a filter does.
 
     Example:
         >>> removal_line(dict(listed_documents=5, repeated_documents=1, not_found_documents=1,
         ...     removed_documents=3, removed_tokens=120))
-        'the filter lists 5 documents (1 again, 1 not found) and removes 3 with 120 tokens'
+        'the filter lists 5 documents (1 repeated, 1 not found) and removes 3 with 120 tokens'
     """
     listed = format_count(counts["listed_documents"], "document")
     return (
-        f"the filter lists {listed} ({counts['repeated_documents']:,} again,"
+        f"the filter lists {listed} ({counts['repeated_documents']:,} repeated,"
         f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
         f" with {counts['removed_tokens']:,} tokens"
     )

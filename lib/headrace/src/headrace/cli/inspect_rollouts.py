@@ -1,4 +1,4 @@
-"""``headrace inspect`` of a folder of rollouts: whose they are, how far the run is, what each log holds."""
+"""``headrace inspect`` for a folder of rollouts: its run, the run's progress, and the contents of each log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.cli.shown import facts_table, figures_table
 
 
 def inspect_rollouts(folder: str, as_json: bool) -> None:
-    """Prints what is in a folder of rollouts. All of it is read, and held against its checksums."""
+    """Reads a folder of rollouts, compares it with its checksums, and prints its contents."""
     from headrace.rl.store import RolloutStore
 
     facts = RolloutStore(folder).describe()
@@ -27,11 +27,11 @@ def inspect_rollouts(folder: str, as_json: bool) -> None:
     console.print(
         facts_table(
             {
-                "run": identity or "not said",
+                "run": identity or "not recorded",
                 "steps": f"{facts['steps']:,}; the next is {facts['next_step']:,},"
                 f" from position {facts['next_position']:,}",
                 "groups": f"{facts['trained_groups']:,} trained on, {facts['dropped_groups']:,} left out,"
-                f" {facts['pending_groups']:,} wait for a step",
+                f" {facts['pending_groups']:,} waiting for a step",
                 "not used": f"{facts['refused_groups']:,} too old, {facts['duplicate_groups']:,} sampled twice",
                 "deleted": f"groups of steps before {facts['forgotten_steps']:,}",
             }
@@ -39,12 +39,12 @@ def inspect_rollouts(folder: str, as_json: bool) -> None:
     )
     console.print(_logs_table(facts["logs"]))
     if facts["lost_groups"]:
-        console.print(Text(f"{facts['lost_groups']:,} groups of steps are lost", "bold red"))
+        console.print(Text(f"{facts['lost_groups']:,} groups of past steps are lost", "bold red"))
 
 
 def _logs_table(logs: dict[str, Any]) -> Table:
     table = figures_table("log", "records", "torn bytes", "fenced", "lost", "state")
     for name, log in logs.items():
         figures = (f"{log[key]:,}" for key in ("records", "torn_bytes", "fenced_records", "lost_records"))
-        table.add_row(Text(name), *figures, "" if log["closed"] else "is being written, or its writer was killed")
+        table.add_row(Text(name), *figures, "" if log["closed"] else "being written, or its writer was killed")
     return table

@@ -1,7 +1,7 @@
-"""What ``headrace inspect`` counts and prints of a finished cache; of huge ones lengths and tokens are sampled.
+"""What ``headrace inspect`` counts and prints of a finished cache; in huge caches, lengths and tokens are sampled.
 
-Price: at most 4 Mi lengths and 4 Mi tokens are read, in 64 evenly spaced runs, whatever the cache holds: a second on a
-local disk.
+Price: it reads at most 4 Mi lengths and 4 Mi tokens, in 64 evenly spaced stretches, however large the cache is: a
+second on a local disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_FREQUENT = 10
 
 
 def show_overview(console: Console, facts: dict[str, Any]) -> None:
-    """Sizes, layout, tokenizer, parts, leaves."""
+    """Prints sizes, layout, tokenizer, parts and leaves."""
     layout, tokenizer = facts["layout"], facts["tokenizer"]
     tokens = max(facts["tokens"], 1)
     text = f" ({facts['text_bytes'] / tokens:.2f} bytes of text per token)" if facts["text_bytes"] else ""
@@ -52,13 +52,13 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f} bytes per token)",
         "layout": f"{layout['dtype']}, chunks of {layout['chunk_elements']:,} tokens,"
         f" compression {layout['compression']}",
-        "tokenizer": f"{tokenizer.get('path', 'not known')}, vocabulary {tokenizer['vocab_size']:,}, {special}",
+        "tokenizer": f"{tokenizer.get('path', 'unknown')}, vocabulary {tokenizer['vocab_size']:,}, {special}",
         "parts": _parts(facts),
     }
     if facts["leaves"]:
         sizes = (
-            "one each" if one["kind"] == "fixed"
-            else f"{one['width']} a token" if "width" in one
+            "one per document" if one["kind"] == "fixed"
+            else f"{one['width']} per token" if "width" in one
             else f"{one['values']:,} values"
             for one in facts["leaves"]
         )  # fmt: skip
@@ -74,7 +74,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     if facts["skipped_lines"]:
         rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
     if facts["shuffled"]:
-        rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, of {facts['shuffled']['fingerprint']}"
+        rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, from {facts['shuffled']['fingerprint']}"
     if appended := facts.get("generations"):
         sizes = (f"{n}: {format_count(one['documents'], 'document')}" for n, one in enumerate(appended, start=1))
         rows["generations"] = ", ".join(sizes)
@@ -89,7 +89,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
 
 
 def show_lengths(console: Console, lengths: LengthStatistics) -> None:
-    """Quantiles, and a histogram by powers of two."""
+    """Prints quantiles of the lengths, and a histogram by powers of two."""
     if not lengths.documents:
         return
     of_sample = (
@@ -107,7 +107,7 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
 
 
 def show_tokens(console: Console, found: TokenStatistics) -> None:
-    """How much of the vocabulary comes, and the most frequent tokens."""
+    """Prints how much of the vocabulary occurs, and the most frequent tokens."""
     if not found.tokens:
         return
     of_sample = "" if found.tokens == found.of else f", of a sample of {found.tokens:,} tokens"
@@ -123,7 +123,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
             )
         )
     if found.outside:
-        console.print(Text(f"outside the vocabulary: the ids of {format_count(found.outside, 'token')}", "bold red"))
+        console.print(Text(f"{format_count(found.outside, 'token')} with ids outside the vocabulary", "bold red"))
     table, wide = _table(console, ("id", "times", "", "of all tokens"))
     decoded = any(text != str(number) for number, text, _ in found.most_frequent)
     if decoded:
@@ -135,7 +135,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
 
 
 def show_samples(console: Console, samples: Sequence[Sample]) -> None:
-    """Decoded documents."""
+    """Prints decoded documents."""
     if any(s.trained_tokens is not None for s in samples):
         console.print(legend(console))
     for one in samples:
@@ -163,7 +163,7 @@ def _rule(title: str) -> Rule:
 
 
 def _table(console: Console, titles: Sequence[str]) -> tuple[Table, bool]:
-    """A table, and whether there is room for its bars."""
+    """An empty table, and whether there is room for bars in it."""
     wide = console.width >= _NARROW
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
@@ -179,7 +179,7 @@ def _bar(share: float, wide: bool) -> tuple[Text, ...]:
 def _parts(facts: dict[str, Any]) -> str:
     sizes = [part["tokens"] for part in facts["part_sizes"]]
     of = (
-        f", of {format_count(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
+        f", from {format_count(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
         if facts["source_files"]
         else ""
     )
@@ -196,7 +196,7 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class LengthStatistics:
-    """How long documents are, in tokens; of more than ``documents`` a sample was looked at."""
+    """Lengths of documents, in tokens: of ``documents`` of the ``of`` documents of a cache."""
 
     documents: int
     of: int
@@ -206,7 +206,7 @@ class LengthStatistics:
 
 
 def length_statistics(cache: TokenCache) -> LengthStatistics:
-    """Lengths of all documents, or of a sample of some millions of them; reads offsets, no tokens."""
+    """Lengths of all documents, or of a sample of some millions of them; reads offsets but no tokens."""
     lengths = _looked_at(cache.lengths, cache.num_documents)
     names = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
     values = np.quantile(lengths, list(names.values()), method="lower").astype(int).tolist() if lengths.size else []
@@ -223,7 +223,7 @@ def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
         >>> histogram(np.array([1, 2, 3, 3, 9]))
         [(1, 1, 1, 1), (2, 3, 3, 8), (4, 7, 0, 0), (8, 15, 1, 9)]
     """
-    # Exact up to 2**53: frexp gives the number of bits.
+    # frexp gives the number of bits, exactly up to 2**53.
     bits = np.frexp(lengths.astype(np.float64))[1]
     documents = np.bincount(bits)
     tokens = np.bincount(bits, weights=lengths).astype(np.int64)
@@ -235,7 +235,7 @@ def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """How often tokens come; ``tokens`` of so many were looked at. None: the cache does not know its vocabulary."""
+    """How often tokens occur: in ``tokens`` of the ``of`` tokens of a cache. None: the vocabulary is unknown."""
 
     tokens: int
     of: int
@@ -243,7 +243,7 @@ class TokenStatistics:
     vocab_size: int | None
     never_seen: int | None
     outside: int  # tokens whose id is not in the vocabulary
-    most_frequent: list[tuple[int, str, int]]  # id, its text, how often
+    most_frequent: list[tuple[int, str, int]]  # id, its text, its count
 
 
 def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenStatistics:
@@ -272,7 +272,7 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
 
 
 def _looked_at(read: Callable[[int, int], np.ndarray], total: int) -> np.ndarray:
-    """All values, or of more than can be looked at evenly spaced runs."""
+    """All values, or evenly spaced stretches if there are more than can be read."""
     if total <= MAX_COUNTED:
         return read(0, total)
     size = MAX_COUNTED // WINDOWS

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and how what was typed for them is read."""
+"""Arguments and options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ if TYPE_CHECKING:
 
 
 ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
-"""Whose chunks and files a cache has."""
+"""Whose format a cache has."""
 
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(help="Settings over the config, e.g. batch_size=512.", metavar="[NAME=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="Settings that override the config, e.g. batch_size=512.", metavar="[NAME=VALUE]..."),
 ]
 CacheOrConfig = Annotated[
-    str, typer.Argument(help="Folder or URL of a cache, a config, or rollouts.", metavar="CACHE|RUN.yaml|ROLLOUTS")
+    str, typer.Argument(help="Folder or URL of a cache or of rollouts, or a config.", metavar="CACHE|RUN.yaml|ROLLOUTS")
 ]
 Hosts = Annotated[str | None, typer.Option(help="Numbers of hosts to forecast for, e.g. 1,8,64.", metavar="N,N,...")]
 Tokens = Annotated[
     list[str] | None,
-    typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),
+    typer.Option(help="Size of a source; overrides expected_tokens (repeatable).", metavar="NAME=TOKENS"),
 ]
 Icc = Annotated[
     list[str] | None,
-    typer.Option(help="Share of a source between its blocks, in place of `icc --save`'s.", metavar="NAME=SHARE"),
+    typer.Option(
+        help="Share of a source's variance between its blocks; overrides `icc --save` (repeatable).",
+        metavar="NAME=SHARE",
+    ),
 ]
-Declared = Annotated[bool, typer.Option("--declared", help="Go by declared sizes, without looking for those caches.")]
-Layout = Annotated[ChunkLayout, typer.Option(help="Whose chunks caches to come will have.")]
+Declared = Annotated[bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")]
+Layout = Annotated[ChunkLayout, typer.Option(help="Whose chunks future caches will have.")]
 SameRun = Annotated[
-    str | None, typer.Option(help="Folder of a run: make sure that the config is the run's.", metavar="FOLDER")
+    str | None, typer.Option(help="Folder of a run: check that the config is the run's.", metavar="FOLDER")
 ]
-IdLeaf = Annotated[str, typer.Option(help="The leaf that holds the ids of documents.", metavar="NAME")]
+IdLeaf = Annotated[str, typer.Option(help="Leaf that holds the ids of documents.", metavar="NAME")]
 Decoder = Annotated[
     str | None, typer.Option("--tokenizer", help="Decode with this tokenizer, if a cache has none.", metavar="FILE")
 ]
@@ -48,10 +52,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 def parse_hosts(text: str | None) -> list[int] | None:
-    """Numbers of hosts.
+    """Parses numbers of hosts.
 
     Raises:
-        ConfigError: one is no number.
+        ConfigError: one is not a number.
 
     Example:
         >>> parse_hosts("1,8,64")
@@ -66,22 +70,22 @@ def parse_hosts(text: str | None) -> list[int] | None:
 
 
 def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
-    """Tokens of sources by name.
+    """Parses sizes of sources, in tokens, by name.
 
     Raises:
-        ConfigError: one is no number of tokens that there can be.
+        ConfigError: one is not a possible number of tokens.
 
     Example:
         >>> parse_sizes(["web=1e12", "code=2e11"])
         {'web': 1000000000000, 'code': 200000000000}
     """
-    sizes = _numbers(items, "--tokens", 1, 1 << 60, "is no number of tokens that there can be", "E.g. web=1e12.")
+    sizes = _numbers(items, "--tokens", 1, 1 << 60, "is not a possible number of tokens", "E.g. web=1e12.")
     return {name: int(size) for name, size in sizes.items()}
 
 
 def parse_shares(items: Sequence[str] | None) -> dict[str, float]:
-    """Shares from 0 to 1 of sources by name, e.g. ``web=0.45``."""
-    return _numbers(items, "--icc", 0, 1 + 1e-9, "is no share from 0 to 1", "E.g. web=0.45.")
+    """Parses shares from 0 to 1 of sources, by name, e.g. ``web=0.45``."""
+    return _numbers(items, "--icc", 0, 1 + 1e-9, "is not a share from 0 to 1", "E.g. web=0.45.")
 
 
 def _numbers(
@@ -102,12 +106,12 @@ def _numbers(
 
 
 def typed_options(context: typer.Context) -> set[str]:
-    """Parameters of a command that were typed, by name."""
+    """Names of a command's parameters that were typed."""
     return {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
 
 
 def refuse_typed(context: typer.Context, names: Sequence[str], problem: str, cure: str = "Leave it out.") -> None:
-    """Raises ConfigError for the first of some options that was typed and would have no effect."""
+    """Raises ConfigError for the first of these options that was typed and would have no effect."""
     from headrace.errors import ConfigError
 
     for name in names:
@@ -117,7 +121,7 @@ def refuse_typed(context: typer.Context, names: Sequence[str], problem: str, cur
 
 
 def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
-    """A config, with what a run began with where it leaves that open."""
+    """Loads a config; what it leaves open is taken from the start of the run."""
     from headrace.config.lm_data import load_config
     from headrace.run.manifest import began_with
 
@@ -127,17 +131,17 @@ def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmD
 
 
 def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int | None = None) -> None:
-    """Makes sure that a config is that of a run, or differs from it by amendments alone.
+    """Checks that a config is that of a run, or differs from it by amendments only.
 
     Args:
         folder: The run's folder.
         config: The config.
         dataset: Its dataset.
-        step: Makes sure that this step is the same in both, and uses the run's anchors to get there; None: all of it.
+        step: Check only that this step is the same in both, using the run's anchors to reach it; None: check all.
 
     Raises:
-        ConfigError: there is no run, or one of both was amended before the step and the other was not.
-        PlanMismatchError: it is a run of another config; the differences are shown.
+        ConfigError: there is no run, or only one of the two was amended before the step.
+        PlanMismatchError: the run has another config; the differences are shown.
     """
     from headrace.data.dataset import BatchOrder
     from headrace.errors import ConfigError
@@ -146,10 +150,10 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
     stored = RunManifest.load(folder)
     if stored is None:
         raise ConfigError(
-            "holds no run: there is no manifest.json",
+            "is not the folder of a run: it has no manifest.json",
             field="--run",
             value=folder,
-            cure="Name the folder that open_run was given, or leave --run out.",
+            cure="Name the folder passed to open_run, or leave --run out.",
         )
     planned = BatchOrder(dataset, row_order=config.row_order)
     planned_manifest = RunManifest.of(planned)
@@ -166,17 +170,17 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
         stored.check_same(planned_manifest, folder)
     if step is not None and step >= min(amended):
         raise ConfigError(
-            f"the config and the run in {folder} differ by an amendment from step {min(amended):,} on",
+            f"the config and the run in {folder} differ by an amendment from step {min(amended):,}",
             field="--step",
             value=step,
-            cure="Use the config with the amendments that the run was resumed with.",
+            cure="Use the config with the amendments with which the run was resumed.",
         )
 
 
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.", metavar="bash|zsh|fish")],
 ) -> None:
-    """Print the script that makes a shell complete commands, options, choices and file names.
+    """Print the script with which a shell completes commands, options, choices and file names.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""``headrace pack``: plans how the documents of a cache share rows, saves the plan, and shows what it comes to."""
+"""``headrace pack``: plans how the documents of a cache share rows, saves the plan, and shows its figures."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ def command(
         str, typer.Option("--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap.")
     ] = "windowed",
     long: Annotated[
-        str, typer.Option(help="Documents longer than a row: split, truncate, truncate_start, drop, or an error.")
+        str, typer.Option(help="Documents longer than a row: split, truncate, truncate_start, drop or error.")
     ] = "split",
-    min_fill: Annotated[float, typer.Option(help="Drop packs that are filled to less than this share.")] = 0.0,
+    min_fill: Annotated[float, typer.Option(help="Drop packs that are less full than this share.")] = 0.0,
     max_documents: Annotated[
-        int | None, typer.Option(help="Most documents of a row, with next_fit; as many as fit by default.")
+        int | None, typer.Option(help="With next_fit: most documents in a row; by default, as many as fit.")
     ] = None,
-    unit: Annotated[int, typer.Option(help="Neighbouring documents that are never parted; 2 for pairs.")] = 1,
+    unit: Annotated[int, typer.Option(help="Number of neighbouring documents that stay together; 2 for pairs.")] = 1,
     remove: Annotated[
         str | None, typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE")
     ] = None,
     plans: Annotated[
-        str | None, typer.Option(help="Where plans are saved; plans in the cache by default.", metavar="FOLDER")
+        str | None, typer.Option(help="Folder for plans; by default, plans in the cache.", metavar="FOLDER")
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Try every algorithm, and save nothing.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Try all algorithms, and save nothing.")] = False,
     ranks: Annotated[
-        int | None, typer.Option(help="Show what so many ranks would train on, the same number of packs each.")
+        int | None, typer.Option(help="Show how many packs this many ranks train on, the same number each.")
     ] = None,
     drop_last: Annotated[
-        bool, typer.Option("--drop-last", help="With --ranks: drop packs until ranks come out even, not repeat some.")
+        bool,
+        typer.Option("--drop-last", help="With --ranks: drop packs to make ranks even, instead of repeating some."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan how documents share rows of one length, save the plan beside the cache, and show how full the rows are.
+    """Plan how documents share rows of one length, save the plan in the cache, and show how full the rows are.
 
-    Training finds the plan there and starts at once. For a config, all packed components are planned. Only the lengths
-    of documents are read, no tokens.
+    Training finds the plan there and starts at once. For a config, it plans all packed components. It reads the lengths
+    of documents, but no tokens.
 
     For example:
 
@@ -122,7 +123,7 @@ def _of_config(path: str, settings: list[str], ranks: int | None, drop_last: boo
 
 
 def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> dict[str, Any]:
-    """What a plan comes to, as JSON values."""
+    """The figures of a plan, as JSON values."""
     import numpy as np
 
     plan = dataset.plan
@@ -153,7 +154,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
 def _compared(
     cache: TokenCache, seq_len: int, how: PackingConfig, removed: DocumentFilter | None
 ) -> list[dict[str, Any]]:
-    """Every algorithm on the documents of a cache, as JSON values."""
+    """The figures of each algorithm for the documents of a cache, as JSON values."""
     from typing import get_args
 
     import numpy as np
@@ -202,9 +203,9 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     rows = {
         "packs": f"{facts['packs']:,} of {spec['capacity']:,} tokens ({spec['algorithm']}): a step of B rows has B"
         f" packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
-        "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} places are padding)",
-        "documents": f"{counts['documents']:,}, {each['mean']:.1f} in a pack, {each['max']:,} at most",
-        "blocks": f"{facts['blocks_a_pack']:.2f} stored blocks in a pack",
+        "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} positions are padding)",
+        "documents": f"{counts['documents']:,}, {each['mean']:.1f} per pack, at most {each['max']:,}",
+        "blocks": f"{facts['blocks_a_pack']:.2f} stored blocks per pack",
         **_what_became(facts, tokens),
         "checksum": facts["checksum"],
         "plan": facts["plan"],
@@ -224,13 +225,13 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
 
 
 def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
-    """Counters of what is not packed whole, those that are not 0."""
+    """Describes the documents and packs that are not packed whole, leaving out counts of 0."""
     counts, removed, incomplete = facts["counts"], facts["removed_documents"], facts["incomplete_documents"]
-    empty = counts["empty_documents"] - removed - incomplete  # to the plan, none of these has tokens
+    empty = counts["empty_documents"] - removed - incomplete  # the plan counts removed and incomplete ones as empty
     lacking = f"{format_count(incomplete, 'document')}, {format_count(facts['incomplete_tokens'], 'token')}"
     lines = {
         "removed": format_count(removed, "document") if removed else "",
-        "incomplete": f"{lacking}: others of their units are removed or empty" if incomplete else "",
+        "incomplete": f"{lacking}: other documents of their units are removed or empty" if incomplete else "",
         "without tokens": format_count(empty, "document") if empty else "",
         "split": format_count(counts["split_documents"], "document") if counts["split_documents"] else "",
     }

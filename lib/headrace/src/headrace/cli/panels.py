@@ -1,5 +1,5 @@
-"""How commands show their help; that of a command of many options has those that most calls need in full, the others by
-name, in panels.
+"""Help of commands. For a command with many options, it describes the most common ones and lists the others by name, in
+panels.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _EXAMPLES = 2
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help has no Python types: ``CONFIG``, ``--steps N``, ``--layout headrace|levanter``."""
+    """A command whose help shows no Python types: ``CONFIG``, ``--steps N``, ``--layout headrace|levanter``."""
 
     def records(self, ctx: Any) -> list[tuple[Any, tuple[str, str]]]:
-        """Its parameters that are not hidden, each with its line of the help."""
+        """Its visible parameters, each with its entry of the help."""
         pairs = ((param, param.get_help_record(ctx)) for param in self.get_params(ctx))
         return [
             (param, (plain_type(record[0], argument=param.param_type_name == "argument"), record[1]))
@@ -26,12 +26,12 @@ class PlainCommand(TyperCommand):
         ]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """As typer has them, without braces, and with one pair of brackets."""
+        """As in typer, but without braces and with only one pair of brackets."""
         pieces = (re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx))
         return [re.sub(r"^\[(\[.*\]\.\.\.)\]\.\.\.$", r"\1", piece) for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments and options."""
+        """Writes arguments and options."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             lines = [record for param, record in self.records(ctx) if param.param_type_name == kind]
             if lines:
@@ -40,7 +40,7 @@ class PlainCommand(TyperCommand):
 
 
 def plain_type(name: str, *, argument: bool) -> str:
-    """A parameter's name in the help, with the word for what it takes in place of a Python type.
+    """A parameter's name in the help, with a word for its values in place of a Python type.
 
     Example:
         >>> plain_type("CONFIG <str>", argument=True), plain_type("--steps <int range>", argument=False)
@@ -55,13 +55,13 @@ def plain_type(name: str, *, argument: bool) -> str:
 
 
 class PanelCommand(PlainCommand):
-    """A command whose options have panels (``rich_help_panel``); those without one are shown in full.
+    """A command whose options have panels (``rich_help_panel``); only those without one are described.
 
-    Its option :data:`HelpAll` shows all of them, and all examples.
+    Its option :data:`HelpAll` shows all options and examples in full.
     """
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The docstring; all examples only if all is asked for."""
+        """Writes the docstring, with all examples only for :data:`HelpAll`."""
         text = self.help or ""
         examples = [i for i, part in enumerate(text.split("\n\n")) if part.strip().startswith("headrace ")]
         if not ctx.meta.get(_ALL) and len(examples) > _EXAMPLES:
@@ -74,7 +74,7 @@ class PanelCommand(PlainCommand):
             self.help = full_help
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, options, panels."""
+        """Writes arguments, options and panels."""
         panels: dict[str | None, list[Any]] = {None: []}
         arguments = []
         for param, record in self.records(ctx):
@@ -91,7 +91,7 @@ class PanelCommand(PlainCommand):
                 with formatter.section(str(title)):
                     formatter.write_dl([record for _, record in options])
         else:
-            with formatter.section(f"More options (in full: {ctx.command_path} --help-all)"):
+            with formatter.section(f"More options (described by {ctx.command_path} --help-all)"):
                 rows = [(str(title), "  ".join(max(o.opts, key=len) for o, _ in of)) for title, of in panels.items()]
                 formatter.write_dl(rows)
 
@@ -108,5 +108,5 @@ def _show_all(ctx: typer.Context, shows: bool) -> None:
 
 HelpAll = Annotated[
     bool,
-    typer.Option("--help-all", help="Show all options, and more examples.", is_eager=True, callback=_show_all),
+    typer.Option("--help-all", help="Describe all options, and show more examples.", is_eager=True, callback=_show_all),
 ]

@@ -1,4 +1,4 @@
-"""``headrace remove``: documents out of a finished cache, for runs that begin from now on and for running ones."""
+"""``headrace remove``: removes documents from a finished cache, for new runs and for runs in progress."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def command(
     documents: Annotated[list[str] | None, typer.Argument(help="Numbers of documents.", metavar="[ID]...")] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", help="A list of them: numbers, one a line, or .npy (also a bitmap).", metavar="FILE"),
+        typer.Option("--file", help="List of numbers: one per line, or .npy (also a bitmap).", metavar="FILE"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove documents from a finished cache: write tombstones for them beside its ledger. The data does not change.
+    """Remove documents from a finished cache by writing tombstones beside its ledger. The data does not change.
 
-    New runs neither read these documents nor train on them; all their other rows stay the same, bit for bit. A run in
-    progress applies the removal from a step on, with the amendment that this command prints. Documents count from 0,
-    as in `headrace inspect CACHE --document`; `headrace inspect CACHE --id` finds the number of a document by its id.
+    New runs neither read these documents nor train on them; their other rows stay the same, bit for bit. To apply the
+    removal to a run in progress, add the amendment that this command prints. Documents are numbered from 0, as in
+    `headrace inspect CACHE --document`; `headrace inspect CACHE --id` finds the number of a document by its id.
 
     For example:
 
@@ -54,40 +54,40 @@ def command(
         typer.echo(json.dumps(facts))
         return
     again, newest = removal.listed - fresh, facts["generation"]
-    already = f" ({again:,} were removed before, or named twice)" if again else ""
+    already = f" ({again:,} were already removed, or named twice)" if again else ""
     typer.echo(f"{cache}: {format_count(fresh, 'document')} removed{already}; generation {newest} of its")
     count, tokens = (int(facts[name]) for name in ("removed_documents", "removed_tokens"))
     typer.echo(f"tombstones has {format_count(count, 'document')} with {format_count(tokens, 'token')}.")
     if newest not in (0, [0] * len(opened.members)):
-        typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
+        typer.echo("New runs leave them out. For a run in progress, add for each component with this cache:")
         typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")
 
 
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
-    """The documents that were asked for."""
+    """The requested documents."""
     from headrace.data.documents import DocumentFilter
     from headrace.errors import ConfigError
 
     if (file is None) == (not documents):
-        problem = "names no document" if file is None else "is given beside numbers of documents"
-        cure = f"Name some (headrace remove {cache.path} 17 4711), or a list: --file FILE."
+        problem = "names no document" if file is None else "cannot be combined with numbers of documents"
+        cure = f"Give either numbers (headrace remove {cache.path} 17 4711) or a list: --file FILE."
         raise ConfigError(problem, field="ID" if file is None else "--file", value=file or [], cure=cure)
     if file is not None:
         return DocumentFilter.load(file, name="--file")
     for text in documents:
         if not (text.isdecimal() and len(text) < 19 and int(text) < cache.num_documents):
             raise ConfigError(
-                f"is not a document: {cache.path} has {cache.num_documents:,}",
+                f"is not a document: {cache.path} has {format_count(cache.num_documents, 'document')}",
                 field="ID",
                 value=text,
-                cure=f"Numbers run from 0 to {cache.num_documents - 1}; headrace inspect {cache.path} --id ID --json"
-                " finds that of an id.",
+                cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace inspect {cache.path} --id ID --json"
+                " finds one by its id.",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
 
 
 def removal_facts(cache: TokenCache) -> dict[str, Any]:
-    """What is removed from a cache by now, as JSON values; of a cache with generations a list has what is of each."""
+    """What has been removed from a cache, as JSON values; for a cache with generations, lists with a value for each."""
     from headrace.data.documents import stored_documents, token_ranges
     from headrace.store.tombstones import removed_documents, tombstones_of
 

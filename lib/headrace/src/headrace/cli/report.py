@@ -1,4 +1,4 @@
-"""``headrace report``: one page about the data of a run, planned and measured."""
+"""``headrace report``: writes a page about the data of a run, planned and measured."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ def command(
     ],
     settings: Settings = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = "report.html",
-    run: Annotated[str | None, typer.Option(help="Folder of the run, if a config is given.", metavar="FOLDER")] = None,
+    run: Annotated[str | None, typer.Option(help="Folder of the run, if CONFIG is given.", metavar="FOLDER")] = None,
     config: Annotated[
-        str | None, typer.Option(help="The config, if a folder is given whose log has none.", metavar="FILE")
+        str | None, typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE")
     ] = None,
     num_steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of the run, if the config does not say.", min=1)
+        int | None, typer.Option("--steps", help="Steps of the run, if the config does not set them.", min=1)
     ] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(help="Numbers of hosts to forecast for; 1 and the run's by default.", metavar="N,N,..."),
+        typer.Option(help="Numbers of hosts to forecast for; by default 1 and that of the run.", metavar="N,N,..."),
     ] = None,
     tokens: Tokens = None,
     layout: Layout = "headrace",
-    live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine while the run goes on.")] = False,
-    port: Annotated[int, typer.Option(help="Port for --live; 0: any that is free.", min=0, max=65535)] = PORT,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page on this machine while the run continues.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port for --live; 0: any free port.", min=0, max=65535)] = PORT,
     refresh: Annotated[float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")] = 5.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what the page would show as JSON; write no page.")
+        bool, typer.Option("--json", help="Print the contents of the page as JSON; write no page.")
     ] = False,
 ) -> None:
-    """Write one HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls, provenance.
+    """Write an HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls, provenance.
 
-    The plan follows from the config; the measurements are those that RunLog wrote to the run's folder. The page needs
-    no network and no other file.
+    The plan is computed from the config; the measurements are those that RunLog wrote to the run's folder. The page
+    needs no network and no other file.
 
     For example:
 
@@ -68,7 +70,7 @@ def command(
         typer.echo(json.dumps(_as_json(facts), allow_nan=False))
     elif live:
         served = LiveReport(facts, port=port, every_s=refresh)
-        typer.echo(f"{served.url} (Ctrl-C ends it)")
+        typer.echo(f"{served.url} (Ctrl-C stops it)")
         with contextlib.suppress(KeyboardInterrupt):
             served.serve()
     else:
@@ -78,7 +80,7 @@ def command(
 
 
 def _as_json(facts: ReportFacts) -> dict[str, Any]:
-    """What the page shows, as numbers."""
+    """The contents of the page, as JSON values."""
     from dataclasses import asdict
 
     from headrace.report.blocks import plain

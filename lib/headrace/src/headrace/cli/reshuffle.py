@@ -1,4 +1,4 @@
-"""``headrace reshuffle``: a copy of a cache whose documents lie in a shuffled order."""
+"""``headrace reshuffle``: copies a cache with its documents in a shuffled order."""
 
 from __future__ import annotations
 
@@ -24,29 +24,32 @@ def command(
         str, typer.Argument(help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE")
     ],
     output: Annotated[str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")],
-    seed: Annotated[int, typer.Option(help="Another seed gives another order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     unit: Annotated[
         int | None,
-        typer.Option(help="Neighbouring documents that stay together; by default 2 for pairs, else 1.", metavar="N"),
+        typer.Option(
+            help="Number of neighbouring documents that stay together; by default 2 for pairs, otherwise 1.",
+            metavar="N",
+        ),
     ] = None,
     memory: MemoryOption = None,
-    part_bytes: Annotated[int, typer.Option(help="Stored bytes in a part, about.", metavar="BYTES")] = 256 << 20,
+    part_bytes: Annotated[int, typer.Option(help="Approximate stored bytes in a part.", metavar="BYTES")] = 256 << 20,
     engine: Annotated[
-        Engine, typer.Option(help="What does the work: processes here, this one, or a Ray cluster.")
+        Engine, typer.Option(help="Where the work runs: in local processes, in this process, or on a Ray cluster.")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
+        int | None, typer.Option(help="Parallel workers; by default as many as cores and memory allow.", metavar="N")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cost, and do nothing.")] = False,
     repair: RepairOption = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in OUTPUT and start over.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the contents of OUTPUT and start over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a token cache with its documents shuffled, so that reading it block by block trains like a full shuffle.
 
-    All leaves move with their documents. Filters and hold-outs of documents still refer to the documents of CACHE. If
-    it is interrupted, run the same command again to resume. The result is the same, bit for bit, whatever memory,
-    engine and workers you give it.
+    All leaves move with their documents. Filters and hold-outs still refer to documents by their numbers in CACHE. If
+    it is interrupted, run the same command again to resume. The result is the same, bit for bit, for any memory,
+    engine and workers.
 
     For example:
 
@@ -77,8 +80,8 @@ def command(
 def _summary(report: ReshuffleReport, cache: str) -> str:
     what = f"{format_count(report.documents, 'document')}, {report.tokens:,} tokens"
     if not report.parts_built:
-        return f"{report.path} is finished already: {what}, shuffled with seed {report.seed}."
-    reused = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
+        return f"{report.path} is already finished: {what}, shuffled with seed {report.seed}."
+    reused = f"; {report.parts_reused:,} were already there" if report.parts_reused else ""
     return (
         f"Shuffled {cache} with seed {report.seed}: {report.path}, {what},"
         f" {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s{reused}.\n"

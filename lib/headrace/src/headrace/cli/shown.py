@@ -1,4 +1,4 @@
-"""How commands show text, sizes, shares and progress: on a terminal in colour, elsewhere with plain marks."""
+"""How commands show text, sizes, shares and progress: in colour on a terminal, with plain marks elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OPEN, CLOSE = "\u27e6", "\u27e7"
 
 
 def coloured(console: Console) -> bool:
-    """Whether colours show; if not, plain marks stand for them."""
+    """Whether the console shows colours; if not, plain marks replace them."""
     return console.color_system is not None and not console.no_color
 
 
 def marked(runs: list[tuple[str, bool]], console: Console) -> Text:
-    """Text of which some is trained on: in colour, or between ``\u27e6`` and ``\u27e7``."""
+    """Text whose trained pieces are coloured, or put between ``\u27e6`` and ``\u27e7``."""
     from rich.text import Text
 
     text = Text()
@@ -38,7 +38,7 @@ def marked(runs: list[tuple[str, bool]], console: Console) -> Text:
 
 
 def legend(console: Console) -> Text:
-    """What the marks of :func:`marked` mean."""
+    """Explains the marks of :func:`marked`."""
     from rich.text import Text
 
     trained = Text("trained on", TRAINED) if coloured(console) else Text(f"{OPEN}trained on{CLOSE}")
@@ -46,7 +46,7 @@ def legend(console: Console) -> Text:
 
 
 def printable(text: str) -> str:
-    r"""Text without the characters that would act on a terminal: a document is data, it must not move the cursor.
+    r"""Text with control characters replaced: a document must not move the cursor of a terminal.
 
     Example:
         >>> printable("a\tb\x1b[2J\x9b")
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, width: int) -> str:
-    r"""The text as one line of at most ``width`` cells of a terminal, line ends shown.
+    r"""The text as one line of at most ``width`` cells of a terminal, with visible line ends.
 
     Example:
         >>> one_line("a\nb\tc" + "x" * 20, 10), one_line("漢字漢字", 5)
@@ -70,7 +70,7 @@ def one_line(text: str, width: int) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar of up to 32 characters; anything above 0 shows.
+    """A bar of up to 32 characters; any share above 0 is visible.
 
     Example:
         >>> len(bar(1.0)), bar(0.001), bar(0)
@@ -82,7 +82,7 @@ def bar(share: float) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """A size in the unit that gives one to three digits.
+    """A size in the unit in which it has one to three digits.
 
     Example:
         >>> in_bytes(999), in_bytes(1_500_000)
@@ -94,7 +94,7 @@ def in_bytes(count: int) -> str:
 
 
 def figures_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
-    """A table without rules: its first ``left`` columns hold names, which fold, the others figures."""
+    """A table without rules: the first ``left`` columns hold names, the others figures; long cells are folded."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
@@ -104,7 +104,7 @@ def figures_table(*titles: str, left: int = 1, title: str | None = None) -> Tabl
 
 
 def show_judgments(judgments: Iterable[Judgment]) -> None:
-    """A line a judgment: its level, coloured, the figure, and why or what to change."""
+    """Prints one line for each judgment: its coloured level, the figure, and why or what to change."""
     from rich.console import Console
     from rich.text import Text
 
@@ -116,24 +116,24 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
 
 
 def wrapped(text: str, console: Console, indent: int) -> str:
-    """Text over lines as wide as the terminal, the first of which begins at ``indent``; a command is left in one piece,
-    so that it can be copied. Elsewhere than on a terminal, one line.
+    """Text wrapped to the width of the terminal; the first line begins at ``indent``. A command stays in one piece so
+    that it can be copied. If the console is no terminal, the text stays in one line.
     """
     if not console.is_terminal:
         return text
     prose, command, rest = text.partition("headrace ")
-    whole = prose.split() + [command + rest] * bool(command)
+    pieces = prose.split() + [command + rest] * bool(command)
     lines, room = [""], console.width - indent
-    for word in whole:
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+    for piece in pieces:
+        if lines[-1] and len(lines[-1]) + 1 + len(piece) > room:
             lines.append("")
             room = console.width - 2
-        lines[-1] += f" {word}" if lines[-1] else word
+        lines[-1] += f" {piece}" if lines[-1] else piece
     return "\n  ".join(lines)
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """A line a fact: its name, dim, and what there is to say."""
+    """One row for each fact: its name, dimmed, and its value."""
     from rich.table import Table
     from rich.text import Text
 
@@ -152,10 +152,10 @@ def _acts(c: str) -> bool:
 
 @contextmanager
 def counting(what: str, *, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """A bar on stderr, if that is a terminal and ``show`` is True.
+    """Shows a progress bar on stderr, if that is a terminal and ``show`` is True.
 
     Yields:
-        ``expect(total)`` and ``advance(done since the last call)``, in values; callable from any thread.
+        ``expect(total)`` and ``advance(values since the last call)``; both can be called from any thread.
     """
     from headrace import progress as reports
 
@@ -176,8 +176,8 @@ def counting(what: str, *, show: bool) -> Iterator[tuple[Callable[[int], None], 
 
 @contextmanager
 def working(what: str, *, show: bool = True) -> Iterator[None]:
-    """A bar on stderr, if that is a terminal: how long something has taken and, once the work reports how far it is
-    (:mod:`headrace.progress`), what it does, the share and the time that is left.
+    """Shows a progress bar on stderr, if that is a terminal: the time taken and, once the work reports its progress
+    (:mod:`headrace.progress`), its current task, the share done and the time left.
     """
     from headrace import progress
 

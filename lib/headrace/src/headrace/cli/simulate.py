@@ -1,4 +1,4 @@
-"""``headrace simulate``: what a run will read, before it starts; ``headrace icc``: whether a corpus needs shuffling."""
+"""``headrace simulate``: forecasts what a run reads; ``headrace icc``: measures whether a corpus needs shuffling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.mix.schedule import ExchangeSetting, RowOrder
 
 LONG_S = 5.0
-"""Seconds of counting that are worth a word."""
+"""Seconds of counting from which the user is warned."""
 
 
 def command(
@@ -44,23 +44,24 @@ def command(
     hosts: Hosts = None,
     cache_mib: Annotated[
         int | None,
-        typer.Option(help="Memory for blocks on a host; prefetch_bytes by default.", metavar="MIB", min=1),
+        typer.Option(help="Memory for blocks on a host; by default prefetch_bytes.", metavar="MIB", min=1),
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",
     icc: Icc = None,
     num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.", min=1)] = None,
-    first_step: Annotated[int, typer.Option(help="Step to begin to look at.", min=0)] = 0,
-    max_rows: Annotated[int, typer.Option(help="Rows to look at, at most.", min=1)] = 1 << 20,
-    price_per_1000_reads: Annotated[float, typer.Option(help="Money for a thousand requests.")] = 0.0004,
-    price_per_gib: Annotated[float, typer.Option(help="Money for each GiB that leaves the store.")] = 0.0,
+    first_step: Annotated[int, typer.Option(help="First step to forecast.", min=0)] = 0,
+    max_rows: Annotated[int, typer.Option(help="Most rows to examine.", min=1)] = 1 << 20,
+    price_per_1000_reads: Annotated[float, typer.Option(help="Price of a thousand requests.")] = 0.0004,
+    price_per_gib: Annotated[float, typer.Option(help="Price of each GiB read from the store.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast what a run will read, exactly, without reading it.
+    """Forecast exactly what a run will read, without reading it.
 
-    The order is a pure function of the config, so reads, memory, bursts and costs are counted, not guessed, for any
-    number of hosts. Only the ledgers of the caches are opened; `expected_tokens` stand in for caches to come.
+    The order is a pure function of the config, so reads, memory, bursts and costs are counted, not estimated, for any
+    number of hosts. Only the ledgers of the caches are opened; caches that do not exist yet are planned with their
+    `expected_tokens`.
 
     For example:
 
@@ -112,7 +113,7 @@ def command(
 
 
 def _say_if_long(config: LmDataConfig) -> None:
-    """Says so if the examples before a change of row length, or before limits, take long to count."""
+    """Warns if the examples before a change of row length, or before limits, take long to count."""
     from headrace.mix.policies.registry import policy_kind
     from headrace.mix.schedule import BatchSchedule
 
@@ -131,11 +132,11 @@ def _say_if_long(config: LmDataConfig) -> None:
 
 
 def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSetting) -> None:
-    """Prints a forecast: what was looked at, a table of reads, and what else to know of each number of hosts."""
+    """Prints a forecast: the steps examined, a table of reads, and details for each number of hosts."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    scope = "all of the run" if forecast.exact else "a sample: the figures hold for these steps"
+    scope = "the whole run" if forecast.exact else "a sample: the figures apply to these steps"
     looked = " and ".join(f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks)
     console.print(
         f"{format_count(components, 'component')}, batches of {format_count(forecast.batch_size, 'row')}"
@@ -163,7 +164,7 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
             f" to open the caches{described}."
         )
         if h.hosts_replayed < h.hosts:
-            console.print(f"{hosts}: projected from {h.hosts_replayed}, evenly spread.")
+            console.print(f"{hosts}: projected from {h.hosts_replayed} evenly spaced hosts.")
     for note in forecast.notes:
         console.print(f"Note: {note}")
 
@@ -172,21 +173,21 @@ def icc(
     cache: Annotated[str, typer.Argument(help="A finished cache.", metavar="CACHE")],
     seq_len: Annotated[int, typer.Option(help="Tokens in a row.")] = 2048,
     batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 512,
-    block: Annotated[int | None, typer.Option(help="Rows in a block; one stored chunk by default.")] = None,
+    block: Annotated[int | None, typer.Option(help="Rows in a block; by default one stored chunk.")] = None,
     losses: Annotated[
-        str | None, typer.Option(help=".npy file with the loss of each row, from a model of yours.", metavar="FILE")
+        str | None, typer.Option(help=".npy file with the loss of each row, from your own model.", metavar="FILE")
     ] = None,
-    blocks: Annotated[int, typer.Option(help="Blocks to read, at most.")] = 4096,
+    blocks: Annotated[int, typer.Option(help="Most blocks to read.")] = 4096,
     save: Annotated[
-        bool, typer.Option("--save", help="Keep it in the cache's folder, for forecasts and checks.")
+        bool, typer.Option("--save", help="Save the result in the cache's folder, for forecasts and checks.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how alike neighbouring rows are, and so whether a corpus needs shuffling.
+    """Measure how similar neighbouring rows are, and so whether a corpus needs shuffling.
 
-    Each row gets a loss: that of its tokens' frequencies, or one that you give. The share of the variance that lies
-    between blocks (the intraclass correlation) says how much noisier the batches of each order are than those of a full
-    shuffle. Of a large cache, only evenly spaced stretches are read. After `--save`, `simulate`, `config check` and
+    Each row gets a loss: that of its tokens' frequencies, or one from `--losses`. The share of the variance that lies
+    between blocks (the intraclass correlation) shows how much noisier each order's batches are than those of a full
+    shuffle. In a large cache, only evenly spaced stretches are read. After `--save`, `simulate`, `config check` and
     `report` forecast the excess loss.
 
     For example:
@@ -213,19 +214,19 @@ def icc(
 
 
 def _show_probe(found: ShuffleProbe) -> None:
-    """Prints what a probe found."""
+    """Prints the result of a probe."""
     from rich.console import Console
 
     console, share = Console(highlight=False), found.share
     console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
     console.print(
-        f"Of the variance, {share.icc:z.1%} lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n"
+        f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n"
     )
     table = figures_table("order", f"noise of a batch of {format_count(found.batch_size, 'row')}, full shuffle = 1")
     for order, noise in found.noise.items():
         table.add_row(order, f"{noise:.2f}")
     console.print(table)
-    needs = "needs shuffling" if found.needs_shuffling else "may be read as it is stored, by this measure"
+    needs = "needs shuffling" if found.needs_shuffling else "can be read in stored order, by this measure"
     console.print(f"\nThis corpus {needs}.")
 
 
@@ -238,5 +239,5 @@ def _load(path: str) -> np.ndarray:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a .npy file of numbers"
-        cure = "Write it with numpy.save(FILE, losses), one loss a row."
+        cure = "Write it with numpy.save(FILE, losses), one loss per row."
         raise ConfigError(f"cannot be read ({why})", field="--losses", value=path, cure=cure) from error

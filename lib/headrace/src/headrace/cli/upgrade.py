@@ -1,4 +1,4 @@
-"""``headrace upgrade``: the ledger in columns beside caches of earlier releases."""
+"""``headrace upgrade``: writes the binary ledger of caches of earlier releases."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def command(
     caches: Annotated[list[str], typer.Argument(help="Folders or URLs of finished caches.", metavar="CACHE...")],
     as_json: AsJson = False,
 ) -> None:
-    """Write ledger.bin, from which a cache of many parts opens at once, beside the ledger of a cache.
+    """Write ledger.bin, with which a cache of many parts opens at once, beside the ledger of a cache.
 
-    Builds write it themselves: this is for caches of earlier releases, and for a file that was damaged. Data,
-    ledger.json and fingerprints stay as they are, and earlier releases read the cache as before.
+    Builds write it themselves: this command is for caches of earlier releases, and for a damaged file. Data,
+    ledger.json and fingerprints do not change, and earlier releases can still read the cache.
 
     For example:
 
@@ -32,4 +32,4 @@ def command(
         if as_json:
             typer.echo(json.dumps({"path": cache, "written": is_new}))
         else:
-            typer.echo(f"{cache}: ledger.bin {'written' if is_new else 'was there, and is sound'}.")
+            typer.echo(f"{cache}: ledger.bin {'written' if is_new else 'already there, and sound'}.")

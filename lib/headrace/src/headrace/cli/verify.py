@@ -1,4 +1,4 @@
-"""``headrace verify``: is a cache still what was written, and if not, what rebuilds it."""
+"""``headrace verify``: checks that a cache is still what was written, and names what rebuilds it if not."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _SHOWN_SOURCES = 4
 def command(
     cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every chunk and compare checksums and digests, not sizes alone.")
+        bool, typer.Option("--deep", help="Read every chunk and compare checksums and digests, not only sizes.")
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Check as with --deep, and build what is damaged anew from its sources."),
+        typer.Option("--repair", help="Check as with --deep, and rebuild what is damaged from its sources."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a token cache: every file is there and complete; with `--deep`, every byte is what was written.
 
-    Names the damaged parts, files and chunks, and the source files that rebuild them. Ends with status 1 if something
-    is damaged. `--repair` rebuilds the parts whose sources are there, bit for bit, and names the others with the
-    command that builds them; the status is 1 only if there are any. If it is interrupted, run it again to resume.
+    Names the damaged parts, files and chunks, and the source files that rebuild them. Exits with status 1 if something
+    is damaged. `--repair` rebuilds the parts whose sources exist, bit for bit, and names the others with the command
+    that builds them; the status is 1 only if there are any. If it is interrupted, run it again to resume.
 
     For example:
 
@@ -66,7 +66,7 @@ def command(
 
 
 def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
-    """Checks one generation of a cache, mends it if that is asked for, and says what it found; whether it is sound."""
+    """Checks one generation of a cache, repairs it if requested, and returns the findings and whether it is sound."""
     from rich.console import Console
 
     from headrace.data.saved_filters import filter_findings
@@ -96,19 +96,19 @@ def _show_repair(console: Console, done: RepairReport, command: str) -> None:
     from rich.text import Text
 
     for name in done.rebuilt:
-        console.print(Text.assemble(("repaired ", "green"), f"part {name}: built anew, as it was"))
+        console.print(Text.assemble(("repaired ", "green"), f"part {name}: rebuilt as it was"))
     for file in done.restored:
-        console.print(Text.assemble(("repaired ", "green"), f"{file}: written anew"))
+        console.print(Text.assemble(("repaired ", "green"), f"{file}: rewritten"))
     for folder in done.dropped:
-        console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; it is made again when asked for"))
+        console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; it is written again when needed"))
     for what, why in done.left.items():
         console.print(Text.assemble(("left ", "bold red"), f"{what}: {why}"))
     if command:
-        console.print(Text(f"To build just these anew, once that is mended: {command}"))
+        console.print(Text(f"To rebuild only these, once that is fixed: {command}"))
 
 
 def _repair_command(cache: str) -> str:
-    """The command that mends what sources are there for; empty if the cache was not built by one."""
+    """The command that rebuilds damaged parts; empty if no build command made the cache."""
     from headrace.cli.inspect import build_command
     from headrace.store.ledger import read_ledger
 
@@ -124,7 +124,7 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
     for damage in report.damages:
         console.print(_line(damage))
     unfinished = "" if report.finished else " (unfinished: its complete parts)"
-    how = "every chunk read" if report.deep else "names, sizes and ends of files; --deep reads every chunk"
+    how = "every chunk read" if report.deep else "names, sizes and ends of files checked; --deep reads every chunk"
     sizes = f"{format_count(report.parts, 'part')}, {format_count(report.elements, 'value')}"
     what = f"{report.path}{unfinished}: {sizes} ({how})"
     if report.shuffled:
@@ -137,7 +137,7 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
     parts = report.damaged_parts
     console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {format_count(len(parts), 'part')} with damage."))
     if repair:
-        console.print(Text(f"To build just these anew: {repair}"))
+        console.print(Text(f"To rebuild only these: {repair}"))
 
 
 def _line(damage: Damage) -> Text:

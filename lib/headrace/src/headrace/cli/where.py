@@ -1,4 +1,4 @@
-"""``headrace where``: where a run is at a step."""
+"""``headrace where``: shows the position of a run at a step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def command(
     config: Config,
     settings: Settings = None,
-    step: Annotated[int, typer.Option(help="Steps that are done: the next one to load.")] = 0,
+    step: Annotated[int, typer.Option(help="Number of steps done, which is the next step to load.")] = 0,
     document: Annotated[
         list[int] | None,
-        typer.Option(help="Instead: the steps before that have seen this document (repeatable).", metavar="I"),
+        typer.Option(help="Show the earlier steps that trained on this document instead (repeatable).", metavar="I"),
     ] = None,
     component: Annotated[
-        str | None, typer.Option(help="The source of these documents, if there are several.", metavar="NAME")
+        str | None, typer.Option(help="Source of the documents, if there are several sources.", metavar="NAME")
     ] = None,
     run: SameRun = None,
     as_json: AsJson = False,
@@ -36,7 +36,7 @@ def command(
     """Show where a run is at a step: stage, weights, tokens, and the epoch of each source; or when it saw documents.
 
     The order is a pure function of the config, so the answer is exact for any step of any run, and only the ledgers of
-    the caches are opened. Documents that were removed since (`headrace remove`) are found too.
+    the caches are opened. Documents removed since then (`headrace remove`) are found, too.
 
     For example:
 
@@ -65,7 +65,7 @@ def command(
 
 
 def _find(config: LmDataConfig, step: int, documents: list[int], component: str | None, as_json: bool) -> None:
-    """Shows in which steps documents were seen."""
+    """Prints the steps that trained on documents."""
     import numpy as np
 
     from headrace.errors import ConfigError
@@ -75,7 +75,7 @@ def _find(config: LmDataConfig, step: int, documents: list[int], component: str 
 
     names = ", ".join(config.components)
     if not documents or min(documents) < 0:
-        cure = "Documents count from 0: --document 4711; headrace inspect CACHE --id ID --json finds that of an id."
+        cure = "Give a number, from 0 on: --document 4711; headrace inspect CACHE --id ID --json finds one by its id."
         raise ConfigError("names no document", field="--document", value=documents, cure=cure)
     if component is None and len(family(next(iter(config.components)), config.components)) < len(config.components):
         cure = f"Name one of {names}: --component {next(iter(config.components))}."
@@ -89,7 +89,7 @@ def _find(config: LmDataConfig, step: int, documents: list[int], component: str 
         typer.echo(json.dumps({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}))
         return
     for one in all_sightings:
-        suffix = ", removed by then" if one.removed else ""
+        suffix = ", already removed" if one.removed else ""
         where = f"step {one.step:,}, row {one.row:,}"
         typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{suffix}")
     documents_seen = {one.document for one in all_sightings if not one.removed}

@@ -211,17 +211,17 @@ def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> Coun
 
 
 def counts_of_padding(config: LmDataConfig) -> tuple[list[str], list[str]]:
-    """The fields that count tokens, where the unit has them count the places of packed rows; and these components."""
+    """Fields whose token counts include padding, and the packed components whose padding they include."""
     components = config.components
     packed = [name for name, component in components.items() if component.packing is not None]
-    asked = {
+    counts_tokens = {
         "unit": config.unit == "tokens",
         "policy": config.policy == "least_consumed",
         "weights": config.weights is not None and is_size_rule(config.weights, components),
         "stages": any(stage.tokens is not None for stage in config.stages),
         **{f"components.{name}.max_tokens": components[name].max_tokens is not None for name in packed},
     }
-    fields = [field for field, is_asked in asked.items() if is_asked]
+    fields = [field for field, counts in counts_tokens.items() if counts]
     return (fields, packed) if packed and config.unit in ("examples", "tokens") else ([], [])
 
 

@@ -1,5 +1,4 @@
-"""``LmDataConfig``: the data of a training run in one document; YAML, command-line flags and Python give the same
-object.
+"""``LmDataConfig``: the data of a training run, as one object from YAML, command-line settings or Python.
 
 .. code-block:: yaml
 

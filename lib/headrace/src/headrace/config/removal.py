@@ -47,8 +47,10 @@ def erase_removed(
     _check_names(components, amendments)
     removals = {name: _Removals(name, one, caches[name]) for name, one in components.items()}
     for number, amendment in enumerate(amendments):
-        for group, given in amendment.remove.items():
-            _check_count(f"amendments[{number}].remove.{group}", given, [removals[n] for n in family(group, caches)])
+        for group, generation in amendment.remove.items():
+            _check_count(
+                f"amendments[{number}].remove.{group}", generation, [removals[n] for n in family(group, caches)]
+            )
     erasures: dict[str, list[tuple[int, Erasure]]] = {}
     for name, removal in removals.items():
         steps = [(0, f"components.{name}.tombstones", components[name].tombstones)]

@@ -335,8 +335,11 @@ def columns_by_component(
     for column in columns:
         having = [name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves]
         if not having:
-            leaf, known = _config_of(columns[column]).leaf, {leaf for cache in caches.values() for leaf in cache.leaves}
-            cure = f"{did_you_mean(leaf, known)} Or leave the column out."
+            leaf, leaves = (
+                _config_of(columns[column]).leaf,
+                {leaf for cache in caches.values() for leaf in cache.leaves},
+            )
+            cure = f"{did_you_mean(leaf, leaves)} Or leave the column out."
             raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=leaf, cure=cure)
         for name in caches:
             config = configs[name][column]

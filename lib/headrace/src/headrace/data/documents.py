@@ -274,8 +274,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     flying: deque[tuple[slice, np.ndarray, int, ArrayFuture]] = deque()
 
     def take() -> None:
-        positions, at, before, read = flying.popleft()
-        tokens[positions] = read.result()[at] + before
+        positions, at, tokens_before, read = flying.popleft()
+        tokens[positions] = read.result()[at] + tokens_before
 
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()

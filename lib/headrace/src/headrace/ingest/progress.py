@@ -92,6 +92,5 @@ class Rates:
         """Adds ``done`` and returns the rates."""
         self._done += done
         seconds = max(self._clock() - self._started, 1e-9)
-        done = self._done
-        tokens, text_bytes = done.tokens / seconds, done.text_bytes / seconds
+        tokens, text_bytes = self._done.tokens / seconds, self._done.text_bytes / seconds
         return f"{tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"

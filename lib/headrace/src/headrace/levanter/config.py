@@ -1,8 +1,8 @@
-"""``HeadraceDataConfig``: what stands where ``data`` is in a ``TrainLmConfig`` of Levanter's.
+"""``HeadraceDataConfig``: a headrace config as the ``data`` of Levanter's ``TrainLmConfig``.
 
-``train_lm`` asks its data config for four things: a tokenizer (for its length and for evaluation), the training set,
-the evaluation sets with their tags, and the same without. This one answers from a headrace config. Nothing is mixed or
-shuffled by Levanter, so its ``data_seed`` does not count: the seed is headrace's.
+``train_lm`` requests four things from its data config: a tokenizer (for its length and for evaluation), the training
+set, and the evaluation sets with and without tags. This class takes them from a headrace config. Levanter neither mixes
+nor shuffles, so its ``data_seed`` has no effect: the seed is that of the headrace config.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RUN_FOLDER = "headrace"
 
 @dataclass(frozen=True)
 class HeadraceDataConfig:
-    """The data of a run of ``levanter.main.train_lm``, in the place of Levanter's ``LmDataConfig``.
+    """The data of a run of ``levanter.main.train_lm``, in place of Levanter's ``LmDataConfig``.
 
     .. code-block:: yaml
 
@@ -41,13 +41,13 @@ class HeadraceDataConfig:
 
     Attributes:
         config: A headrace config: :class:`headrace.LmDataConfig`, the path of its YAML, or its content. Its ``seq_len``
-            and ``batch_size`` must be the trainer's.
-        settings: ``name=value`` settings over it.
-        tokenizer: What Levanter loads as tokenizer, for evaluation and export: a name or folder. None: one that only
-            knows the size of the caches' vocabulary.
+            and ``batch_size`` must equal the trainer's.
+        settings: ``name=value`` settings that override it.
+        tokenizer: Name or folder of the tokenizer that Levanter loads for evaluation and export. None: a stand-in with
+            the size of the caches' vocabulary.
         run_dir: Folder of the run's checkpoints, ``checkpointer.base_path`` with the run's id. The run's manifest is
-            kept there, and a resumed run whose data, order or mixture differ is refused with the difference shown.
-            None: nobody looks.
+            saved there; a resumed run with different data, order or mixture is refused, with the difference shown.
+            None: runs are not compared.
     """
 
     config: Any = None
@@ -60,7 +60,7 @@ class HeadraceDataConfig:
         """The headrace config.
 
         Raises:
-            ConfigError: it is missing, or not usable.
+            ConfigError: it is missing or invalid.
         """
         if self.config is None:
             raise ConfigError("is missing", field="data.config", cure="Write data: {config: data.yaml}.")
@@ -77,7 +77,7 @@ class HeadraceDataConfig:
         """The tokenizer that Levanter uses.
 
         Raises:
-            ConfigError: it knows fewer tokens than the caches have.
+            ConfigError: its vocabulary is smaller than that of the caches.
         """
         vocab_size = self.resolved.vocab_size
         if self.tokenizer is None:
@@ -92,17 +92,17 @@ class HeadraceDataConfig:
         return tokenizer
 
     def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
-        """The mixture, as Levanter's loader reads it.
+        """The mixture, as a dataset for Levanter's loader.
 
         Args:
             Pos: Axis of positions; its size must be ``seq_len``.
-            batch_schedule: The trainer's; must be ``batch_size``.
-            key: Levanter's key; the config's own seed counts instead.
-            **ignored: What other versions of Levanter give.
+            batch_schedule: The trainer's; must equal ``batch_size``.
+            key: Levanter's key, which is ignored: the config has its own seed.
+            **ignored: Arguments of other versions of Levanter.
 
         Raises:
             ConfigError: the trainer's batch size or length differs from the config's.
-            PlanMismatchError: the run in ``run_dir`` is another one.
+            PlanMismatchError: the run in ``run_dir`` is a different one.
         """
         config = self.resolved
         check_length(Pos, config)
@@ -119,7 +119,7 @@ class HeadraceDataConfig:
         return rows
 
     def validation_sets(self, Pos: Any) -> Mapping[str, HeadraceDataset]:
-        """What the config holds out of each component, by name; nothing if it holds nothing out."""
+        """The hold-out of each component, by name; empty if the config holds nothing out."""
         if self.resolved.validation is None:
             return {}
         datasets = self.resolved.validation_datasets(seq_len=Pos.size)
@@ -134,22 +134,22 @@ class HeadraceDataConfig:
 
 
 def steps_done(run_dir: str) -> int:
-    """The step of the latest checkpoint of Levanter's in a folder; 0 if there is none."""
+    """The step of Levanter's latest checkpoint in a folder; 0 if there is none."""
     return max((candidate.step for candidate in discover_checkpoint_candidates(run_dir)), default=0)
 
 
 def open_run_beside(run_dir: str | None, rows: HeadraceDataset) -> None:
-    """Holds a run's rows against the manifest beside its checkpoints; None: nobody looks.
+    """Compares a run with the manifest beside its checkpoints; does nothing without a folder.
 
     Raises:
-        PlanMismatchError: the run in the folder is another one.
+        PlanMismatchError: the run in the folder is a different one.
     """
     if run_dir is not None:
         open_run(files.join(run_dir, _RUN_FOLDER), rows, steps_done(run_dir))
 
 
 def check_length(Pos: Any, config: LmDataConfig) -> None:
-    """Raises ConfigError unless rows are as long as Levanter's positions, and batches whole."""
+    """Raises ConfigError unless rows are as long as Levanter's position axis, and batches are not split."""
     check_whole_batches(config)
     lengths = [length for _, length in config.phases]
     if lengths != [Pos.size]:
@@ -161,7 +161,7 @@ def check_length(Pos: Any, config: LmDataConfig) -> None:
 
 
 def _encoded(config: HeadraceDataConfig, declared_type: Any = None) -> dict[str, Any]:
-    """As it was resolved, so that the run's log has all of it."""
+    """The resolved config, so that the run's log has all of it."""
     data = None if config.config is None else yaml.safe_load(config.resolved.to_yaml())
     return {"config": data, "settings": [], "tokenizer": config.tokenizer, "run_dir": config.run_dir}
 

@@ -1,12 +1,12 @@
-"""A headrace dataset as an ``AsyncDataset`` of Levanter's: its ``DataLoader`` and its ``train_lm`` read it.
+"""A headrace dataset as a Levanter ``AsyncDataset``, for Levanter's ``DataLoader`` and ``train_lm``.
 
-Levanter asks for examples by number and stacks them itself, so each example is an object of its own; all that can be
-done for many at once (where rows lie, reading, weights, segments) is done once a request. The numbers are those of the
-run: example ``offset(step) + k`` is row k of that step's batch, in the order in which headrace's own loader has it.
-Resuming is Levanter's ``iter_from_step``: nothing is stored.
+Levanter requests examples by number and stacks them itself, so each example is a separate object; all work that can be
+shared (locating rows, reading, weights, segments) is done once per request. Examples are numbered through the run:
+example ``offset(step) + k`` is row k of that step's batch, in the same order as in headrace's own loader. A run resumes
+with Levanter's ``iter_from_step``: nothing is stored.
 
-Price: scripts/bench/bench_levanter.py. Nothing is kept between requests, so a stored block is read again by each
-request (32 batches) that has rows of it; :class:`~headrace.levanter.loader.LmLoader` reads it once.
+Price: scripts/bench/bench_levanter.py. Nothing is kept between requests, so each request (32 batches) reads again every
+stored block that it needs; :class:`~headrace.levanter.loader.LmLoader` reads it once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.order.order import check_indices
 
 
 def check_whole_batches(config: LmDataConfig) -> None:
-    """Raises ConfigError if a config cuts batches, which Levanter's trainer does by itself."""
+    """Raises ConfigError if a config splits batches, which Levanter's trainer does by itself."""
     if config.micro_batches is not None:
         cure = "Leave it out, and set trainer.per_device_parallelism."
         raise ConfigError("are Levanter's own to cut", field="micro_batches", value=config.micro_batches, cure=cure)
@@ -49,18 +49,18 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
     """Examples for Levanter's ``DataLoader``: ``LmExample`` with named axes, or ``GrugLmExample``.
 
     Args:
-        dataset: What to load: a mixture, or any dataset that gives a PackedBatch.
-        batch_size: Rows of the global batch, as for headrace's loader; left out for a mixture, which has its own.
+        dataset: The dataset to load: a mixture, or any dataset that yields a PackedBatch.
+        batch_size: Rows of the global batch, as for headrace's loader; not needed for a mixture, which has its own.
         named: Whether examples are ``LmExample`` (what ``train_lm`` takes) or ``GrugLmExample`` (what goes into a
             ``DirectDatasetComponent``).
         position_axis: Name of the axis of positions.
-        row_order: As for headrace's loader; datasets that do not say where rows lie come in the order of the stream.
-        prefetch_bytes: Budget of headrace's own loader, where :func:`~headrace.levanter.loader.own_loader` puts it in
-            the place of Levanter's.
+        row_order: As for headrace's loader; datasets that do not locate their rows are read in stream order.
+        prefetch_bytes: Budget of headrace's own loader, if :func:`~headrace.levanter.loader.own_loader` uses it in
+            place of Levanter's.
         row_exchange: As for that loader.
 
     Raises:
-        ConfigError: the length of rows changes during the run, which Levanter's position axis cannot; the batch size is
+        ConfigError: the row length changes during the run, but Levanter's position axis is fixed; the batch size is
             missing.
     """
 
@@ -79,10 +79,10 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         planned = self._order.planned
         if planned is not None and len(planned.phases) > 1:
             raise ConfigError(
-                "changes during the run, and Levanter's position axis cannot",
+                "changes during the run, but Levanter's position axis is fixed",
                 field="seq_len",
                 value=list(planned.seq_lens),
-                cure="Train each phase as a run of its own, or load with headrace.DataLoader.",
+                cure="Train each phase as a separate run, or load with headrace.DataLoader.",
             )
         self.dataset, self.schedule = self._order.dataset, self._order.schedule
         self.row_order: RowOrder = self._order.row_order
@@ -93,7 +93,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         stop_loaders_at_exit()
 
     def describe(self) -> dict[str, Any]:
-        """All that determines the batches: what headrace's own loader of the same dataset says."""
+        """Describes all that determines the batches, exactly as headrace's own loader of the same dataset."""
         return self._order.describe()
 
     def begin_as(self, beginning: Any) -> bool:
@@ -112,7 +112,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         """The examples at ``indices``, in that order.
 
         Raises:
-            IndexOutOfRangeError: an index is negative, or behind the end of the dataset.
+            IndexOutOfRangeError: an index is negative, or past the end of the dataset.
             ReadError: the store cannot be read.
         """
         if len(indices) == 0:
@@ -123,7 +123,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
             return self._examples(await self.dataset.get_batch(numbers))
         examples: dict[int, Any] = {}
         remaining = np.arange(numbers.size)
-        while remaining.size:  # those that one dataset serves together: documents may be removed from a step on
+        while remaining.size:  # one dataset at a time: from some step on, documents may be removed
             served, until = planned.at_step(int(steps[remaining].min()))
             now = remaining if until is None else remaining[steps[remaining] < until]
             examples |= zip(now.tolist(), self._examples(await self._read(served, numbers[now])), strict=True)
@@ -137,7 +137,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return batch
 
     def _rows(self, dataset: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> Rows:
-        """Where the rows lie that the batches of ``wanted`` have there: a batch is ordered as a whole."""
+        """Locates the rows of examples; a batch is ordered as a whole."""
         if self.row_order == "stream":
             return dataset.locate(wanted)
         steps = np.unique(self.schedule.step_of(wanted))
@@ -150,7 +150,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return Rows(*(np.concatenate(field)[at] for field in zip(*tables, strict=True)))
 
     def _examples(self, batch: PackedBatch) -> list[Any]:
-        example = to_grug_example(batch)  # in numpy, as the batch is
+        example = to_grug_example(batch)  # in numpy, like the batch
         one = jax.tree.map(lambda leaf: leaf[0], example)
         if self._named:
             one = named_lm_example_from_grug(one, Axis(self.position_axis, batch.seq_len))
@@ -158,7 +158,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadraceDataset:
-        """Itself: Levanter copies its configs when it logs them, and what is in here is open files."""
+        """Returns itself: Levanter copies its configs to log them, but open files cannot be copied."""
         return self
 
 
@@ -169,15 +169,15 @@ def direct_component(
     batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
     tags: Sequence[str] | None = None,
 ) -> DirectDatasetComponent:
-    """A component of Levanter's own ``LmDataConfig``, beside components of other kinds.
+    """A component for Levanter's own ``LmDataConfig``, beside components of other kinds.
 
-    Levanter then mixes by its own rules, in blocks of ``mixture_block_size`` examples that it shuffles: the examples
-    of a headrace mixture stay the same in each such block, and their order in it does not. With
-    ``mixture_block_size`` equal to the batch size, each batch holds what headrace says.
+    Levanter then mixes by its own rules and shuffles within blocks of ``mixture_block_size`` examples: each block holds
+    the same examples of a headrace mixture, in a different order. If ``mixture_block_size`` equals the batch size, each
+    batch holds the same examples as in headrace.
 
     Args:
-        train: What to train on.
-        validation: What to evaluate on.
+        train: Dataset to train on.
+        validation: Dataset to evaluate on.
         batch_size: As for :class:`HeadraceDataset`.
         tags: Tags for Levanter's evaluation.
     """

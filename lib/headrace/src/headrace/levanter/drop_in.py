@@ -1,8 +1,8 @@
-"""A data config of Levanter's as it is, fed by headrace: what is trained on comes from here, evaluation stays there.
+"""Feeds an unchanged Levanter data config from headrace: headrace delivers the training data, Levanter evaluates.
 
-:func:`fed` gives a config of Levanter's own class with one more component, ``headrace``, which alone has a weight and
-holds the mixture that the given config describes. Every other component is left to Levanter's evaluation, with its
-tags; ``train_set``, ``train_sets`` and ``train_mixture`` answer with headrace's rows.
+:func:`fed` returns a config of Levanter's own class with one more component, ``headrace``. Only this component has a
+weight; it holds the mixture that the given config describes. Levanter's evaluation uses all other components, with
+their tags; ``train_set``, ``train_sets`` and ``train_mixture`` return headrace's rows.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class FedMixture(MixtureDataset[Any]):
-    """headrace's rows where a ``MixtureDataset`` of Levanter's is asked for: hooks read its stages and weights.
+    """headrace's rows as a Levanter ``MixtureDataset``, whose stages and weights hooks can read.
 
     Args:
         rows: The rows, which are not mixed again.
-        own: The config that they come from.
-        block_size: Rows in what hooks take for a block: the batch, or what all batch sizes are multiples of.
+        own: The headrace config of the rows.
+        block_size: Rows that hooks count as a block: the batch size, or the largest common divisor of all batch sizes.
     """
 
     def __init__(self, rows: HeadraceDataset, own: OwnConfig, block_size: int) -> None:
         self.rows, self.block_size = rows, block_size
-        self.weight_stages: list[tuple[int, dict[str, float]]] = []  # from a row on; weights that bend, where they do
+        self.weight_stages: list[
+            tuple[int, dict[str, float]]
+        ] = []  # (first row, weights), with entries where changing weights bend
         stages = own.resolved_stages()
         ends = [stage.first_step for stage in stages[1:]] + [MAX_STEP]
         for stage, end in zip(stages, ends, strict=True):
@@ -77,10 +79,10 @@ class FedMixture(MixtureDataset[Any]):
 
 @dataclass(frozen=True)
 class FedDataConfig(LmDataConfig):
-    """Levanter's data config with headrace's rows as its one component that is trained on; :func:`fed` makes it.
+    """Levanter's data config with headrace's rows as the only component trained on; :func:`fed` makes it.
 
     Attributes:
-        own: The config of headrace's that the rows come from.
+        own: The headrace config of the rows.
         rows: The rows, as ``GrugLmExample``.
         run_dir: As for :class:`~headrace.levanter.config.HeadraceDataConfig`.
     """
@@ -90,11 +92,11 @@ class FedDataConfig(LmDataConfig):
     run_dir: str | None = None
 
     def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
-        """Headrace's rows themselves, not mixed again, so that headrace's own loader can read them.
+        """The rows themselves, not mixed again, so that headrace's own loader can read them.
 
         Raises:
-            ConfigError: the trainer's batch size or length differs from what was said to :func:`fed`.
-            PlanMismatchError: the run in ``run_dir`` is another one.
+            ConfigError: the trainer's batch size or length differs from that passed to :func:`fed`.
+            PlanMismatchError: the run in ``run_dir`` is a different one.
         """
         check_length(Pos, self.own)
         check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
@@ -103,10 +105,10 @@ class FedDataConfig(LmDataConfig):
         return dataset
 
     def train_mixture(self, Pos: Any, batch_schedule: Any, *, key: Any = None) -> FedMixture:
-        """The same rows as ``GrugLmExample``, as a mixture whose stages and weights hooks can log.
+        """The same rows as ``GrugLmExample``, in a mixture whose stages and weights hooks can log.
 
         Raises:
-            ConfigError: as :meth:`train_set`.
+            ConfigError: as for :meth:`train_set`.
         """
         check_length(Pos, self.own)
         check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
@@ -122,21 +124,21 @@ def fed(
     settings: Sequence[str] = (),
     run_dir: str | None = None,
 ) -> FedDataConfig:
-    """A data config of Levanter's whose training rows headrace delivers.
+    """A Levanter data config whose training rows headrace delivers.
 
-    Caches that are missing are built by Levanter, where ``auto_build_caches`` lets it. What works otherwise than in
-    Levanter is logged, as ``headrace config from-levanter`` notes it.
+    Levanter builds missing caches if ``auto_build_caches`` allows it. Differences from Levanter are logged, with the
+    notes of ``headrace config from-levanter``.
 
     Args:
         config: Levanter's config; it is not changed.
         seq_len: Tokens in a row: the trainer's ``train_seq_len``, or its model's ``max_seq_len``.
         batch_size: The trainer's ``train_batch_size``, or ``{step: rows}``.
         seed: Seed of the order.
-        settings: ``name=value`` settings over the translated config.
-        run_dir: Folder of the run's checkpoints, for its manifest; None: nobody looks.
+        settings: ``name=value`` settings that override the translated config.
+        run_dir: Folder of the run's checkpoints, for its manifest; None: runs are not compared.
 
     Raises:
-        ConfigError: something that decides which tokens are trained on has no counterpart here.
+        ConfigError: a setting that determines the tokens trained on has no counterpart in headrace.
 
     Example:
         >>> data = fed(config, seq_len=2048, batch_size=128)  # doctest: +SKIP
@@ -172,7 +174,7 @@ def fed(
 
 
 def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[int, int], seed: int) -> dict[str, Any]:
-    """The config as one of headrace's, on caches alone."""
+    """The config translated to headrace's, with caches only."""
     batch = batch_size if isinstance(batch_size, int) else [[step, rows] for step, rows in batch_size.items()]
     trainer = {"train_batch_size": batch, "seed": seed}
     data = yaml.safe_load(str(draccus.dump(config)))
@@ -190,7 +192,7 @@ def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[in
 
 
 def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
-    """The rows; where caches of Levanter's or Marin's do not tell that one tokenizer made them, the config tells it."""
+    """The rows of a config; for caches that do not record their tokenizer, it gets that of Levanter's config."""
     try:
         return own, own.dataset()
     except ConfigError as error:
@@ -199,13 +201,13 @@ def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
             raise
     stage = tokenizers._stage_tokenizer  # pyright: ignore[reportPrivateUsage]
     folder = name if os.path.isdir(name) else stage(name)
-    own = replace(own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token))
-    return own, own.dataset()
+    with_tokenizer = replace(own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token))
+    return with_tokenizer, with_tokenizer.dataset()
 
 
 def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
-    """Where the catalog of a config says that the caches of a component lie; what the component says does not count."""
-    from levanter.store import cache  # the newest release has catalogs, and the field
+    """Paths of a component's caches according to the catalog, which overrides the component itself."""
+    from levanter.store import cache  # only the newest release has catalogs, and this field
 
     url = str(getattr(config, "cache_catalog"))  # noqa: B009
     catalog = getattr(cache, "CacheCatalog").load(url)  # noqa: B009
@@ -222,7 +224,7 @@ def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
 
 
 def _build_missing(config: LmDataConfig, own: OwnConfig) -> None:
-    """Has Levanter build what is missing; a cache may be of either form, and a catalog says what there is."""
+    """Lets Levanter build missing caches; existing ones may have either format, or be listed in a catalog."""
     if own.cache_catalog is not None:
         return
     forms = (LEVANTERS_LEDGER, LEDGER_NAME)
@@ -256,7 +258,7 @@ def _rows(own: OwnConfig, dataset: Any, *, named: bool = True, position_axis: st
 
 
 def _encoded(config: FedDataConfig, declared_type: Any = None) -> dict[str, Any]:
-    """As it was resolved, so that the run's log has all of it."""
+    """The resolved config, so that the run's log has all of it."""
     return {"config": yaml.safe_load(config.own.to_yaml()), "tokenizer": config.tokenizer, "run_dir": config.run_dir}
 
 

@@ -1,8 +1,8 @@
-"""Leaving the interpreter while a loader of Levanter's is at work.
+"""Stops Levanter's loaders before the interpreter ends.
 
-Its thread is a daemon: when the interpreter ends, Python takes it away at the next turn of the lock, which may be
-within compiled code of JAX that cannot be left so, and the process dies with signal 6 or 11 after all its work is
-done. What is still alive at the end of the program is therefore stopped before.
+Their threads are daemons. When the interpreter ends, Python ends each of them at its next acquisition of the lock,
+which may be inside compiled code of JAX; the process then dies with signal 6 or 11 although all its work is done.
+Loaders that still run at the end of the program are therefore stopped first.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PATIENCE_S = 30.0
 
 @functools.cache
 def stop_loaders_at_exit() -> None:
-    """From now on, stop what is left of Levanter's loaders when the program ends. Does so once."""
+    """Registers :func:`stop_loaders` to run once when the program ends."""
     atexit.register(stop_loaders)
 
 
 def stop_loaders(patience_s: float = _PATIENCE_S) -> int:
-    """Stops the threads of all loaders of Levanter's that are still there.
+    """Stops the threads of all Levanter loaders that still run.
 
     Args:
-        patience_s: How long to wait for them; a batch that is being made is finished first.
+        patience_s: Longest time to wait; a batch in progress is finished first.
 
     Returns:
-        How many had to be stopped.
+        Number of loaders that had to be stopped.
     """
     iterators = [it for it in gc.get_objects() if isinstance(it, BackgroundIterator)]
     alive = [it for it in iterators if it.thread is not None and it.thread.is_alive()]
@@ -40,7 +40,7 @@ def stop_loaders(patience_s: float = _PATIENCE_S) -> int:
     deadline = time.monotonic() + patience_s
     for it in alive:
         while it.thread is not None and it.thread.is_alive() and time.monotonic() < deadline:
-            _drain(it.q)  # a thread that has an error to hand over waits for room
+            _drain(it.q)  # a thread with an error to deliver waits for room in the queue
             it.thread.join(0.05)
     return len(alive)
 

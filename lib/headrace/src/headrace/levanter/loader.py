@@ -1,8 +1,8 @@
-"""headrace's own loader as what Levanter's ``Trainer.train`` takes: an iterable of ``LmExample`` batches.
+"""headrace's own loader as an iterable of ``LmExample`` batches, for Levanter's ``Trainer.train``.
 
-Batches come from the loader's background work already sharded over the trainer's mesh; one small compiled function a
-batch writes out weights and segments and names the axes. No example is touched on its own, so the loader's speed is
-kept: scripts/bench/bench_levanter.py.
+The loader's background work shards batches over the trainer's mesh; then one small compiled function per batch computes
+weights and segments and names the axes. No example is handled separately, so the loader keeps its speed:
+scripts/bench/bench_levanter.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.mix.schedule import BatchSchedule, RowOrder
 
 
 class LmBatches(Iterator[Any]):
-    """Batches from a step on; what :meth:`LmLoader.iter_from_step` gives. Closing or dropping it stops the loading."""
+    """Batches from a step on, from :meth:`LmLoader.iter_from_step`. Closing or deleting it stops the loading."""
 
     def __init__(self, batches: Prefetched[Any], convert: Any) -> None:
         self._batches, self._convert = batches, convert
@@ -52,7 +52,7 @@ class LmBatches(Iterator[Any]):
 
 
 class LmLoaderOptions(LoaderOptions, total=False):
-    """What a :class:`LmLoader` hands on to its :class:`headrace.DataLoader`, by keyword."""
+    """Options that :class:`LmLoader` passes to its :class:`headrace.DataLoader`."""
 
     prefetch_bytes: int
     row_order: RowOrder
@@ -69,10 +69,10 @@ class LmLoader:
             trainer.train(state, loader.iter_from_step(state.step))
 
     Args:
-        dataset: What to load.
+        dataset: The dataset to load.
         batch_size: As for :class:`headrace.DataLoader`.
         mesh: The trainer's mesh.
-        axis_resources: Which mesh axes each named axis lies over: ``trainer.compute_axis_mapping``.
+        axis_resources: Mesh axes over which each named axis is sharded: ``trainer.compute_axis_mapping``.
         batch_axis: Name of the axis of rows.
         position_axis: Name of the axis of positions.
         options: ``prefetch_bytes``, ``row_order`` and others, as for :class:`headrace.DataLoader`.
@@ -108,12 +108,12 @@ class LmLoader:
         position_axis: str = "position",
         **options: Unpack[LmLoaderOptions],
     ) -> LmLoader:
-        """The loader for a trainer: its mesh, its axes, and its batch sizes, of which the dataset's must not differ.
+        """The loader for a trainer, with its mesh, axes and batch sizes, which must equal the dataset's.
 
-        A config says ``prefetch_bytes``, ``row_order`` and ``row_exchange`` itself.
+        ``prefetch_bytes``, ``row_order`` and ``row_exchange`` come from the config, if there is one.
 
         Raises:
-            ConfigError: the batch size is another than ``trainer.train_batch_size``.
+            ConfigError: the batch size differs from ``trainer.train_batch_size``.
         """
         if isinstance(dataset, LmDataConfig):
             check_whole_batches(dataset)
@@ -138,11 +138,11 @@ class LmLoader:
         return self.loader.describe()
 
     def iter_from_step(self, step: Any = None) -> LmBatches:
-        """Batches from ``step`` on: a number, an array of one as the trainer's state has it, or None for 0."""
+        """Batches from ``step`` on: a number, an array of one number (as in the trainer's state), or None for 0."""
         return LmBatches(self.loader.iter_from_step(0 if step is None else int(step)), self._convert)
 
     def batch_at(self, step: int) -> Any:
-        """The batch of a step, read now."""
+        """Reads the batch of a step at once."""
         return self._convert(self.loader.batch_at(int(step)))
 
     def __iter__(self) -> LmBatches:
@@ -158,14 +158,14 @@ class LmLoader:
 
 
 def headrace_schedule(schedule: Any) -> BatchSchedule:
-    """Levanter's ``BatchSchedule`` as headrace's."""
+    """Converts Levanter's ``BatchSchedule`` to headrace's."""
     return BatchSchedule({segment.start: segment.value for segment in schedule.segments})
 
 
 def check_schedule(
     dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None, theirs: BatchSchedule
 ) -> None:
-    """Raises ConfigError unless headrace's batch sizes are those of Levanter's trainer."""
+    """Raises ConfigError unless headrace's batch sizes equal those of Levanter's trainer."""
     schedule = getattr(dataset, "batch_schedule", None) if batch_size is None else BatchSchedule(batch_size)
     if schedule is not None and schedule != theirs:
         raise ConfigError(
@@ -177,10 +177,10 @@ def check_schedule(
 
 @contextlib.contextmanager
 def own_loader() -> Iterator[None]:
-    """While it is open, ``Trainer.data_loader`` gives headrace's loader for datasets of headrace's.
+    """Within this context, ``Trainer.data_loader`` returns headrace's loader for headrace's datasets.
 
-    So ``levanter.main.train_lm`` trains with headrace's own loader, without a change to it. Datasets of Levanter's, and
-    those that are evaluated on, get Levanter's loader as before.
+    So an unchanged ``levanter.main.train_lm`` trains with headrace's own loader. Levanter's datasets, and all datasets
+    for evaluation, still get Levanter's loader.
 
     Example:
         >>> with own_loader():  # doctest: +SKIP
@@ -209,7 +209,7 @@ def own_loader() -> Iterator[None]:
 
 
 def _sharding(mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, position_axis: str) -> NamedSharding:
-    """Sharding of ``[batch, position]`` arrays by Levanter's mapping of names to mesh axes."""
+    """Sharding of ``[batch, position]`` arrays according to Levanter's mapping of names to mesh axes."""
     spec = [hax.partitioning.physical_axis_name(name, resources) for name in (batch_axis, position_axis)]
     if spec[0] is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Which releases of Levanter the seam works with, and what is said where another one is installed, or none."""
+"""Supported releases of Levanter, and the error if another one, or none, is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEVANTER_PACKAGES = ("levanter", "haliax", "draccus")
 
 
 def install_command(python: tuple[int, int] = sys.version_info[:2]) -> str:
-    """What to type to install a release of Levanter that works with a Python, with pip and with uv.
+    """The command, with pip and with uv, that installs a release of Levanter that works with a Python version.
 
     Args:
         python: Major and minor version.
@@ -28,16 +28,16 @@ def install_command(python: tuple[int, int] = sys.version_info[:2]) -> str:
 
 
 def of_levanter(error: ImportError) -> bool:
-    """Whether an import failed since Levanter, or a package that comes with it, lacks a module or a name."""
+    """Whether an import failed because Levanter, or a package installed with it, lacks a module or a name."""
     return (error.name or "").split(".")[0] in _LEVANTER_PACKAGES
 
 
 def wrong_levanter(error: ImportError, field: str) -> ConfigError:
-    """What to raise where an import from Levanter failed.
+    """The error to raise if an import from Levanter failed.
 
     Args:
-        error: What Python raised.
-        field: What was asked for.
+        error: The error that Python raised.
+        field: The name that was used.
     """
     works = f"{_LAST_OF_311} (Python 3.11) and {_NEWEST} (Python 3.12 and 3.13) work"
     try:

@@ -1,10 +1,10 @@
 """``python -m headrace.levanter.train_lm --config_path run.yaml``: Levanter's ``train_lm`` on headrace's data.
 
-The file is one of Levanter's. Its ``data`` is Levanter's own, in today's form or an earlier one, or names a config of
-headrace's (:class:`~headrace.levanter.config.HeadraceDataConfig`). ``loader`` may say whose loader reads it.
-Checkpoints, evaluation, tracking and resuming are Levanter's own.
+The file is a Levanter config. Its ``data`` is Levanter's own, in the current form or an earlier one, or names a
+headrace config (:class:`~headrace.levanter.config.HeadraceDataConfig`). ``loader`` selects the loader that reads it.
+Levanter makes checkpoints, evaluates, tracks and resumes.
 
-No ``from __future__ import annotations`` here: Levanter reads the types off :func:`main`.
+No ``from __future__ import annotations`` here: Levanter reads the types from :func:`main`.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ class TrainLmConfig(train_lm.TrainLmConfig):
 
     Attributes:
         data: The data.
-        loader: ``headrace``: its own loader feeds the trainer; ``levanter``: Levanter's loader reads example by
-            example. Both deliver the same batches.
+        loader: ``headrace``: headrace's own loader feeds the trainer; ``levanter``: Levanter's loader reads one example
+            at a time. Both deliver the same batches.
     """
 
     data: HeadraceDataConfig = dataclasses.field(default_factory=HeadraceDataConfig)  # pyright: ignore
@@ -52,11 +52,11 @@ class TrainLmConfig(train_lm.TrainLmConfig):
 
 @dataclasses.dataclass
 class StockConfig(train_lm.TrainLmConfig):
-    """Levanter's ``TrainLmConfig`` as it is, whose data headrace delivers.
+    """Levanter's unchanged ``TrainLmConfig``, whose data headrace delivers.
 
     Attributes:
         loader: As for :class:`TrainLmConfig`.
-        feed: ``name=value`` settings over the translated data config.
+        feed: ``name=value`` settings that override the translated data config.
     """
 
     loader: Literal["headrace", "levanter"] = "headrace"
@@ -64,10 +64,10 @@ class StockConfig(train_lm.TrainLmConfig):
 
 
 def main(config: TrainLmConfig) -> None:
-    """Trains, going on from the run's latest checkpoint.
+    """Trains, continuing from the run's latest checkpoint.
 
-    A run that has an id (``trainer.id``) keeps its manifest beside its checkpoints, unless ``data.run_dir`` says where:
-    resumed with other data, another order or mixture, it is refused.
+    A run with an id (``trainer.id``) saves its manifest beside its checkpoints or in ``data.run_dir``. Resuming it with
+    different data, order or mixture is refused.
     """
     if config.data.run_dir is None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, run_dir=_run_dir(config)))
@@ -75,10 +75,10 @@ def main(config: TrainLmConfig) -> None:
 
 
 def main_of_stock(config: StockConfig) -> None:
-    """Trains on what a config of Levanter's own describes: length, batch size and seed are the trainer's.
+    """Trains on the data that Levanter's own config describes; length, batch size and seed are the trainer's.
 
     Raises:
-        ConfigError: something that decides which tokens are trained on has no counterpart in headrace.
+        ConfigError: a setting that determines the tokens trained on has no counterpart in headrace.
     """
     _train(with_fed_data(config, settings=config.feed), config.loader)
 
@@ -86,16 +86,16 @@ def main_of_stock(config: StockConfig) -> None:
 def with_fed_data(
     config: train_lm.TrainLmConfig, *, settings: Sequence[str] = (), run_dir: str | None = None
 ) -> train_lm.TrainLmConfig:
-    """A training config of Levanter's whose data headrace delivers: length, batch size and seed are the trainer's.
+    """A Levanter training config whose data headrace delivers; length, batch size and seed are the trainer's.
 
     Args:
         config: Levanter's config; it is not changed.
-        settings: ``name=value`` settings over the translated data config.
-        run_dir: Folder of the run's checkpoints, for its manifest. None: where the checkpointer writes, if the run has
-            an id.
+        settings: ``name=value`` settings that override the translated data config.
+        run_dir: Folder of the run's checkpoints, for its manifest. None: the checkpointer's folder, if the run has an
+            id.
 
     Raises:
-        ConfigError: as :func:`headrace.levanter.fed`.
+        ConfigError: as for :func:`headrace.levanter.fed`.
 
     Example:
         >>> with own_loader():  # doctest: +SKIP
@@ -124,14 +124,14 @@ def _train(config: train_lm.TrainLmConfig, loader: str) -> None:
 
 @contextlib.contextmanager
 def of_today_in(arguments: list[str]) -> Iterator[bool]:
-    """Whether the file after ``--config_path`` has Levanter's own data; if so, its data are put into today's form.
+    """Whether the file after ``--config_path`` has Levanter's own data; if so, converts them to the current form.
 
     Args:
-        arguments: Those of the command line; the path becomes that of a copy, while it is needed.
+        arguments: Arguments of the command line; the path is replaced by that of a temporary copy.
     """
     if "--configs" in arguments:
-        cure = "Write one that has `data: !include DATA.yaml`, and give it as --config_path."
-        raise ConfigError("is several files, and one is read here", field="--configs", cure=cure)
+        cure = "Write one file with `data: !include DATA.yaml`, and give it as --config_path."
+        raise ConfigError("names several files, but only one is read here", field="--configs", cure=cure)
     at = next((n + 1 for n, one in enumerate(arguments) if one in ("--config_path", "--config")), 0)
     raw = read_mapping(arguments[at], foreign=True) if 0 < at < len(arguments) else {}
     if "config" in (raw.get("data") or {"config": None}):

@@ -1,11 +1,11 @@
 "use strict";
-/* Charts as SVG, drawn at the width that they have and drawn anew when it changes.
+/* Charts as SVG, drawn at their current width and redrawn when it changes.
 
    A figure is {series, x, y, height, legend, rule}. A series has a name, a mark (line, step, area, bar, dots or peaks),
-   x and y (null: a gap) and, if it wants, colour (a number of the palette, -1: grey), dash, width, group, text (of dots,
+   x and y (null: a gap) and, optionally, colour (a number of the palette, -1: grey), dash, width, group, text (of dots,
    or the values of peaks), legend, and hidden until it is clicked in the legend.
-   An axis has title, format (share, count, number), log, zero and range. Colours are the page's, so that light and dark
-   need no drawing. Every text is set as text: a name cannot become markup. */
+   An axis has title, format (share, count, number), log, zero and range. Colours are the page's, so switching between
+   light and dark needs no redrawing. Names are inserted as text and cannot become markup. */
 const Charts = (() => {
   const FONT = 12, DASHES = ["", "8 3 2 3", "10 4"], DOTS = "2 3", MOST_ROWS = 14;
   const states = new WeakMap();
@@ -197,7 +197,7 @@ const Charts = (() => {
     const shows = state.figure.legend ?? entries.length > 1;
     const buttons = (shows ? entries : []).map((one) => {
       const hidden = state.hidden.has(groupOf(one));
-      const button = make("button", { type: "button", "aria-pressed": String(!hidden), title: "Hide or show; double click: this one alone" });
+      const button = make("button", { type: "button", "aria-pressed": String(!hidden), title: "Click to hide or show; double-click to show only this one" });
       const sample = make("svg", { width: 22, height: 10, "aria-hidden": "true" });
       const filled = one.mark === "bar" || one.mark === "area" || one.mark === "dots";
       sample.append(filled ? make("rect", { x: 6, width: 10, height: 10, rx: one.mark === "dots" ? 5 : 2, fill: colour(one) })

@@ -32,8 +32,8 @@ _OTHERS, _FLATTENS = "others", 3
 
 
 def axis(title: str, number_format: str = "number", **more: Any) -> dict[str, Any]:
-    """An axis: its title, how its numbers are written (``share``, ``count`` or ``number``) and, if wanted, ``log``,
-    ``zero`` (it begins or ends there, at least) and ``range``.
+    """An axis: its title, the format of its numbers (``share``, ``count`` or ``number``) and, optionally, ``log``,
+    ``zero`` (it includes zero) and ``range``.
     """
     return {"title": title, "format": number_format, **more}
 
@@ -155,7 +155,7 @@ def loader_time_chart(series: HostSeries) -> Figure:
     areas = [
         _series(colour, series.step, series.per_batch(name) * 1000, label, "area")
         for name, label, colour in _LOADER_TIME
-        if name != "map_s" or series.sums[name].any()  # few runs have such functions
+        if name != "map_s" or series.sums[name].any()  # few runs have functions of map
     ]
     total = sum((area["y"] for area in areas), np.zeros(series.step.size))
     peaks, frame = _peaks(series.step, total)

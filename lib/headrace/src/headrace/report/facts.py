@@ -1,7 +1,7 @@
 """The content of a report: the plan, the measurements, and where the data comes from.
 
-The plan follows from the config and the ledgers of its caches, the measurements from the lines that the run has written
-into its folder. Each works without the other.
+The plan is computed from the config and the ledgers of its caches; the measurements are read from the logs in the run's
+folder. Either works without the other.
 
 Price: that of ``headrace config check`` and of :mod:`headrace.report.plan_figures`; a second or two for most runs.
 """
@@ -40,7 +40,7 @@ class Options:
         sizes: Tokens of components, which replace those of the config or the cache.
         layout: Layout of caches that do not exist yet.
         hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
-        steps: Steps of the run, if the config does not say.
+        steps: Steps of the run, if the config does not set them.
         must_exist: Whether the run's folder must already contain a run.
     """
 
@@ -140,16 +140,18 @@ def gather(
         options: See :class:`Options`.
 
     Raises:
-        ConfigError: the config is invalid, the folder contains no run, or something was named twice.
-        CacheError: the config was named, and one of its caches is missing and has no declared size.
+        ConfigError: the config is invalid, the folder contains no run, or two configs or two runs were given.
+        CacheError: a config was given, and one of its caches is missing and has no declared size.
     """
     options = options or Options()
     if target.endswith(CONFIG_SUFFIXES):
         if config is not None:
-            raise ConfigError("is named twice", field="--config", value=config, cure=f"Leave it out: {target} is one.")
+            cure = f"Leave it out: {target} is the config."
+            raise ConfigError("is a second config", field="--config", value=config, cure=cure)
         return _of_config(target, settings, run, options)
     if run is not None:
-        raise ConfigError("is named twice", field="--run", value=run, cure=f"Leave it out: {target} is taken for it.")
+        cure = f"Leave it out: {target} is taken as the run."
+        raise ConfigError("is a second run", field="--run", value=run, cure=cure)
     return _of_folder(target, settings, config, options)
 
 
@@ -162,8 +164,10 @@ def _of_config(path: str, settings: Sequence[str], run: str | None, options: Opt
 
 def _of_folder(folder: str, settings: Sequence[str], config: str | None, options: Options) -> ReportFacts:
     records, manifest = _records(folder, options), RunManifest.load(folder)
-    title = "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder  # runs/1: the last part alone may say little
-    plan, why = None, "The run's log holds no config. Name it: headrace report FOLDER --config run.yaml"
+    title = (
+        "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
+    )  # as in runs/1: the last part alone is often not enough
+    plan, why = None, "The run's log has no config. Name one: headrace report FOLDER --config run.yaml"
     if config is not None:
         plan = _plan(_as_begun(load_config(config, settings), folder), options, records)
     elif records.config is not None:
@@ -178,10 +182,10 @@ def _records(folder: str, options: Options) -> RunRecords:
     records = read_records(folder)
     if options.must_exist and not records.sessions and RunManifest.load(folder) is None:
         raise ConfigError(
-            "holds no run: there is neither a manifest.json nor a log in stats/",
+            "is not the folder of a run: it has neither a manifest.json nor a log in stats/",
             field="run folder",
             value=folder,
-            cure="Name the folder that open_run and RunLog were given, or a config (.yaml).",
+            cure="Name the folder passed to open_run and RunLog, or a config (.yaml).",
         )
     return records
 

@@ -5,8 +5,8 @@ these scripts, by their digest; a live page may request new figures from its own
 can read it: the server listens on loopback, and answers only requests that use its loopback name, so a foreign web page
 whose name points here (DNS rebinding) gets nothing.
 
-The plan of a live run is computed once. What the run has written is read again on request, at most once a second, and
-less often if the log is long.
+The plan of a live run is computed once. The run's log is read again on request, at most once a second, and less often
+if it is long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOPBACK = "127.0.0.1"
 _OWN_NAMES = ("127.0.0.1", "localhost")
 _FRESH_S = 1.0
 _REST = 20
-"""A long log is read again only after this multiple of the time that reading took."""
+"""A long log is read again only after this many times the duration of the last reading."""
 
 
 def sections(facts: ReportFacts) -> list[Section]:
@@ -172,7 +172,7 @@ class LiveReport:
 
     Args:
         facts: The report as it is now.
-        port: Port to listen on; 0: any that is free.
+        port: Port to listen on; 0: any free port.
         every_s: Seconds between refreshes of the page.
 
     Attributes:
@@ -184,15 +184,15 @@ class LiveReport:
 
     def __init__(self, facts: ReportFacts, *, port: int = 0, every_s: float = 5.0) -> None:
         if every_s <= 0:
-            raise ConfigError("must be positive", field="--refresh", value=every_s, cure="In seconds.")
+            raise ConfigError("must be positive", field="--refresh", value=every_s, cure="Give seconds, for example 5.")
         self._facts, self._every_s, self._due = facts, every_s, time.monotonic() + _FRESH_S
         self._lock = threading.Lock()
-        render(facts)  # errors are raised now
+        render(facts)  # raises errors at once
         try:
             self._server = ThreadingHTTPServer((_LOOPBACK, port), self._handler())
         except OSError as error:
             raise ConfigError(
-                f"cannot be used ({error.strerror})", field="--port", value=port, cure="Use --port 0: any that is free."
+                f"cannot be used ({error.strerror})", field="--port", value=port, cure="Use --port 0 for any free port."
             ) from error
         self._server.daemon_threads = True
         self.url = f"http://{_LOOPBACK}:{self._server.server_address[1]}/"
@@ -207,7 +207,7 @@ class LiveReport:
         self._server.server_close()
 
     def facts(self) -> ReportFacts:
-        """The report with what the run has written by now."""
+        """The report, updated with what the run has written since."""
         with self._lock:
             began = time.monotonic()
             if began >= self._due:

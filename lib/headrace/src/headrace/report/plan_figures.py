@@ -5,7 +5,7 @@ Steps are grouped into up to 200 spans. For each span and source there are the t
 batch size times share) and the rows that are drawn, counted with the loader's own quotas.
 
 Price: one pass of the quotas to the last step, 2 us per step, or almost nothing for constant weights; 0.1 us per step
-and source with changing weights; and at most a million lengths of each cache, in 16 evenly spaced runs.
+and source with changing weights; and at most a million lengths of each cache, in 16 evenly spaced stretches.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class MixtureFacts:
     Attributes:
         edge: First step of each span, and the step after the last.
         target: Target rows in each span, before limits.
+        drawn: Rows that are drawn in each span; ``tokens`` are theirs.
         summed: Whether ``target`` was added up over every step.
     """
 
@@ -69,8 +70,8 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     Args:
         dataset: The run's mixture.
         steps: Steps of the run.
-        spans: Largest number of spans (changes of the row length add more); None: 200, but of at least four steps if
-            there are many, because single rows show as noise in short spans.
+        spans: Largest number of spans (changes of the row length add more); None: 200, or fewer for short runs, as
+            single rows show as noise in spans of less than four steps.
 
     Example:
         >>> import headrace.testing
@@ -176,7 +177,7 @@ def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:
 
 @dataclass(frozen=True)
 class Fill:
-    """How full the packs of a component are: share of their places that hold a token."""
+    """How full the packs of a component are: the share of their positions that hold a token."""
 
     packs: int
     mean: float

@@ -26,7 +26,7 @@ def mixture_section(plan: PlanFacts) -> Section:
             Text(f"The config has no num_steps. This page shows the first {n.count(steps)} steps.", quiet=True)
         )
     more = (
-        f" The {MOST_SOURCES - 1} largest sources have lines of their own; a click on others shows the rest together."
+        f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest together."
         if len(facts.names) > MOST_SOURCES
         else ""
     )
@@ -57,7 +57,7 @@ def mixture_section(plan: PlanFacts) -> Section:
     blocks.append(Table(heads, rows, f"Planned for {n.count(steps)} steps"))
     if off is None:
         blocks.append(
-            Text("With so many steps and sources only a sample is shown, so errors are not counted.", quiet=True)
+            Text("With this many steps and sources, only a sample is shown, so errors are not counted.", quiet=True)
         )
     figure = epochs_chart(facts, [c.row_tokens for c in components])
     blocks.append(Chart("epochs", "Epochs", figure, "Planned passes over the rows of each source."))
@@ -65,7 +65,7 @@ def mixture_section(plan: PlanFacts) -> Section:
 
 
 def order_section(plan: PlanFacts) -> Section:
-    """How well rows are mixed."""
+    """How well the order mixes rows."""
     forecast = plan.plan.unlimited
     blocks: list[Block] = [
         Text(
@@ -81,8 +81,8 @@ def order_section(plan: PlanFacts) -> Section:
                 "quality",
                 "Variance ratio of windows of batches",
                 quality_chart(forecast),
-                "Variance of the mean of a window, for a value that is the same within a stored block, over that of"
-                f" rows drawn at random. {_BARS}",
+                "Variance of the mean of a window, for a value that is the same within a stored block, divided by that"
+                f" of rows drawn at random. {_BARS}",
             )
         )
     rows = [
@@ -99,7 +99,7 @@ def order_section(plan: PlanFacts) -> Section:
     ]
     heads = ("source", "shuffle", "strands", "rows per block", "tokens per chunk", "open, all hosts", "similarity")
     blocks.append(Table(columns(*heads, left=2), rows))
-    text = "Similarity: share of the variance of the loss between blocks (ICC), and the excess loss that follows."
+    text = "Similarity: share of the variance of the loss between blocks (ICC), and the resulting excess loss."
     blocks.append(Text(f"{text} headrace icc CACHE --save measures it.", quiet=True))
     return Section("order", "Planned: order", blocks)
 
@@ -109,7 +109,7 @@ def documents_section(plan: PlanFacts) -> Section:
     blocks: list[Block] = []
     if plan.lengths:
         figure = lengths_chart(plan.lengths)
-        blocks.append(Chart("lengths", "Length of documents", figure, "Two bins an octave, in tokens."))
+        blocks.append(Chart("lengths", "Length of documents", figure, "Two bins per octave, in tokens."))
         rows = [
             [
                 name,
@@ -150,7 +150,7 @@ def forecast_section(plan: PlanFacts) -> Section:
     blocks.append(
         Text(
             f"Counted from the order, with {memory}, over {_looked(forecast)}"
-            f"{' (all of the run)' if forecast.exact else ''}. The first batch touches"
+            f"{' (the whole run)' if forecast.exact else ''}. The first batch touches"
             f" {n.count(run.first_batch_chunks)} stored chunks, {n.size(run.first_batch_bytes)}."
         )
     )

@@ -21,7 +21,7 @@ _LAST_WORD = re.compile(r"_(mean|std|min|max|p\d+)$")
 
 
 def figures_section(figures: Mapping[str, Points]) -> Section:
-    """A chart for each family of figures that are not zero throughout, and a table of all."""
+    """A chart for each family of figures that are not always zero, and a table of all figures."""
     families: dict[str, dict[str, Points]] = {}
     for name, points in sorted(figures.items()):
         if points[1].any():  # counters that are always zero are only in the table
@@ -31,8 +31,8 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
         for k, (family, lines) in enumerate([*families.items()][:MOST_CHARTS])
     ]
     if len(families) > MOST_CHARTS:
-        blocks.append(Text(f"Of {len(families)} charts the first {MOST_CHARTS} are shown.", quiet=True))
-    heads = columns("figure", "steps", "last", "mean", "least", "most", left=1)
+        blocks.append(Text(f"The first {MOST_CHARTS} of {len(families)} charts are shown.", quiet=True))
+    heads = columns("figure", "steps", "last", "mean", "smallest", "largest", left=1)
     blocks.append(Table(heads, [_row(name, *points) for name, points in sorted(figures.items())], "All, as logged"))
     return Section("program", "Logged: rollouts and losses", blocks)
 

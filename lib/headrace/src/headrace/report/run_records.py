@@ -75,9 +75,9 @@ class RunRecords:
     Attributes:
         figures: Figures logged by the program of the first host, by name: steps, and the value at each.
         hosts: Number of hosts, according to the last process.
-        series: One series for each host that has measured something.
+        series: One series for each host with measurements.
         sessions: Number of processes of host 0 (or the first host): 1, plus one for each resumption.
-        config: YAML of the config that the last process recorded; None: none did.
+        config: YAML of the config that the last process recorded; None: none was recorded.
         left_out: Lines that are not records.
     """
 
@@ -174,7 +174,7 @@ class _Host:
             fields["host"] = self.number
             self.stalls.append(Stall(**fields))
             return
-        if self.records and self.records[-1][0] != self.sessions:  # done again from here on
+        if self.records and self.records[-1][0] != self.sessions:  # steps from here on were repeated
             while self.records and self.records[-1][1]["step"] >= record["step"]:
                 self.records.pop()
         elif self.records and self.records[-1][1]["step"] >= record["step"]:
@@ -182,7 +182,7 @@ class _Host:
         self.records.append((self.sessions, record))
 
     def add_figures(self, step: int, figures: dict[str, Any]) -> None:
-        if next(reversed(self.figures.values()), (0,))[0] != self.sessions:  # done again from here on
+        if next(reversed(self.figures.values()), (0,))[0] != self.sessions:  # steps from here on were repeated
             self.figures = {s: old for s, old in self.figures.items() if s < step}
         _, values = self.figures.get(step, (0, {}))
         added = {name: value for name, value in figures.items() if isinstance(value, float)}
@@ -224,7 +224,7 @@ class _Host:
 
 
 def _thinned(records: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Every n-th record, and the first and last of each session: sums are differences of the records that are kept."""
+    """Every n-th record, and the first and last of each session, as sums are differences of the remaining records."""
     every = -(-len(records) // MAX_POINTS)
     if every <= 1:
         return records

@@ -31,7 +31,7 @@ _HELP = {
     "gather": "Free CPU cores.",
     "transfer": "Use fewer small devices per process, or a faster link.",
     "dataset": "Make the function faster.",
-    "hosts": "Look at the named host; its own report says what it waited for.",
+    "hosts": "Look at the named host; its report shows what it waited for.",
     "trainer ahead": "Run fewer Python threads next to the loader.",
 }
 _NOT_MEASURED = (
@@ -58,13 +58,13 @@ def summary_section(facts: ReportFacts) -> Section:
 
 
 def provenance_section(facts: ReportFacts) -> Section:
-    """Which data, tokenizer and order."""
+    """The data, tokenizer and order of the run."""
     blocks: list[Block] = []
     identity: list[list[str]] = []
     if facts.manifest is not None:
         identity.append(["run's manifest", facts.manifest.fingerprint])
     if facts.plan is not None:
-        identity.append(["config", facts.plan.fingerprint or "not known: a cache is missing"])
+        identity.append(["config", facts.plan.fingerprint or "unknown: a cache is missing"])
     if identity:
         blocks.append(Table([("fingerprint of", "left"), ("value", "code")], identity))
     if facts.plan is not None:
@@ -76,7 +76,7 @@ def provenance_section(facts: ReportFacts) -> Section:
             ("content", "code"),
             ("built from", "code"),
             *columns("files"),
-            *columns("by", left=1),
+            *columns("built by", left=1),
         ]
         blocks.append(Table(heads, [_source_row(s) for s in sources], "Sources"))
         tokenizers = sorted({(s.tokenizer, s.tokenizer_fingerprint, s.vocab_size) for s in sources if s.exists})
@@ -149,11 +149,11 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
     reads = sum(s.total("block_fetches") for s in records.series)
     read = sum(s.total("bytes_read") for s in records.series)
     took = None if records.began is None or records.ended is None else records.ended - records.began
-    sessions = "1 process" if records.sessions == 1 else f"{records.sessions} processes, one after the other"
+    sessions = "1 process" if records.sessions == 1 else f"{records.sessions} processes in succession"
     if records.hosts > 1:
         sessions = f"{format_count(records.hosts, 'host')}, {format_count(records.sessions, 'start')}"
     return [
-        ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "not known yet"),
+        ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "unknown so far"),
         ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row"),
         ("Stalls", n.count(len(records.stalls)), n.duration(sum(s.wait_s for s in records.stalls)) + " in total"),
         ("Measured", n.duration(took), sessions),
@@ -170,7 +170,7 @@ def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
         what = f"The trainer waited for data {n.percent(share)} of the time. See the sections on waiting and stalls."
         notes.append(("warning", "", what))
     if records.left_out:
-        cut = f"{n.count(records.left_out)} lines of the log are damaged (by a kill?) and were ignored."
+        cut = f"{n.count(records.left_out)} lines of the log are damaged (was the run killed?) and were ignored."
         notes.append(("warning", "", cut))
     if not notes:
         notes.append(("good", "", "No problems were found."))
@@ -183,7 +183,7 @@ def _mismatch(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]
     step = plan.manifest.amends(facts.manifest)
     step = facts.manifest.amends(plan.manifest) if step is None else step
     if step is not None:
-        what = f"Config and run differ by an amendment from step {n.count(step)} on. The plan shown is the config's."
+        what = f"Config and run differ by an amendment from step {n.count(step)} on. This page shows the config's plan."
         return [("warning", "", what)]
     what = "This is not the config of the run: their fingerprints differ."
     return [("problem", "", f"{what} The plan on this page is not the plan of the measured run.")]
@@ -206,7 +206,7 @@ def _first_dataset(resolved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contents(resolved: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and fingerprint of the caches in a manifest."""
+    """Names and fingerprints of the caches in a manifest."""
     dataset = _first_dataset(resolved)
     parts = dataset.get("components", {"data": dataset})
     return [(name, _fingerprint_in(part)) for name, part in parts.items()]
@@ -223,7 +223,7 @@ def _fingerprint_in(part: Any) -> str:
 
 
 def _digest(mark: str) -> str:
-    """The first digits of a fingerprint: enough to compare by eye."""
+    """The first digits of a fingerprint, enough to compare by eye."""
     return mark.rpartition(":")[2][:12]
 
 
@@ -252,7 +252,7 @@ def reads_section(facts: ReportFacts) -> Section:
         *_shown_note(records),
         Chart("fetches", "Blocks read by a host in a step", charts[0], ahead),
         Chart("bytes", "Bytes read by a host in a step", charts[1], "Decoded bytes of the blocks that were read."),
-        Table(heads, [_reads_row(s) for s in records.series], "In all"),
+        Table(heads, [_reads_row(s) for s in records.series], "Total"),
     ]
     return Section("reads", "Measured: reads", blocks)
 

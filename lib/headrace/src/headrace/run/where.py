@@ -127,10 +127,10 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
     first_steps = np.asarray([stage.first_step for stage in mixture.stages])
     stage = int(np.searchsorted(first_steps, step, side="right")) - 1
     blend = mixture.stages[stage].blend
-    wanted = dict(zip(blend.names, blend.at(np.asarray([step]))[0].tolist(), strict=True))
+    weights = dict(zip(blend.names, blend.at(np.asarray([step]))[0].tolist(), strict=True))
     sources = {
         name: SourceAt(
-            weight=wanted.get(name, 0.0),
+            weight=weights.get(name, 0.0),
             share=float(tokens[d] / max(int(tokens.sum()), 1)),
             rows_in_step=int(counts[d]),
             rows=int(rows[d]),

@@ -1,1 +1,1 @@
-"""Data configs of Levanter and Marin as configs of headrace: what is the same, what differs, what is missing."""
+"""Translates data configs of Levanter and Marin to headrace's, and notes what differs and what is missing."""

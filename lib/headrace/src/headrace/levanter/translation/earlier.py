@@ -1,7 +1,7 @@
-"""Configs as earlier releases of Levanter wrote them, in the form of today's.
+"""Converts configs of earlier releases of Levanter to the current form.
 
-Three forms came before ``data: {components: ...}``: one source whose fields stand in ``data`` itself; ``configs``,
-whose values hold the source's fields beside the cache's; and the supervised trainers' ``supervised_data`` with
+There were three forms before ``data: {components: ...}``: one source with its fields in ``data`` itself; ``configs``,
+whose values mix the fields of source and cache; and the supervised trainers' ``supervised_data`` with
 ``chat_train_urls``, ``mixture_weights`` and a tokenizer at the top of the file.
 """
 
@@ -21,14 +21,14 @@ _SUPERVISED = ("supervised_data", "dpo_data", "chat_train_urls")
 
 
 def of_today(into: Translation, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole config with its data in today's form.
+    """A config with its data in the current form.
 
     Args:
-        into: Takes the notes.
-        raw: What the YAML holds: a training config, or a data config alone.
+        into: Receives the notes.
+        raw: Content of the YAML: a training config, or only a data config.
 
     Raises:
-        ConfigError: ``data`` is a text: the examples' scripts make their data in Python.
+        ConfigError: ``data`` is a text, as in examples whose scripts make their data in Python.
     """
     config = mapping_at(raw, "config")
     if any(name in config for name in _SUPERVISED):
@@ -38,7 +38,7 @@ def of_today(into: Translation, raw: Mapping[str, Any]) -> dict[str, Any]:
             "is the name of a data set whose examples a script makes in Python",
             field="data",
             value=config["data"],
-            cure="Write the conversations to JSON lines, and name them as a component's source with kind: chat.",
+            cure="Write the conversations as JSON lines, and use the file as a component's source with kind: chat.",
         )
     if isinstance(config.get("data"), Mapping):
         return {**config, "data": _data_of_today(into, mapping_at(config["data"], "data"), "data.")}
@@ -46,7 +46,7 @@ def of_today(into: Translation, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def component_of_today(value: object, path: str) -> dict[str, Any]:
-    """A component whose source's fields stand beside the cache's."""
+    """Converts a component that mixes the fields of source and cache."""
     fields = mapping_at(value, path)
     if "source" in fields or "type" in fields:
         return fields
@@ -64,7 +64,7 @@ def _data_of_today(into: Translation, data: dict[str, Any], prefix: str) -> dict
     for name in _NEITHER:
         if name in data:
             into.differs(
-                f"{prefix}{name}", f"a setting of an earlier release ({data.pop(name)}), which does nothing now"
+                f"{prefix}{name}", f"a setting of an earlier release ({data.pop(name)}), which has no effect now"
             )
     if str(data.get("stop_strategy", "")).endswith("_strategy"):
         data["stop_strategy"] = str(data["stop_strategy"]).removesuffix("_strategy").lower()
@@ -78,9 +78,9 @@ def _data_of_today(into: Translation, data: dict[str, Any], prefix: str) -> dict
         raise ConfigError(
             "stands beside components",
             field=f"{prefix}{next(iter(single))}",
-            cure="Make it a component of its own, with a source.",
+            cure="Make it a separate component, with a source.",
         )
-    into.differs(f"{prefix}components", "one source in an earlier release's form: it became the component 'data'")
+    into.differs(f"{prefix}components", "one source in the form of an earlier release: it became the component 'data'")
     one = component_of_today({**single, "cache_dir": data.get("cache_dir", "cache/")}, prefix.rstrip(".") or "data")
     if "format" in data:
         one["format"] = data.pop("format")
@@ -88,7 +88,7 @@ def _data_of_today(into: Translation, data: dict[str, Any], prefix: str) -> dict
 
 
 def _unnested(into: Translation, data: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """A mixture within a mixture as components of the outer one; their weights are products."""
+    """Converts a nested mixture to components of the outer one, with products of weights."""
     components = mapping_at(data.get("components") or {}, f"{prefix}components")
     nested = {n for n, c in components.items() if isinstance(c, Mapping) and c.keys() & {"components", "configs"}}
     if not nested:
@@ -134,7 +134,7 @@ def _spread(weights: object, shares: Mapping[str, Mapping[str, float]], path: st
 
 
 def _of_supervised(into: Translation, config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a supervised or preference trainer, as that of ``train_lm``."""
+    """Converts the config of a supervised or preference trainer to that of ``train_lm``."""
     key = next((name for name in _SUPERVISED[:2] if name in config), "chat_train_urls")
     raw = mapping_at(config.pop(key, None) or {}, key) if key != "chat_train_urls" else {}
     urls = config.pop("chat_train_urls", None)

@@ -1,6 +1,6 @@
-"""Names of Levanter's fields, and how values of them are read from YAML.
+"""Names of Levanter's fields, and functions that read their values from YAML.
 
-Tests hold the names against the Levanter that is installed, so that a field that it gains is found.
+Tests compare the names with the installed Levanter, so they find new fields.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DATA = (
     "num_validation_sequences",
     "shuffle_before_trainval_split",
 )
-"""Of ``LmDataConfig``, in every release that the seam works with."""
+"""Fields of ``LmDataConfig`` in every supported release."""
 LATER = ("cache_catalog", "prior_context_phases")
-"""Of the newest release alone."""
+"""Fields of the newest release only."""
 EARLIER = ("configs", "id", "train_urls", "validation_urls")
-"""Of earlier releases: components without a source of their own, and one source in the data config itself."""
+"""Fields of earlier releases: components without their own source, and one source in the data config itself."""
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "cached": ("source", "cache_dir", "format", "pack", "tags", "split", "flat_cache"),
     "direct": ("datasets", "tags"),
@@ -71,14 +71,14 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 REMOVED_FIELDS = ("supervised",)
-"""Formats that the newest release has no more."""
+"""Formats that the newest release no longer has."""
 SHUFFLE = ("io_block_size", "window_blocks", "perm_type")
 TRAINING = ("data", "trainer", "model", "train_seq_len", "optimizer", "data_seed")
-"""Of a training config, by which it is told from a data config."""
+"""Fields of a training config, which distinguish it from a data config."""
 
 
 def mapping_at(value: object, path: str) -> dict[str, Any]:
-    """A mapping. Raises ConfigError, with its path, if it is none."""
+    """Reads a mapping; raises ConfigError, with its path, if it is not one."""
     if not isinstance(value, Mapping):
         raise ConfigError("is not a mapping", field=path, value=value, cure="Is it a config of Levanter's?")
     return {str(k): v for k, v in cast("Mapping[object, Any]", value).items()}
@@ -87,14 +87,14 @@ def mapping_at(value: object, path: str) -> dict[str, Any]:
 def chosen(
     value: object, choices: Mapping[str, tuple[str, ...]], default: str, path: str
 ) -> tuple[str, dict[str, Any]]:
-    """Kind and fields of one of several kinds, told by ``type``.
+    """Reads the kind, from ``type``, and the fields of a value.
 
     Raises:
         ConfigError: a kind or a field that Levanter does not have; the nearest name is given.
     """
     fields = mapping_at(value, path)
     kind = str(fields.pop("type", default))
-    check_choice(f"{path}.type", kind, choices, "is none of Levanter's kinds")
+    check_choice(f"{path}.type", kind, choices, "is not a kind of Levanter's")
     check_known(fields, choices[kind], path)
     return kind, fields
 
@@ -104,18 +104,20 @@ def check_known(fields: Mapping[str, Any], known: Sequence[str], path: str) -> N
     for name in fields:
         if name not in known:
             at = f"{path}.{name}" if path else name
-            raise ConfigError("is no field of Levanter's", field=at, value=fields[name], cure=did_you_mean(name, known))
+            raise ConfigError(
+                "is not a field of Levanter's", field=at, value=fields[name], cure=did_you_mean(name, known)
+            )
 
 
 def number_at(value: object, path: str) -> float:
-    """A number. Raises ConfigError, with its path, if it is none."""
+    """Reads a number; raises ConfigError, with its path, if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError("is not a number", field=path, value=value)
     return float(value)
 
 
 def whole_at(value: object, path: str) -> int:
-    """A whole number, also one that YAML takes for a text, as ``1e4``. Raises ConfigError if it is none."""
+    """Reads a whole number, including those that YAML reads as text, such as ``1e4``; raises ConfigError otherwise."""
     number = int(value) if isinstance(value, str) and value.isdecimal() else whole_number(value)
     if isinstance(number, bool) or not isinstance(number, int):
         raise ConfigError("is not a whole number", field=path, value=value)
@@ -123,7 +125,7 @@ def whole_at(value: object, path: str) -> int:
 
 
 def flag_at(value: object, path: str) -> bool:
-    """True or false, also in quotes, as Levanter reads it. Raises ConfigError if it is neither."""
+    """Reads true or false, with or without quotes, as Levanter does; raises ConfigError otherwise."""
     flag = {"true": True, "false": False}.get(str(value).lower())
     if flag is None:
         raise ConfigError("is neither true nor false", field=path, value=value)
@@ -131,14 +133,14 @@ def flag_at(value: object, path: str) -> bool:
 
 
 def texts_at(value: object, path: str) -> list[str]:
-    """A list of texts; none of None. Raises ConfigError for a text alone."""
+    """Reads a list of texts; None gives an empty list. Raises ConfigError for a single text."""
     if value is not None and not isinstance(value, list):
         raise ConfigError("is not a list", field=path, value=value, cure=f"Write [{value}].")
     return [str(one) for one in cast("list[Any]", value or [])]
 
 
 def points(value: object, path: str) -> list[tuple[int, Any]]:
-    """A schedule as Levanter writes it: ``[[step, value], ...]`` or ``[{start: step, value: value}, ...]``.
+    """Reads a schedule in Levanter's form: ``[[step, value], ...]`` or ``[{start: step, value: value}, ...]``.
 
     Example:
         >>> points([[0, 32], {"start": 100, "value": 64}], "train_batch_size")

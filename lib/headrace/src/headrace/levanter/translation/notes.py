@@ -1,4 +1,4 @@
-"""What a translation leaves behind: a config, and a note for everything that is not the same there."""
+"""The result of a translation: a config, and a note on each difference."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Note:
 
     Attributes:
         field: Levanter's field, dotted.
-        kind: ``differs``: it is there, and works otherwise; ``missing``: there is no counterpart.
+        kind: ``differs``: it exists, but works differently; ``missing``: there is no counterpart.
         text: What differs, and what to write.
-        decides: Whether other tokens would be trained on, or with other weights, so that the drop-in refuses it.
+        decides: Whether it changes the tokens trained on or their weights, so that the drop-in refuses it.
     """
 
     field: str
@@ -35,25 +35,25 @@ class Translation:
     """A translated config.
 
     Attributes:
-        config: As :func:`headrace.config.lm_data.load_config` reads it.
-        notes: Everything that is not the same.
+        config: In the form that :func:`headrace.config.lm_data.load_config` reads.
+        notes: All differences.
     """
 
     config: dict[str, Any] = field(default_factory=dict[str, Any])
     notes: list[Note] = field(default_factory=list[Note])
 
     def differs(self, path: str, text: str, *, decides: bool = False) -> None:
-        """Notes that something works otherwise."""
+        """Adds a note that something works differently."""
         self.notes.append(Note(path, "differs", text, decides))
 
     def missing(self, path: str, text: str, *, decides: bool = False) -> None:
-        """Notes that something has no counterpart."""
+        """Adds a note that something has no counterpart."""
         self.notes.append(Note(path, "missing", text, decides))
 
     def to_yaml(self) -> str:
-        """The config, with the notes as comments before it."""
+        """The config as YAML, after the notes as comments."""
         lines = [f"# {note}" for note in self.notes]
-        head = ["# Translated from a config of Levanter's. What is not the same:", *lines] if lines else []
+        head = ["# Translated from a Levanter config. Differences:", *lines] if lines else []
         return "\n".join([*head, yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)])
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Levanter's components, sources and formats as headrace's."""
+"""Translates Levanter's components, sources and formats."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from headrace.errors import ConfigError
 from headrace.levanter.translation.fields import COMPONENTS, FORMATS, SOURCES, chosen, flag_at, texts_at, whole_at
 from headrace.levanter.translation.notes import Translation
 
-_TEXT = {"text_key": "text", "type": "text"}  # written out for every source, and read by nobody
+_TEXT = {"text_key": "text", "type": "text"}  # Levanter writes it for every source, but nothing reads it
 
 
 def component(
     into: Translation, name: str, raw: object, *, cache_dir: str | None, chat_template: str | None, path: str
 ) -> dict[str, Any] | None:
-    """One cached component; None for one that no file can describe."""
+    """Translates one cached component; None for one made in Python."""
     kind, fields = chosen(raw, COMPONENTS, "cached", path)
     if kind == "direct":
         into.missing(
             f"{path}.datasets",
-            "datasets made in Python have no place in a config: write them to a cache (headrace build --format python),"
+            "datasets made in Python cannot be in a config: write them to a cache (headrace build --format python),"
             " or mix them with headrace.MixtureDataset",
         )
         return None
@@ -29,7 +29,7 @@ def component(
     if base is None:
         base = None if cache_dir is None else _join(cache_dir, name)
     if base is None:
-        into.missing(f"{path}.cache_dir", "neither it nor the config's cache_dir says where the cache is: fill it in")
+        into.missing(f"{path}.cache_dir", "neither it nor the config's cache_dir names the cache: fill it in")
         base = f"CACHE-OF-{name}"
     if fields.get("tags"):
         into.missing(f"{path}.tags", f"evaluation by tags {fields['tags']} stays with Levanter")
@@ -41,7 +41,7 @@ def component(
     if "mask_user_turns" in options:
         options["mask_user_turns"] = flag_at(options["mask_user_turns"], f"{path}.format.mask_user_turns")
     if form == "chat" and not options.get("mask_user_turns", True):
-        result["loss_mask"] = "none"  # Levanter's caches have the mask all the same
+        result["loss_mask"] = "none"  # Levanter's caches have the mask nevertheless
     if fields.get("source") is not None:
         source = _source(into, fields["source"], f"{path}.source")
         source |= _format(into, form, options, chat_template, f"{path}.format")
@@ -53,20 +53,22 @@ def component(
         result["packing"] = _packing(pack, options, path)
         into.differs(
             f"{path}.pack",
-            "neighbours are packed into rows as in Levanter, where a document that is dropped also ends its row;"
-            " algorithm: windowed packs fuller, without a limit of documents a row",
+            "neighbours are packed into rows as in Levanter, where a dropped document also ends its row;"
+            " algorithm: windowed fills rows better, without a limit of documents per row",
         )
     return result
 
 
 def _packing(pack: bool | int | str, said: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """How documents share rows: Levanter's ``pack``, up to 64 documents or so many as it says, and what becomes of
-    those that are longer than a row, its ``slice_strategy``.
+    """Translates ``pack``, the number of documents that may share a row (64 by default), and ``slice_strategy``, which
+    sets what happens to documents longer than a row.
     """
     strategy, field_path = str(said.get("slice_strategy", "left")), f"{path}.format.slice_strategy"
     policies = {"left": "truncate", "right": "truncate_start", "raise": "error", "drop": "drop"}
     if strategy not in policies:
-        raise ConfigError("is none of Levanter's", field=field_path, value=strategy, cure="left, right, raise or drop.")
+        raise ConfigError(
+            "is not a choice of Levanter's", field=field_path, value=strategy, cure="Use left, right, raise or drop."
+        )
     if not pack or pack == "pad":
         return {"algorithm": "next_fit", "long": "error", "max_documents": 1}
     most = 64 if pack is True else whole_at(pack, f"{path}.pack")
@@ -77,12 +79,12 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
     kind, fields = chosen(raw, SOURCES, "url", path)
     for name in ("tags", "cache_dir", "format"):
         if fields.get(name) and fields[name] != _TEXT:
-            into.missing(f"{path}.{name}", "Levanter goes by the component's own; so does this config")
+            into.missing(f"{path}.{name}", "Levanter uses the component's own, and so does this config")
     if kind == "url":
         if fields.get("validation_urls"):
             into.missing(
                 f"{path}.validation_urls",
-                "a validation split of its own: build a cache of these files, and evaluate on it; or hold out of the"
+                "a separate validation split: build a cache of these files, and evaluate on it; or hold out part of the"
                 " training data with validation: {one_in: 100}",
             )
         return {"paths": texts_at(fields.get("train_urls"), f"{path}.train_urls"), "format": "auto"}
@@ -91,7 +93,11 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
         into.missing(f"{path}.splits", f"{splits} has no train: there is nothing to train on")
     query = {"name": fields.get("name"), "split": "train", "revision": fields.get("revision")}
     if fields.get("id") is None:
-        raise ConfigError("is missing", field=f"{path}.id", cure="Levanter asks for it, too.")
+        raise ConfigError(
+            "is missing",
+            field=f"{path}.id",
+            cure="Give the name of the data set on the hub, which Levanter needs, too.",
+        )
     if flag_at(fields.get("stream", True), f"{path}.stream"):
         query["streaming"] = "true"
     return {"paths": [f"hf://{fields.get('id')}?{urlencode({k: v for k, v in query.items() if v})}"], "format": "hf"}
@@ -100,7 +106,7 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
 def _format(
     into: Translation, form: str, said: Mapping[str, Any], chat_template: str | None, path: str
 ) -> dict[str, Any]:
-    """Settings of a source that say what its records are."""
+    """Translates the settings that describe the records of a source."""
     if form == "text":
         return {"text_field": said.get("text_key", "text")}
     if form == "prebuilt":
@@ -112,7 +118,7 @@ def _format(
             fields["loss_mask"] = said["loss_weights_key"]
             into.differs(
                 f"{path}.loss_weights_key",
-                "a mask of 0 and 1 is kept and trained by, other weights are refused; of a cache that exists no leaf of"
+                "a mask of 0 and 1 is kept and used, other weights are refused; from an existing cache, no leaf of"
                 " weights is read",
                 decides=True,
             )
@@ -133,11 +139,11 @@ def _format(
     if form == "chat":
         return {"kind": "chat", "fields": {"messages": said.get("messages_field", "messages")}, "chat": chat}
     if said.get("slice_strategy", "raise") != "raise":
-        into.differs(f"{path}.slice_strategy", "pairs that are too long are decided on when rows are made")
+        into.differs(f"{path}.slice_strategy", "pairs that are too long are handled when rows are packed")
     into.differs(
         path,
-        "chosen and rejected answers become documents in turn: with packing {unit: 2, long: drop} the rejected ones"
-        " weigh -1; the loss is yours (headrace.batch.preference)",
+        "chosen and rejected answers alternate as documents: with packing {unit: 2, long: drop}, the rejected ones"
+        " have weight -1; you provide the loss (headrace.batch.preference)",
     )
     pair = {name: said.get(f"{name}_field", name) for name in ("chosen", "rejected")}
     return {"kind": "preference", "fields": pair, "chat": chat}
@@ -147,12 +153,12 @@ def _of_chats(into: Translation, said: Mapping[str, Any], path: str) -> None:
     if said.get("system_prompt"):
         into.missing(
             f"{path}.system_prompt",
-            f"a field of its own for the system turn ({said['system_prompt']!r}): put it into the messages",
+            f"a separate field for the system turn ({said['system_prompt']!r}): put it into the messages",
         )
     if said.get("chat_template_kwargs", "chat_template_kwargs") is not None:
         into.differs(
             f"{path}.chat_template_kwargs",
-            "template variables that each record brings are not read: chat.variables holds for all of them",
+            "template variables of single records are not read: chat.variables applies to all records",
         )
 
 
@@ -165,7 +171,7 @@ def concat(
     chat_template: str | None,
     path: str,
 ) -> dict[str, Any] | None:
-    """A concatenation as one component over the caches of its children; None if it has none."""
+    """Translates a concatenation to one component over the caches of its children; None if it has none."""
     parts: list[dict[str, Any]] = []
     for child, raw in children.items():
         child_path = f"{path}.children.{child}"
@@ -178,13 +184,13 @@ def concat(
         into.missing(path, "has no children: there is nothing to train on")
         return None
     if any("source" in part for part in parts):
-        into.missing(path, "caches of several sources: build each by itself, headrace build SOURCE -o CACHE")
+        into.missing(path, "caches of several sources: build each separately with headrace build SOURCE -o CACHE")
     alike = [{key: value for key, value in part.items() if key not in ("cache", "source")} for part in parts]
     if any(one != alike[0] for one in alike):
-        text = f"its children are packed or masked differently, here all are as {next(iter(children))!r} is: make each"
-        text += " a component of its own, with its share of the weight"
+        text = f"its children are packed or masked differently, but here all are treated like {next(iter(children))!r}:"
+        text += " make each a separate component, with its share of the weight"
         into.missing(path, text, decides=True)
-    into.differs(path, f"one component over {len(parts)} caches, whose rows are numbered through all of them")
+    into.differs(path, f"one component over {len(parts)} caches, whose rows are numbered consecutively")
     return {"cache": [part["cache"] for part in parts], **alike[0]}
 
 

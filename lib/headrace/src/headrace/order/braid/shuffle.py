@@ -138,16 +138,16 @@ class BraidShuffle(Order):
         self._placed = PlacedBlocks(self._spec)
 
     @property
-    def whole(self) -> bool:
+    def permutes_all(self) -> bool:
         """Whether it has so few blocks that all rows are permuted in every epoch; see the module."""
-        return bool(self._spec.whole[0])
+        return bool(self._spec.permuted[0])
 
     def describe(self) -> dict[str, object]:
         return super().describe() | ({} if self.version == 1 else {"version": self.version})
 
     def open_window(self) -> OpenWindow:
         rows = min(self.strands * self.io_block_size, self.length)
-        return OpenWindow(self.strands, rows, everywhere=self.whole)
+        return OpenWindow(self.strands, rows, everywhere=self.permutes_all)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         return braid(i, epoch, self._spec, self._placed)[0]
@@ -175,7 +175,7 @@ class BraidShuffle(Order):
         and last draw determine what it has touched. The result may include blocks that only the last draws of an epoch
         touch. Costs 2 to 5 us per strand.
         """
-        if self.whole:
+        if self.permutes_all:
             drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
             blocks = np.unique(drawn_rows // int(self._spec.block[0]))
             of, key = self.block_permutation(epoch)[1:]

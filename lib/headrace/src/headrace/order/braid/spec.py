@@ -26,7 +26,7 @@ GOLDEN32 = np.uint64(0x9E3779B9)
 """2**32 / phi: multiples modulo 2**32 are evenly spread. Strand k changes blocks k of these after the first one."""
 _EDGE = 2.0**-10  # localities below belong to the rows that come and go
 # What a child key is for; table.py uses 1. Vectors: numpy warns of overflow, which hashing needs, for scalars
-BLOCK, _INSIDE, _CELL, _WHOLE = (np.array([k], np.uint64) for k in (2, 3, 4, 5))
+BLOCK, _INSIDE, _CELL, _ALL_ROWS = (np.array([k], np.uint64) for k in (2, 3, 4, 5))
 _ONE = np.uint64(1)
 _MOST_PLACED = 1 << 16  # blocks of a table that is kept
 FEW_BLOCKS = 64
@@ -50,12 +50,12 @@ class BraidSpec(NamedTuple):
     cells: np.ndarray  # whole rows of a lap: floor(lap)
     depth: np.ndarray  # strands of a cell, taken in turn by successive laps
     regular: np.ndarray  # cells * depth
-    extra: np.ndarray  # strands for the extra draw of a lap that is no whole number; at least 1
+    extra: np.ndarray  # strands for the extra draw of a lap that is not a whole number; at least 1
     extra_step: np.ndarray  # lattice step over these
     bits: np.ndarray  # laps are counted in 2**-bits of a row
     period: np.ndarray  # draws of 2**bits laps
     begin: np.ndarray  # n modulo period
-    first: np.ndarray  # cells that come and go: 1 if the lap is no whole number, else 0
+    first: np.ndarray  # cells that come and go: 1 if the lap is not a whole number, else 0
     ring: np.ndarray  # the other cells, at least 1
     step: np.ndarray  # lattice step and shift over the ring
     shift: np.ndarray
@@ -65,7 +65,7 @@ class BraidSpec(NamedTuple):
     low: np.ndarray  # locality of the start of the ring
     pitch: np.ndarray  # locality from cell to cell
     keyed: np.ndarray  # uint64: 1 if rows within blocks are keyed in full (version 2), else 0
-    whole: np.ndarray  # uint64: 1 if there are so few blocks that all rows are permuted, else 0
+    permuted: np.ndarray  # uint64: 1 if there are so few blocks that all rows are permuted, else 0
 
     def take(self, component: Int32[np.ndarray, " m"]) -> BraidSpec:
         """The parameters of each row's component."""
@@ -138,7 +138,7 @@ def braid_spec(
         low=low,
         pitch=(1.0 - low) / ring,
         keyed=(versions >= 2).astype(np.uint64),
-        whole=((versions >= 2) & (-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS))).astype(np.uint64),
+        permuted=((versions >= 2) & (-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS))).astype(np.uint64),
     )
 
 
@@ -247,11 +247,11 @@ def place_blocks(block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"]
     return Placed(first, fold(fold(key, _INSIDE), block))
 
 
-def permute_whole(
+def permute_all(
     place: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], n: UInt64[np.ndarray, "*#m"]
 ) -> UInt64[np.ndarray, " m"]:
     """Rows at positions of an epoch's sequence, for sources of few blocks: a key permutes all ``n`` rows."""
-    return permute(place.view(np.int64), n, fold(key, _WHOLE)).view(np.uint64)
+    return permute(place.view(np.int64), n, fold(key, _ALL_ROWS)).view(np.uint64)
 
 
 class PlacedBlocks:
@@ -264,7 +264,7 @@ class PlacedBlocks:
 
     def __init__(self, spec: BraidSpec) -> None:
         self._spec = spec
-        entries = int(spec.n[0]) if spec.whole[0] else int(spec.full_blocks[0]) + bool(spec.tail[0])
+        entries = int(spec.n[0]) if spec.permuted[0] else int(spec.full_blocks[0]) + bool(spec.tail[0])
         self.entries = entries if entries <= _MOST_PLACED else 0  # of the table, 16 bytes each; 0: too many for one
         self._asked: tuple[int, int] = (-1, 0)  # key of the epoch; rows
         self._held: tuple[int, Placed] | None = None
@@ -279,8 +279,8 @@ class PlacedBlocks:
         if total_rows < self.entries or not self.entries:
             return None
         every = np.arange(self.entries, dtype=np.uint64)
-        if self._spec.whole[0]:
-            placed = Placed(permute_whole(every, key, self._spec.n), every)
+        if self._spec.permuted[0]:
+            placed = Placed(permute_all(every, key, self._spec.n), every)
         else:
             placed = place_blocks(every, key, self._spec)
         self._held = (epoch, placed)

@@ -23,7 +23,7 @@ from headrace.order.braid.spec import (
     Placed,
     PlacedBlocks,
     braid_spec,
-    permute_whole,
+    permute_all,
     place_blocks,
 )
 from headrace.order.seeds import derive, fold
@@ -200,8 +200,8 @@ def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
 def _rows(i: np.ndarray, d: Draw, s: BraidSpec, placed: Placed | None) -> np.ndarray:
     """Physical rows."""
     virtual = virtual_places(find_strands(i, d, s), d.key, s)
-    if s.whole.all():
-        return permute_whole(virtual, d.key, s.n) if placed is None else placed.first[virtual]
+    if s.permuted.all():
+        return permute_all(virtual, d.key, s.n) if placed is None else placed.first[virtual]
     block = virtual // s.block
     offset = virtual - block * s.block
     if placed is None:
@@ -217,13 +217,13 @@ def _rows(i: np.ndarray, d: Draw, s: BraidSpec, placed: Placed | None) -> np.nda
         rows = first + np.where(keyed & _ONE, size - _ONE - inner, inner)
         if s.keyed.any():
             rows = np.where(s.keyed > 0, first + scatter(inner, size, keyed), rows)
-    permuted = np.flatnonzero(s.whole)
+    permuted = np.flatnonzero(s.permuted)
     if permuted.size:
-        rows[permuted] = permute_whole(virtual[permuted], d.key if d.key.size == 1 else d.key[permuted], s.n[permuted])
+        rows[permuted] = permute_all(virtual[permuted], d.key if d.key.size == 1 else d.key[permuted], s.n[permuted])
     return rows
 
 
-def scatter(place: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.ndarray:
+def scatter(positions: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.ndarray:
     """Positions in blocks of ``size`` rows, permuted by a bijection for each ``keyed``; all uint64.
 
     Swap-or-not: a round pairs place x with k - x and swaps some of the pairs (Hoang, Morris, Rogaway, "An enciphering
@@ -231,27 +231,27 @@ def scatter(place: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.ndarra
     differently in every epoch.
 
     Example:
-        >>> places = np.arange(5, dtype=np.uint64)
-        >>> sorted(scatter(places, np.full(5, 5, np.uint64), np.full(5, 7, np.uint64)).tolist())
+        >>> positions = np.arange(5, dtype=np.uint64)
+        >>> sorted(scatter(positions, np.full(5, 5, np.uint64), np.full(5, 7, np.uint64)).tolist())
         [0, 1, 2, 3, 4]
     """
-    word, place = keyed.copy(), place.copy()
+    word, row = keyed.copy(), positions.copy()
     for _ in range(4):
         word ^= word >> _S29
         word *= _ODD
         other = word >> _S32
         other *= size
         other >>= _S32
-        other -= place  # below 0, and so beyond all sizes, where the place is above the pivot
+        other -= row  # below 0, and so beyond all sizes, where the row is above the pivot
         np.minimum(other, other + size, out=other)
-        bit = np.maximum(place, other)
+        bit = np.maximum(row, other)
         bit &= _LOW6
         np.right_shift(word, bit, out=bit)
         bit &= _ONE
-        other ^= place
+        other ^= row
         other *= bit
-        place ^= other
-    return place
+        row ^= other
+    return row
 
 
 def braid(
