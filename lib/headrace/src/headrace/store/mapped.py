@@ -190,7 +190,7 @@ class MappedArray:
         return self._native.crc32c(0, copied, self.chunk_bytes) == stored
 
     def are_sound(self, chunks: Int64[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
-        """Which of some chunks :meth:`check` found sound."""
+        """Returns which of some chunks :meth:`check` has verified."""
         return self._sound[chunks]
 
     def check(self, chunk: int) -> bool:
