@@ -134,10 +134,12 @@ def test_weights_from_sizes_follow_tokens(caches):
     assert dataset.draws.starts_at(100).tolist() == [400, 400]  # each as often as it has rows
     unimax = config("low full", weights={"unimax": {"max_epochs": 1, "tokens": 20_000}})
     assert opened(unimax, caches).describe()["stages"][0]["weights"] == {"low": 0.45, "full": 0.55}
-    with pytest.raises(ConfigError, match="how many tokens the run has") as caught:
-        opened(config("low full", weights={"unimax": 2}, num_steps=100), caches)
-    assert caught.value.cure == "Write unimax: {max_epochs: 2, tokens: 25000}, with the tokens of your run."
-    opened(config("low full", weights={"unimax": {"max_epochs": 2, "tokens": 25_000}}, num_steps=100), caches)
+    for steps in (None, 100):  # num_steps would not help
+        with pytest.raises(ConfigError, match="how many tokens the run has") as caught:
+            opened(config("low full", weights={"unimax": 2}, num_steps=steps), caches)
+        assert caught.value.cure == "Write unimax: {max_epochs: 2, tokens: 25000}, with the tokens of your run."
+        written = {"unimax": {"max_epochs": 2, "tokens": 25_000}}
+        opened(config("low full", weights=written, num_steps=steps), caches)
 
 
 def test_largest_shares_are_of_tokens(caches):
@@ -250,28 +252,31 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
         if policy == "quota"
         else st.just(1)
     )
-    batch_size = data.draw(st.integers(1, 5))
+    batch_size, later = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
     tokens = data.draw(st.integers(60, 500)) * batch_size  # the second stage has begun by the step of the amendment
     stages = [StageConfig({"a": data.draw(weights), "b": data.draw(weights)}, tokens=tokens)]
     stages.append(StageConfig({"a": data.draw(weights), "b": data.draw(weights)}))
     own: dict[str, dict[str, Any]] = {"a": {"packing": PackingConfig(data.draw(st.sampled_from(ALGORITHMS)))}}
     if data.draw(st.booleans()):
         own["c"] = {"max_tokens": data.draw(st.integers(200, 2000))}
+    amendments = [AmendmentConfig(140, add={"c": 1})]
+    if data.draw(st.booleans()):  # one goes, and comes back
+        amendments += [AmendmentConfig(146, drop=["b"]), AmendmentConfig(151, add={"b": 1})]
     run = config(
         names,
         unit=f"{counted}_tokens",
         policy=policy,
         stages=stages,
-        amendments=[AmendmentConfig(140, add={"c": 1})],
+        amendments=amendments,
         own=own,
-        batch_size=batch_size,
+        batch_size={0: batch_size, 30: batch_size + later},
         algorithm=data.draw(st.sampled_from(ALGORITHMS)),
         shuffle=data.draw(st.sampled_from([True, False, BraidShuffleConfig(strands=3)])),
     )
     dataset = opened(run, made)
-    steps = dataset.stages[2].first_step + 12
+    steps = dataset.stages[-1].first_step + 12
     tokens = delivered(dataset, steps, counted)
-    for step in {1, dataset.stages[1].first_step, dataset.stages[2].first_step, steps}:
+    for step in range(1, steps + 1):
         assert dataset.tokens_of(dataset.draws.starts_at(step)).tolist() == tokens[step - 1].tolist()
     border, budget = dataset.stages[1].first_step, stages[0].tokens
     assert tokens[border - 1].sum() >= budget

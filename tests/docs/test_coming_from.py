@@ -1,7 +1,8 @@
-"""docs/coming_from: each page runs as printed, on files as the other system writes them."""
+"""Pages of those who come from other systems run as printed, on files as that system writes them."""
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -10,11 +11,19 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "coming_from").glob("*.md"))
-_SPEC = importlib.util.spec_from_file_location("test_pages", Path(__file__).with_name("test_pages.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-RUNNER = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(RUNNER)
+
+
+def other_tests(path: str) -> ModuleType:
+    """A module of tests, for what it has besides them."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RUNNER = other_tests("docs/test_pages.py")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +42,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory, native_shards: ModuleType) 
 def test_a_page_runs_as_printed(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
     assert RUNNER.run(page) > 0
+
+
+def test_the_page_of_other_loaders_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("grain", reason="Grain has no wheel for this Python")
+    if not importlib.util.find_spec("torch"):
+        modules = other_tests("adapters/test_torch.py").stand_in()
+        modules["torch.utils.data"].DataLoader = lambda batches, batch_size: batches
+        for name, module in {**modules, "headrace.adapters.torch": ModuleType("torch")}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        del sys.modules["headrace.adapters.torch"]  # imported below over the stand-in, and forgotten with it
+    monkeypatch.chdir(tmp_path)
+    RUNNER.run(DOCS / "quickstart.md")
+    assert RUNNER.run(DOCS / "coming_from.md") == 5
 
 
 def test_each_system_has_a_page():

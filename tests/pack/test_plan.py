@@ -174,7 +174,8 @@ def test_plans_and_checksums_of_coordexp(case):
     for name, wanted in case["aligned"].items():
         world_size, drop_last = name.removeprefix("ws").split("_drop")
         if "error" in wanted or wanted["n"] == 0:
-            continue  # defects: see below
+            assert len(plan) < int(world_size)  # its defect: see below
+            continue
         aligned = plan.aligned_plan(int(world_size), drop_last == "1")
         assert (len(aligned), aligned.pad_needed, aligned.repeated) == (
             wanted["n"],
@@ -196,11 +197,13 @@ def test_what_is_too_long_for_coordexp(algorithm):
 
 @pytest.mark.parametrize("case", ALIGN["cases"], ids=lambda c: f"{c['packs']}-on-{c['world']}-{c['drop_last']}")
 def test_alignment_of_coordexp(case):
-    plan = plan_packs([10] * case["packs"], 10)
-    if "error" not in case:
-        aligned = plan.aligned_plan(case["world"], case["drop_last"])
-        assert aligned.packs.tolist() == case["aligned"]
-        assert (aligned.pad_needed, aligned.repeated) == (case["pad_needed"], case["repeated"])
+    aligned = plan_packs([10] * case["packs"], 10).aligned_plan(case["world"], case["drop_last"])
+    if "error" in case:  # its defect: see below
+        assert case["world"] > 2 * case["packs"]
+        assert aligned.packs.tolist() == [number % case["packs"] for number in range(case["world"])]
+        return
+    assert aligned.packs.tolist() == case["aligned"]
+    assert (aligned.pad_needed, aligned.repeated) == (case["pad_needed"], case["repeated"])
 
 
 def test_fewer_packs_than_ranks_repeat_in_a_cycle_or_are_refused():

@@ -219,8 +219,9 @@ def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) ->
         raise ConfigError("follows from sizes, which are not known here", field=path, value=weights)
     sizes = {name: tokens for name, tokens in config.sizes().items() if name not in later}
     field_, tokens = mixture.budget
-    if config.counted and field_ == "num_steps" and tokens is not None:
-        _check_tokens_written(weights, f"{path}.unimax", min(tokens, sum(sizes.values())))
+    if config.counted and field_ == "num_steps":
+        total = sum(sizes.values())
+        _check_tokens_written(weights, f"{path}.unimax", total if tokens is None else min(tokens, total))
     return replace(mixture, weights=weights_of_sizes(weights, sizes, tokens, path, field_))
 
 
