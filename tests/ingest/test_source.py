@@ -40,6 +40,12 @@ def test_what_a_folder_holds_besides_is_counted(tmp_path: Path):
     assert left_out == {".bz2": 1, ".csv": 2, "README": 1}
 
 
+def test_a_link_to_nothing_is_named(tmp_path: Path):
+    (tmp_path / "a.txt").symlink_to("gone.txt")
+    with pytest.raises(SourceError, match=r"a.txt: is a link to 'gone.txt', which does not exist. Restore that file"):
+        SourceConfig([str(tmp_path)]).files()
+
+
 def test_folders_behind_links_are_read_once(tmp_path: Path):
     touch(tmp_path, "other/x.jsonl", "in/a.jsonl", "in/deep/b.jsonl")
     (tmp_path / "in" / "link").symlink_to(tmp_path / "other")

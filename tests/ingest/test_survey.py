@@ -43,6 +43,19 @@ def test_folders_become_sources_and_what_is_no_text_is_counted(tmp_path):
     )
 
 
+def test_files_that_build_would_refuse_are_left_out(tmp_path):
+    contents = {"a/e.txt": b"", "b/f.txt": b"", "b/g.txt": b"text", "b/h.bin": b"text", "b/i.npy": b"text"}
+    found = {source.name: source for source in survey(write(tmp_path / "texts", contents))}
+    assert (found["a"].files, found["a"].left_out) == (0, {"empty .txt": 1})
+    assert (found["b"].files, found["b"].left_out) == (2, {".bin": 1, ".npy": 1})
+    assert build_cache(found["b"].config(), TokenizerConfig("bytes"), str(tmp_path / "b"), progress=False).tokens == 6
+
+
+def test_names_keep_their_letters(tmp_path):
+    contents = {f"{name}/a.txt": b"text" for name in ("日本", "u\u0308ber uns", "a.b (2)")}
+    assert {source.name for source in survey(write(tmp_path / "texts", contents))} == {"日本", "über-uns", "a-b-2"}
+
+
 @pytest.mark.parametrize("name", ["texts", "te[x]ts", "a b"])
 def test_a_source_builds_from_just_the_files_that_it_counts(tmp_path, name):
     contents = {"a.txt": b"one", "b.cfg": b"two", "c/d.txt": b"three", "c/e.cfg": b"four five", "UP.CFG": b"six"}

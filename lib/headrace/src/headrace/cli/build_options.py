@@ -105,7 +105,9 @@ MaskOption = Annotated[
     Mask,
     typer.Option(
         help="Which tokens of a conversation are trained on: those that the template marks with {% generation %}, the"
-        " turns of --mask-role, all, or turns by another rule (customized: those with trainable: true).",
+        " turns of --mask-role, all, or turns by last_assistant_message, last_assistant_turn, all_assistant_messages,"
+        " all_messages, all_user_and_system_messages or customized (those with trainable: true).",
+        metavar="RULE",
         rich_help_panel=CHATS,
     ),
 ]

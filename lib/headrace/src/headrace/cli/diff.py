@@ -55,10 +55,11 @@ def command(
     from headrace.errors import ConfigError
     from headrace.run.manifest import RunManifest
 
-    manifest = RunManifest.load(a) if b.endswith((".yaml", ".yml", ".json")) else None
+    with_config = b.endswith((".yaml", ".yml", ".json"))
+    manifest = RunManifest.load(a) if with_config else None
     if manifest is not None:
         differ = _compare_run(a, manifest, b, settings, step, resolved, as_json)
-    elif settings or step is not None or resolved:
+    elif with_config or settings or step is not None or resolved:
         problem = "must be the folder of a run to be compared with a config, settings, --step or --resolved"
         cure = "Name the folder passed to open_run, and a config (.yaml)."
         raise ConfigError(problem, field="A", value=a, cure=cure)

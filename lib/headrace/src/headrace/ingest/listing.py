@@ -178,6 +178,9 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def _local_entry(path: str) -> Entry:
+    if os.path.islink(path) and not os.path.exists(path):
+        cure = "Restore that file, or delete the link."
+        raise SourceError(f"is a link to {os.readlink(path)!r}, which does not exist", field=path, cure=cure)
     status = os.stat(path)
     if not os.path.isfile(path):
         raise SourceError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +13,13 @@ from dataclasses import dataclass, replace
 from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
-from headrace.ingest.source import USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
+from headrace.ingest.source import FORMATS, USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
 from headrace.store import files
 
 MOST_SOURCES = 20
 """Largest number of subfolders that become a source each; more of them become one source."""
 _HEAD, _HEADS = 4096, 5
+_OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(USUAL_ENDINGS)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class FoundSource:
         endings: Extensions of its files.
         files: Number of files.
         bytes: Their stored size.
-        left_out: Other files, by extension.
+        left_out: Other files, by extension; ``empty .txt`` if none has a byte.
     """
 
     name: str
@@ -48,7 +50,7 @@ class FoundSource:
 def survey(folder: str) -> list[FoundSource]:
     """The sources of a folder: one for each subfolder and one for the files next to them; last, without files, those
     that hold no text. Files count as text if they have a usual extension, or if most of the first with their extension
-    are UTF-8.
+    are UTF-8 and the extension is not one of token ids.
 
     Price: one listing, and 4 KiB each of some files for each unusual extension.
 
@@ -93,13 +95,14 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
     by_ending: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_ending[_ending(entry.path)].append(entry)
-    endings = sorted(
-        e for e, those in by_ending.items() if e in USUAL_ENDINGS or (e.startswith(".") and _is_text(those))
-    )
+    endings = sorted(ending for ending, those in by_ending.items() if _is_taken(ending, those))
     left_out = Counter({e: len(those) for e, those in by_ending.items() if e not in endings})
     chosen = [entry for ending in endings for entry in by_ending[ending]]
+    if all(entry.size == 0 for entry in chosen):
+        left_out += Counter({f"empty {ending}": len(by_ending[ending]) for ending in endings})
+        chosen = []
     paths = [path] if path else [entry.path for entry in chosen]
-    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "text"
+    safe = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", name)).strip("-") or "text"
     return FoundSource(safe, paths, endings, len(chosen), sum(entry.size or 0 for entry in chosen), left_out)
 
 
@@ -122,6 +125,13 @@ def _ending(path: str) -> str:
     """The extension of a file without ``.gz`` and ``.zst``; its name if it has none."""
     stem, _ = split_compression(path)
     return escape_undecodable(os.path.splitext(stem)[1].lower() or os.path.basename(stem))
+
+
+def _is_taken(ending: str, entries: Sequence[Entry]) -> bool:
+    """Whether files with an extension are read as text."""
+    if ending in USUAL_ENDINGS:
+        return True
+    return ending.startswith(".") and ending not in _OF_OTHER_FORMATS and _is_text(entries)
 
 
 def _is_text(entries: Sequence[Entry]) -> bool:
