@@ -73,6 +73,39 @@ def test_what_is_written_over_is_named_before_a_batch_is_made_of_it(cache, seed)
     assert "headrace verify" in str(raised.value) or "copied whole" in str(raised.value)
 
 
+def overwrite_keeping_its_time(path):
+    """As ``cp --preserve`` does."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(bytes([252]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_every_reader_of_a_file_that_was_written_over_is_told(cache):
+    """The first one finds the damage, and the chunk is no longer sound: that is no reason for others to go on."""
+    readers = [batches_of(cache) for _ in range(3)]
+    for found in readers:
+        list(itertools.islice(found, 70))  # more than an epoch: all chunks are sound
+    overwrite_keeping_its_time(shards(cache)[1])
+    for found in readers:
+        with pytest.raises(ReadError, match="was changed while it was mapped"):
+            list(found)
+
+
+def test_what_was_put_back_is_served_again(cache):
+    expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
+    path = shards(cache)[1]
+    content = path.read_bytes()
+    found = batches_of(cache)
+    list(itertools.islice(found, 70))
+    overwrite_keeping_its_time(path)
+    with pytest.raises(ReadError, match="was changed while it was mapped"):
+        list(found)
+    with path.open("r+b") as file:
+        file.write(content)
+    assert_equal(batches_of(cache), expected)
+
+
 def test_what_only_looks_changed_goes_on(cache):
     expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
     for number, path in enumerate(shards(cache)):

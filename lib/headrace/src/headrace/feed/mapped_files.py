@@ -43,14 +43,15 @@ class _Watched:
         file = array.file_of(shard)
         assert file is not None
         self.array, self.shard, self.file = array, shard, file
+        self.losses = array.losses(shard)
         self.looked_at = -math.inf  # it may have been mapped, and checked, by a loader of long ago
 
     def look(self) -> bool:
         """Whether the file changed. Raises ReadError if it became shorter, or a chunk of it is not what was written."""
         current: MappedFile = self.file.again()
-        if current == self.file:
-            return False
-        if not self.array.check_again(self.shard) or current.size < self.file.size:
+        changed = current != self.file
+        intact = not changed or (self.array.check_again(self.shard) and current.size >= self.file.size)
+        if not intact or self.array.losses(self.shard) != self.losses:  # another loader may have found it first
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",
@@ -59,7 +60,7 @@ class _Watched:
                 " this step.",
             )
         self.file = current
-        return True
+        return changed
 
 
 class _Checks(NamedTuple):
