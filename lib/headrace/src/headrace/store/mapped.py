@@ -156,7 +156,7 @@ class MappedArray:
         return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
 
     def address(self, chunk: int) -> int:
-        """Address of the chunk's first byte; 0 if it cannot be mapped and has to be read."""
+        """Address of the chunk's first byte, always the same; 0 if it cannot be mapped and has to be read."""
         if self._address[chunk] == _UNSEEN:
             self._map(chunk // self.shard_chunks)
         return int(self._address[chunk])
@@ -226,15 +226,13 @@ class MappedArray:
         return np.stack([at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)])
 
     def record(self, chunk: int, sound: bool) -> None:
-        """Stores the result of a chunk's check. A chunk that is not sound loses its address."""
+        """Stores the result of a chunk's check."""
         if self._sound[chunk] and not sound:
             self._losses[chunk // self.shard_chunks] += 1
         self._sound[chunk] = sound
-        if not sound:
-            self._address[chunk] = 0
 
     def losses(self, shard: int) -> int:
-        """How often a chunk of a shard was sound and then no longer. Whoever has taken its address still has it."""
+        """How often a chunk of a shard was sound and then no longer: others may still use it without a check."""
         return self._losses[shard]
 
     def _bring(self, chunk: int, at: int) -> bool:
