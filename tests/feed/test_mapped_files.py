@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import weakref
 from pathlib import Path
 
 import jax
@@ -19,7 +20,9 @@ from headrace.feed.placement import Placement
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.mix.schedule import BatchSchedule
 from headrace.store.cache import TokenCache
+from headrace.store.joined import open_cache
 from headrace.store.layout import CacheLayout
+from headrace.store.replicas import open_replicas
 from headrace.testing import write_cache
 
 HERE = Placement(NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data")))
@@ -71,6 +74,80 @@ def test_what_is_written_over_is_named_before_a_batch_is_made_of_it(cache, seed)
         assert_equal(found, expected[steps:])
     assert str(path.parent.parent) in str(raised.value)
     assert "headrace verify" in str(raised.value) or "copied whole" in str(raised.value)
+
+
+def overwrite_keeping_its_time(path):
+    """As ``cp --preserve`` does."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(bytes([252]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_every_reader_of_a_file_that_was_written_over_is_told(cache):
+    """The first one finds the damage, and the chunk is no longer sound: that is no reason for others to go on."""
+    readers = [batches_of(cache) for _ in range(3)]
+    for found in readers:
+        list(itertools.islice(found, 70))  # more than an epoch: all chunks are sound
+    overwrite_keeping_its_time(shards(cache)[1])
+    for found in readers:
+        with pytest.raises(ReadError, match="was changed while it was mapped"):
+            list(found)
+
+
+def test_a_chunk_that_another_reader_found_damaged_is_never_taken_from_a_slot_without_data(tmp_path):
+    """This reader counts the chunk among those it holds, and its file among none that the window uses."""
+    cache = write_cache(tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 1))
+    order = BatchOrder(TokenSeqDataset(cache, 16).repeat(), BatchSchedule(BATCH))
+    found = PlannedReader(order, HERE, 1 << 20, grouping=Grouping(0)).batches(0, 700)
+    list(itertools.islice(found, 400))
+    overwrite_keeping_its_time(Path(cache.parts[0].data.url, "c", "5"))
+    with pytest.raises(ReadError, match="was changed while it was mapped"):
+        next(PlannedReader(order, HERE, 1 << 20, grouping=Grouping(0)).batches(5, 6))
+    with pytest.raises(ReadError, match="was changed while it was mapped"):
+        list(found)
+
+
+def test_what_is_read_instead_of_damaged_chunks_is_held_no_longer_than_it_is_used(tmp_path, monkeypatch):
+    cache = write_cache(tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 8))
+    shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    for path in shards(cache):
+        content = np.fromfile(path, np.uint8)
+        content[: content.size - 132 : 68] ^= 1  # the first byte of each chunk; the shard's index is at the end
+        content.tofile(path)
+    read, replace = [], mapped_files.MappedFiles.replace
+
+    def noted(files, block, memory):
+        read.append(weakref.ref(memory))
+        replace(files, block, memory)
+
+    monkeypatch.setattr(mapped_files.MappedFiles, "replace", noted)
+    healed = batches_in_order(open_replicas([str(tmp_path / "c"), str(tmp_path / "copy")]))
+    most = 0
+    for batch, expected in zip(healed, batches_in_order(open_cache(tmp_path / "copy")), strict=True):
+        assert np.array_equal(batch.tokens, expected.tokens)
+        most = max(most, sum(memory() is not None for memory in read))
+    assert len(read) == 620
+    assert most < 300  # those of three windows of 64 steps
+
+
+def batches_in_order(cache):
+    order = BatchOrder(TokenSeqDataset(cache, 16), BatchSchedule(BATCH))
+    return PlannedReader(order, HERE, 1 << 20, grouping=Grouping(0)).batches(0, 620)
+
+
+def test_what_was_put_back_is_served_again(cache):
+    expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
+    path = shards(cache)[1]
+    content = path.read_bytes()
+    found = batches_of(cache)
+    list(itertools.islice(found, 70))
+    overwrite_keeping_its_time(path)
+    with pytest.raises(ReadError, match="was changed while it was mapped"):
+        list(found)
+    with path.open("r+b") as file:
+        file.write(content)
+    assert_equal(batches_of(cache), expected)
 
 
 def test_what_only_looks_changed_goes_on(cache):

@@ -149,6 +149,32 @@ def test_closing_wakes_a_consumer_that_waits_in_another_thread():
     assert found == []
 
 
+def test_the_end_is_an_end_for_every_thread_that_waits_for_it():
+    taken = threading.Semaphore(0)
+    go = threading.Event()
+
+    def source():
+        yield [1]
+        go.wait()
+
+    items = Prefetched(source, 1)
+    found = []
+
+    def consume():
+        taken.release()
+        found.append(list(items))
+
+    consumers = [threading.Thread(target=consume) for _ in range(3)]
+    for consumer in consumers:
+        consumer.start()
+        taken.acquire()
+    time.sleep(0.05)
+    go.set()
+    for consumer in consumers:
+        consumer.join()
+    assert sorted(found) == [[], [], [1]]
+
+
 def test_closing_interrupts_what_is_waited_for():
     gave_up = threading.Event()
 

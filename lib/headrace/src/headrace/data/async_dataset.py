@@ -279,6 +279,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         A loader reads the rows as if there were no ``fn``: ahead, and each stored block once. ``fn`` then receives the
         rows of its process, as numpy arrays that it may modify, in the loader's background thread. Which rows are in
         one call depends on the number of processes, so the result for a row must depend on that row alone.
+        Arrays that it returns belong to the batch, which may share their memory: to fill the same array again in the
+        next call changes batches that are waiting or in use.
         """
         return MappedDataset(self, fn)
 

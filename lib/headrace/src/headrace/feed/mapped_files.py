@@ -18,7 +18,7 @@ import math
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -44,14 +44,15 @@ class _Watched:
         file = array.file_of(shard)
         assert file is not None
         self.array, self.shard, self.file = array, shard, file
+        self.losses = array.losses(shard)
         self.looked_at = -math.inf  # it may have been mapped, and checked, by a loader of long ago
 
     def look(self) -> bool:
         """Whether the file changed. Raises ReadError if it became shorter, or a chunk of it is not what was written."""
         current: MappedFile = self.file.again()
-        if current == self.file:
-            return False
-        if not self.array.check_again(self.shard) or current.size < self.file.size:
+        changed = current != self.file
+        intact = not changed or (self.array.check_again(self.shard) and current.size >= self.file.size)
+        if not intact or self.array.losses(self.shard) != self.losses:  # another loader may have found it first
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",
@@ -60,7 +61,7 @@ class _Watched:
                 " this step.",
             )
         self.file = current
-        return True
+        return changed
 
 
 class _Checks(NamedTuple):
@@ -85,6 +86,7 @@ class MappedBlocks:
         files: The files, each once.
         checks: The chunks that are held against their checksums for this window; None: there are none.
         settled: How many of these are settled.
+        replaced: Memory of blocks that were read, since their chunks in mapped files are not sound.
     """
 
     blocks: Int64[np.ndarray, " m"]
@@ -94,6 +96,7 @@ class MappedBlocks:
     files: Sequence[int] = ()
     checks: _Checks | None = None
     settled: int = 0
+    replaced: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
 
     @property
     def must_be_read(self) -> Bool[np.ndarray, " m"]:
@@ -104,6 +107,13 @@ class MappedBlocks:
     def none(cls, blocks: Int64[np.ndarray, " m"]) -> MappedBlocks:
         """Blocks that all have to be read."""
         return cls(blocks, np.zeros(blocks.size, np.int64), np.zeros(blocks.size, np.bool_), np.full(blocks.size, -1))
+
+    def replace(self, block: int, memory: np.ndarray) -> None:
+        """Has a block, if the window uses it, gathered from memory and not from its file."""
+        at = int(np.searchsorted(self.blocks, block))
+        if at < self.blocks.size and self.blocks[at] == block:
+            self.address[at], self.sound[at], self.file[at] = memory.ctypes.data, True, -1
+            self.replaced[block] = memory
 
 
 class MappedFiles:
@@ -122,7 +132,6 @@ class MappedFiles:
         self._num_files = 0
         self._watched: dict[int, _Watched] = {}  # files by number
         self._unsettled: set[int] = set()  # blocks that are being checked
-        self._replaced: dict[int, np.ndarray] = {}  # blocks that were read, since their chunks are not sound
         self._last = MappedBlocks.none(np.zeros(0, np.int64))
         self._windows: weakref.WeakSet[MappedBlocks] = weakref.WeakSet()
         self._looked = self._last, -math.inf  # and until when that holds
@@ -153,8 +162,8 @@ class MappedFiles:
         new = np.flatnonzero(unknown)
         if new.size:
             window.address[new], window.sound[new], window.file[new] = self._locate(array[new], chunk[new])
-        for block, memory in self._replaced.items():
-            _replace(window, block, memory)
+        for block, memory in last.replaced.items():  # one that this window does not use is read again by a later one
+            window.replace(block, memory)
         window.files = [number for number in np.unique(window.file).tolist() if number >= 0]
         if not window.sound.all():
             self._begin_checks(window, uses, array, chunk)
@@ -265,10 +274,9 @@ class MappedFiles:
             window.settled += 1
 
     def replace(self, block: int, memory: np.ndarray) -> None:
-        """Has a block gathered from memory from now on, and not from its file."""
-        self._replaced[block] = memory
+        """Has a block gathered from memory, and not from its file, as long as windows use it."""
         for window in self._windows:
-            _replace(window, block, memory)
+            window.replace(block, memory)
 
     def check_files(self, window: MappedBlocks) -> None:
         """Looks at the files of a window.
@@ -285,9 +293,3 @@ class MappedFiles:
                 file.looked_at = now
                 self._changes += file.look()
         self._looked = window, min([file.looked_at for file in files], default=now) + LOOK_S
-
-
-def _replace(window: MappedBlocks, block: int, memory: np.ndarray) -> None:
-    at = int(np.searchsorted(window.blocks, block))
-    if at < window.blocks.size and window.blocks[at] == block:
-        window.address[at], window.sound[at], window.file[at] = memory.ctypes.data, True, -1

@@ -161,7 +161,7 @@ class Prefetched(Iterator[T], Generic[T]):
             with suppress(Empty):
                 while True:
                     self._queue.get_nowait()
-            self._queue.put(_End(_closed()))  # for a consumer that waits in another thread
+            self._queue.put(self._ended or _End(_closed()))  # for a consumer that waits in another thread
 
     def __enter__(self) -> Prefetched[T]:
         return self

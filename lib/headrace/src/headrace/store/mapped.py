@@ -26,6 +26,7 @@ import re
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def native_addresses() -> tuple[int, int, int]:
 
 
 class MappedFile(NamedTuple):
-    """A file as it was when it was mapped."""
+    """A file as it was when it was mapped. ``changed_ns`` is its ctime, since programs that copy set the mtime."""
 
     path: Path
     device: int
@@ -113,7 +114,7 @@ class MappedFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, status: os.stat_result) -> MappedFile:
-        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
     def again(self) -> MappedFile:
         """The current state of the file. One that was removed or replaced is still mapped as it was."""
@@ -143,6 +144,7 @@ class MappedArray:
         self._native = native()
         self._address = np.full(chunks, _UNSEEN, np.int64)
         self._sound = np.zeros(chunks, np.bool_)
+        self._losses: Counter[int] = Counter()
         self._shards: dict[int, _MappedShard] = {}
         self._mapping = threading.Lock()
         self._regions: list[tuple[int, int]] = []
@@ -159,7 +161,7 @@ class MappedArray:
         return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
 
     def address(self, chunk: int) -> int:
-        """Address of the chunk's first byte; 0 if it cannot be mapped and has to be read."""
+        """Address of the chunk's first byte, always the same; 0 if it cannot be mapped and has to be read."""
         if self._address[chunk] == _UNSEEN:
             self._map(chunk // self.shard_chunks)
         return int(self._address[chunk])
@@ -223,10 +225,14 @@ class MappedArray:
         return np.stack([at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)])
 
     def record(self, chunk: int, sound: bool) -> None:
-        """Stores the result of a chunk's check. A chunk that is not sound loses its address."""
+        """Stores the result of a chunk's check."""
+        if self._sound[chunk] and not sound:
+            self._losses[chunk // self.shard_chunks] += 1
         self._sound[chunk] = sound
-        if not sound:
-            self._address[chunk] = 0
+
+    def losses(self, shard: int) -> int:
+        """How often a chunk of a shard was sound and then no longer: others may still use it without a check."""
+        return self._losses[shard]
 
     def _bring(self, chunk: int, at: int) -> bool:
         """Brings a mapped chunk into memory, and returns whether all of it is in its file."""
