@@ -233,6 +233,7 @@ WRONG = {
     ),
     "columns = 'token_mask': cannot be the name": ({"token_mask": "score"}, {}),
     "columns = 'a b': cannot be the name": ({"a b": "score"}, {}),
+    "columns = 'weights': cannot be the name of a column. Write weight if": ({"weights": "loss_weights"}, {}),
     "columns.weight = 'topk': has not one value for each token": ({"weight": "topk"}, {}),
     "columns.teacher.default = 0.5: is no value of int32": ({"teacher": ColumnConfig("topk", 0.5)}, {}),
     "components.a.columns.weight = 'none': leaves the column": (

@@ -34,7 +34,7 @@ from headrace.store.leaf import CacheLeaf
 MASK, WEIGHT = "token_mask", "weight"
 """Names of the columns for the loss mask and the loss weight."""
 NO_LEAF = "none"
-_RESERVED = (MASK, "loss_mask", "tokens", "labels", "position_ids", "segment_ids", "token_weights")
+_RESERVED = (MASK, "loss_mask", "weights", "tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
 
 @dataclass(frozen=True)
@@ -269,6 +269,7 @@ def check_column_name(name: str) -> None:
     if name in _RESERVED or not name.isidentifier():
         cure = "Batches have a field of this name: use another." if name in _RESERVED else "Use letters, digits and _."
         cure = "Say which tokens are trained on with loss_mask." if name in _RESERVED[:2] else cure
+        cure = f"Write {WEIGHT} if these are loss weights, else use another." if name == "weights" else cure
         raise ConfigError("cannot be the name of a column", field="columns", value=name, cure=cure)
 
 
