@@ -227,9 +227,9 @@ def numbers(*documents: int) -> Intervals:
         (
             [],
             {"generations": 0},
-            "components.web.generations = 0: is not how many generations its 1 caches have",
+            "components.web.generations = 0: is not how many generations its 1 cache can have",
         ),
-        ([], {"generations": [1, 1]}, "is not how many generations its 1 caches have"),
+        ([], {"generations": [1, 1]}, "is not how many generations its 1 cache can have"),
         ([], {"generations": 7}, "components.web.generations = 7: is more than there are"),
     ],
 )

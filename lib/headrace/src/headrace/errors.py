@@ -204,6 +204,18 @@ def check_not_negative(field: str, value: float | None) -> None:
         raise ConfigError("must not be negative", field=field, value=value)
 
 
+def check_path(field: str, value: object, cure: str) -> None:
+    """Raises ConfigError unless a value is a path: a text that is not empty, or a path of Python's.
+
+    Example:
+        >>> check_path("output", None, "Give a folder.")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: output = None: is not a path. Give a folder.
+    """
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise ConfigError("is not a path", field=field, value=value, cure=cure)
+
+
 def check_whole(field: str, value: object) -> None:
     """Raises ConfigError unless a value is an integer (Python's or numpy's); None passes."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):

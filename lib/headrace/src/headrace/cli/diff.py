@@ -55,10 +55,11 @@ def command(
     from headrace.errors import ConfigError
     from headrace.run.manifest import RunManifest
 
-    manifest = RunManifest.load(a) if b.endswith((".yaml", ".yml", ".json")) else None
+    with_config = b.endswith((".yaml", ".yml", ".json"))
+    manifest = RunManifest.load(a) if with_config else None
     if manifest is not None:
         differ = _compare_run(a, manifest, b, settings, step, resolved, as_json)
-    elif settings or step is not None or resolved:
+    elif with_config or settings or step is not None or resolved:
         problem = "is compared with a config, and takes settings, --step and --resolved, only if it is a run's folder"
         cure = "Name the folder that open_run was given, and a config (.yaml)."
         raise ConfigError(problem, field="A", value=a, cure=cure)

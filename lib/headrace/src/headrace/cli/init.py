@@ -13,7 +13,7 @@ import typer
 from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.shown import in_bytes
-from headrace.errors import format_count
+from headrace.errors import check_path, format_count
 
 if TYPE_CHECKING:
     from headrace.ingest.survey import FoundSource
@@ -52,6 +52,7 @@ def command(
     from headrace.store import files
     from headrace.store.joined import open_cache
 
+    check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
     if output.exists() and not output.is_dir():
         raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")

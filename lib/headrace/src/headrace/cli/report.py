@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes
-from headrace.cli.shown import working
+from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes, refuse_typed
+from headrace.cli.shown import in_bytes, working
 
 if TYPE_CHECKING:
     from headrace.report.facts import ReportFacts
@@ -18,6 +18,7 @@ PORT = 8473
 
 
 def command(
+    context: typer.Context,
     target: Annotated[
         str, typer.Argument(help="Folder of a run, or YAML file of an LmDataConfig.", metavar="RUN_FOLDER_OR_CONFIG")
     ],
@@ -61,6 +62,8 @@ def command(
     from headrace.report.facts import Options, gather
     from headrace.report.page import LiveReport, write_report
 
+    if not live:
+        refuse_typed(context, ("port", "refresh"), "has no effect without --live", "Add --live, or leave it out.")
     options = Options(parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, must_exist=not live)
     with working("looking at the run"):
         facts = gather(target, settings or [], run=run, config=config, options=options)
@@ -74,7 +77,7 @@ def command(
     else:
         with working("writing the page"):
             written = write_report(facts, output)
-        typer.echo(f"{output}: {written / 1e6:.1f} MB, needs no network")
+        typer.echo(f"{output}: {in_bytes(written)}, needs no network")
 
 
 def _as_json(facts: ReportFacts) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.documents import DocumentFilter
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, generation_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
@@ -123,7 +123,7 @@ class ComponentConfig:
         counts = number_of_each(self.generations)
         if len(counts) != len(self.caches) or min(counts, default=0) < 1:
             cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
-            problem = f"is not how many generations its {len(self.caches)} caches have"
+            problem = f"is not how many generations its {format_count(len(self.caches), 'cache')} can have"
             raise ConfigError(problem, field=f"{path}.generations", value=self.generations, cure=cure)
         return [*counts]
 
@@ -276,7 +276,9 @@ def left_out(
 
 
 def check_any(components: Mapping[str, ComponentConfig]) -> None:
-    """Raises ConfigError if there are no components."""
+    """Raises ConfigError if there are no components, or one without a name."""
+    if "" in components:
+        raise ConfigError("has no name", field="components", value="", cure="Write NAME: {cache: PATH}.")
     if not components:
         raise ConfigError("is missing or empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
 
@@ -289,12 +291,17 @@ def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict
     """
     components = config.components
     check_any(components)
+    if not isinstance(instead, Mapping):
+        raise ConfigError("is not a mapping", field="instead", value=instead, cure="Give {NAME: CACHE}.")
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
     as_begun = {n: replace(c, generations=c.begins_with(n, config.amendments)) for n, c in components.items()}
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
-    caches = _opened({n: c for n, c in as_begun.items() if n not in instead and n not in newcomers}, config)
+    try:
+        caches = _opened({n: c for n, c in as_begun.items() if n not in instead and n not in newcomers}, config)
+    except ConfigError as error:
+        raise _of_amendment(error, config) from error
     if newcomers:
         lists = _generations(caches)
         _check_known(config, lists)
@@ -303,6 +310,17 @@ def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict
             if contents := lists.get(cache_of_generation(member.path)):
                 check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
     return {name: instead.get(name) or caches[name] for name in components}
+
+
+def _of_amendment(error: ConfigError, config: LmDataConfig) -> ConfigError:
+    """An error about generations that only an amendment names, in its words; any other as it is."""
+    for at, amendment in enumerate(config.amendments):
+        for name, generations in amendment.extend.items():
+            if error.field == f"components.{name}.generations" and config.components[name].generations is None:
+                field, cure = f"amendments[{at}].extend.{name}", (error.cure or "").partition("; ")[2]
+                cure = f"To make another: {cure.removesuffix(' makes another.')}"
+                return ConfigError(error.problem, field=field, value=generations, cure=cure)
+    return error
 
 
 def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> dict[str, TokenCache]:
@@ -339,6 +357,6 @@ def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> No
         for name, generations in amendment.extend.items():
             for number, path in zip(number_of_each(generations), config.components[name].caches, strict=True):
                 if path in known and number > len(known[path]):
-                    cure = f"headrace build SOURCE --output {path} --append makes another."
+                    cure = f"To make another: headrace build SOURCE --output {path} --append"
                     problem = f"is not a generation of {path}, which has {len(known[path])}"
                     raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=generations, cure=cure)

@@ -79,6 +79,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
     items = list(overrides)
     while items:
         item = items.pop(0)
+        if not isinstance(item, str):
+            raise ConfigError("is not a setting", field="override", value=item, cure="Write 'name.of.field=value'.")
         name, equals, text = item.removeprefix("--").partition("=")
         if not equals and item.startswith("--") and items and not items[0].startswith("--"):
             text, equals = items.pop(0), "="

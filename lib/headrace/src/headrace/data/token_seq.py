@@ -32,7 +32,7 @@ from headrace.data.pairs import warn_of_parted
 from headrace.data.rows import Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.data.token_rows import TokenRows
-from headrace.errors import ConfigError, check_at_least, check_whole
+from headrace.errors import ConfigError, check_at_least, check_path, check_whole
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
 from headrace.order.intervals import Intervals
@@ -67,7 +67,10 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         loss_mask: str,
         columns: Mapping[str, str | ColumnConfig | Column] | None,
     ) -> None:
-        self.cache = cache if isinstance(cache, TokenCache) else open_cache(cache)
+        if not isinstance(cache, TokenCache):
+            check_path("cache", cache, "Give the folder of a cache, or an open TokenCache.")
+            cache = open_cache(cache)
+        self.cache = cache
         check_whole("seq_len", seq_len)
         check_at_least("seq_len", seq_len, 2, "E.g. 2048 tokens.")
         if not isinstance(removed, DocumentFilter | RemovedDocuments | None):
@@ -245,6 +248,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         **cuts: Unpack[RowCuts],
     ) -> None:
         super().__init__(cache, seq_len, removed, loss_mask, columns)
+        if not isinstance(split_documents, bool):
+            cure = "Give True or False."
+            raise ConfigError("is neither true nor false", field="split_documents", value=split_documents, cure=cure)
         warn_of_parted(self.cache)
         self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, self.removal, columns=self._opened, **cuts)
         self._check_not_empty()

@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, format_count, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_path, check_whole, format_count, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -194,6 +194,7 @@ def build_cache(
     if unknown := options.keys() - BuildOptions.__annotations__.keys():
         raise TypeError(f"build_cache got an unexpected keyword argument {min(unknown)!r}")
     began, wire_before = time.monotonic(), wire()
+    check_path("output", output, "Give the folder or URL of the cache.")
     output = str(output)
     files.check_writable(output)
     check_engine(engine, workers)

@@ -19,6 +19,7 @@ from jaxtyping import Int64
 from headrace.errors import CacheError, ConfigError, check_at_least, redact
 from headrace.ingest.shuffle_parts import Column, columns_of, writer_bytes
 from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.seeds import check_seed
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 
@@ -56,6 +57,7 @@ class ReshuffleConfig:
     part_bytes: int = DEFAULT_PART_BYTES
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         DocumentShuffle(0, self.seed, 1 if self.unit is None else self.unit)
         check_at_least("memory", self.memory, cure="Count in bytes, e.g. 2147483648.")
         check_at_least("part_bytes", self.part_bytes, cure="Count in bytes.")

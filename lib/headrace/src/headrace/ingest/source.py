@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, check_path, redact
 from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine, SpecialTokensInText
 from headrace.ingest.listing import escape_undecodable, expand_braces, file_name, list_path, nearby
 from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
@@ -197,7 +197,7 @@ class SourceConfig:
     special_tokens_in_text: SpecialTokensInText = "token"
 
     def __post_init__(self) -> None:
-        check_at_least("max_record_bytes", self.max_record_bytes)
+        check_at_least("max_record_bytes", self.max_record_bytes, cure=f"Leave it out for {MAX_RECORD_BYTES:,}.")
         if isinstance(self.paths, str) or not self.paths:
             raise ConfigError(
                 "must be a list of at least one path",
@@ -219,6 +219,11 @@ class SourceConfig:
             ("special_tokens_in_text", SpecialTokensInText),
         ):
             check_choice(name, getattr(self, name), get_args(choices), "is not a known choice")
+        for path in self.paths:
+            check_path("paths", path, "Give files, folders or globs; the current folder is '.'.")
+        if isinstance(self.extensions, str):
+            cure = f"Give ['.{self.extensions.lstrip('.')}']."
+            raise ConfigError("is not a list", field="extensions", value=self.extensions, cure=cure)
         for extension in self.extensions:
             if not extension.startswith("."):
                 raise ConfigError(

@@ -90,6 +90,10 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if not self.path or not isinstance(self.path, str):
             raise ConfigError("is no path", field="path", value=self.path, cure="Give a tokenizer.json, or `bytes`.")
+        for name in ("bos", "eos"):
+            if not isinstance(value := getattr(self, name), str | None):
+                cure = "Give the token itself, such as '<eos>', not its id; or 'none'."
+                raise ConfigError("is not a token", field=name, value=value, cure=cure)
 
 
 def batch_chars() -> int:

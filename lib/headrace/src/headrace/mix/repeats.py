@@ -74,8 +74,9 @@ def _resolved(weights: Mapping[str, Any], rows: Mapping[str, int], path: str) ->
     repeating = [_repeat_of(value) is not None for value in weights.values()]
     if any(repeating) and not all(repeating):
         name = [*weights][repeating.index(False)]
-        cure = f"Write all of them alike: {name}: {{repeat: 1}}; or give all of them numbers."
-        raise ConfigError("stands beside weights that repeat", field=f"{path}.{name}", value=weights[name], cure=cure)
+        field = f"{path}.{name}.weight" if path == "components" else f"{path}.{name}"
+        cure = "Write {repeat: 1}, or give all of them numbers."
+        raise ConfigError("stands beside weights that repeat", field=field, value=weights[name], cure=cure)
     plain: dict[str, Any] = {}
     for name, value in weights.items():
         entry_path, blend, repeat = f"{path}.{name}", blend_of(value), _repeat_of(value)

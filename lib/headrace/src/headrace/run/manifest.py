@@ -31,6 +31,7 @@ from headrace.errors import (
     PlanMismatchError,
     as_whole,
     check_at_least,
+    check_path,
 )
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
@@ -163,10 +164,10 @@ class RunManifest:
 
     def check(self, state: LoaderState) -> None:
         """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before an amendment."""
-        was_earlier_plan = any(
-            h["fingerprint"] == state.fingerprint and state.step <= h["until_step"] for h in self.history
-        )
-        if state.fingerprint != self.fingerprint and not was_earlier_plan:
+        if not isinstance(state, LoaderState):
+            raise ConfigError("is no LoaderState", field="state", value=state, cure="See LoaderState.from_json.")
+        earlier = [h for h in self.history if h["fingerprint"] == state.fingerprint and state.step <= h["until_step"]]
+        if state.fingerprint != self.fingerprint and not earlier:
             cure = "Resume with the run's own config; the manifest in its folder shows the difference."
             problem = f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
             raise PlanMismatchError(problem, field="state.fingerprint", value=state.fingerprint, cure=cure)
@@ -362,8 +363,7 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
         ...     open_run(folder, loader).state(20).step
         20
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise ConfigError("is not a path", field="folder", value=folder, cure="Give a folder of the run's own: runs/1.")
+    check_path("folder", folder, "Give a folder of the run's own: runs/1.")
     if not hasattr(loader, "describe"):
         raise ConfigError("is not a loader", field="loader", value=loader, cure="Give config.loader().")
     step = None if step is None else steps_done(step)

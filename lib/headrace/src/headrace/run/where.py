@@ -104,6 +104,8 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
         (3200, 300, 0.25)
     """
     step = as_whole("step", step)
+    if not hasattr(config, "components"):
+        raise ConfigError("is not a config", field="config", value=config, cure="Give load_config(FILE).")
     dataset = config.dataset(instead)
     order = BatchOrder(dataset, row_order=config.row_order)
     last = order.num_steps

@@ -24,6 +24,7 @@ from headrace.errors import (
     CacheUnfinishedError,
     ConfigError,
     check_choice,
+    check_whole,
 )
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.order.rising import starts
@@ -314,6 +315,8 @@ class TokenCache:
             IndexOutOfRangeError: the range is not within ``0 .. num_tokens``.
             ReadError: stored bytes are missing or damaged.
         """
+        check_whole("start", start)
+        check_whole("stop", stop)
         check_range(start, stop, self.num_tokens, "tokens", self.path)
         arrays = self.leaf(TOKENS).arrays
         reads = [arrays[p].read(a, b) for p, a, b in spans(self._first_token, start, stop)]
@@ -325,6 +328,7 @@ class TokenCache:
         Raises:
             IndexOutOfRangeError: there is no such document.
         """
+        check_whole("document", i)
         check_range(i, i + 1, self.num_documents, "document", self.path)
         return self.leaf(TOKENS).document(i)
 

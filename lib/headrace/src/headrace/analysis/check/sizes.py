@@ -81,13 +81,13 @@ def planned_caches(
     missing = [name for name in config.components if not exists.get(name)]
     for name in missing:
         if name not in declared:
-            path = config.components[name].caches[0]
+            path = next(path for path in config.components[name].caches if not is_there(path))
             problem, cure = what_is_there(path)
             planned = f"To plan before it is built: components.{name}.expected_tokens, or --tokens {name}=2.5e11. "
             raise ConfigError(
                 f"is not a token cache ({problem})",
                 field=f"components.{name}.cache",
-                value=config.components[name].cache,
+                value=path,
                 cure=(planned if "headrace build" in cure else "") + cure,
             )
     if not missing:
@@ -203,19 +203,24 @@ def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
     return replace(config, components=components)
 
 
+def is_there(path: str) -> bool:
+    """Whether there is a cache at a path."""
+    return read_ledger(path) is not None or is_levanter(path)
+
+
 def _exists(name: str, component: ComponentConfig) -> bool:
     """Whether the caches of a component exist, or a replica of its cache does."""
     failures: list[CacheError] = []
 
-    def is_there(path: str) -> bool:
+    def is_reached(path: str) -> bool:
         try:
-            return read_ledger(path) is not None or is_levanter(path)
+            return is_there(path)
         except CacheError as error:
             failures.append(error)
             return False
 
     paths = component.caches
-    if all(map(is_there, paths)) or any(map(is_there, component.replicas or ())):
+    if all(map(is_reached, paths)) or any(map(is_reached, component.replicas or ())):
         return True
     for error in failures:
         raise CacheError(
