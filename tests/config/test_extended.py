@@ -220,9 +220,9 @@ def numbers(*documents: int) -> Intervals:
             "amendments[1].extend.web = 2: is not later than generation 2, which the run has by then",
         ),
         ([{"step": 5, "extend": {"web": 2}}], {"generations": 2}, "is not later than generation 2"),
-        ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 caches"),
+        ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 cache"),
         ([{"step": 5, "extend": {"web": 2}}], {"max_tokens": 4096}, "does not go with components.web.max_tokens"),
-        ([{"step": 5, "extend": {"web": 4}}], {}, "components.web.generations = 3: is more than there are"),
+        ([{"step": 5, "extend": {"web": 4}}], {}, "amendments[0].extend.web = 4: is more than there are"),
         ([{"step": 5, "drop": ["web"]}, {"step": 6, "extend": {"web": 2}}], {}, "extend.web: is not in the mixture"),
         (
             [],

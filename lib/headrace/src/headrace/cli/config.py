@@ -302,7 +302,7 @@ def _components(plan: RunPlan) -> Table:
     from rich.text import Text
 
     share_of = "share of rows" if plan.config.counted else "share"
-    table = figures_table("component", "tokens", share_of, "epochs", "order", "strands", "block rows", "open blocks")
+    table = figures_table("component", "tokens", share_of, "epochs", "order", "strands", "block\nrows", "open\nblocks")
     for c in plan.components:
         share = f"{c.first_share:.2%}"
         if abs(c.last_share - c.first_share) > 5e-5:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.component import ComponentConfig
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import added_later
 from headrace.store.generations import generation_path
@@ -95,7 +95,8 @@ def _new_paths(
     caches = component.caches
     if before is None or len(after) != len(caches) or len(before) != len(caches):
         cure = f"Give one number for each: {[2] * len(caches)}."
-        raise ConfigError(f"does not say it of its {len(caches)} caches", field=said[0], value=said[1], cure=cure)
+        problem = f"does not say it of its {format_count(len(caches), 'cache')}"
+        raise ConfigError(problem, field=said[0], value=said[1], cure=cure)
     if any(late < early for early, late in zip(before, after, strict=True)) or [*before] == [*after]:
         problem = f"is not later than generation {max(before)}, which the run has by then"
         cure = "Name a later one, or leave it out: headrace inspect CACHE shows those that there are."
