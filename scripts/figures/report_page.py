@@ -1,4 +1,4 @@
-"""The top of a report in light and in dark, as a picture for the docs.
+"""The top of a report in light and in dark, and a live page in the middle of a run, as pictures for the docs.
 
 python scripts/figures/report_page.py docs/images     needs Chromium: apt-get install chromium, or HEADRACE_CHROMIUM
 """
@@ -7,9 +7,12 @@ import math
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -24,8 +27,8 @@ WORDS = ("the river", "ran by", "a mill", "whose wheel", "turned", "slow and eve
 STEPS, WIDTH = 300, 760
 
 
-def make_report(folder: Path) -> Path:
-    """A short run of four sources whose trainer is slow at times, and its report."""
+def make_config(folder: Path) -> LmDataConfig:
+    """A short run of four sources."""
     rng = random.Random(0)
     components: dict[str, ComponentConfig] = {}
     for name, weight in WEIGHTS.items():
@@ -36,40 +39,61 @@ def make_report(folder: Path) -> Path:
         cache = str(folder / "caches" / name)
         build_cache(SourceConfig([str(texts)]), TokenizerConfig("bytes"), cache, progress=False, chunk_tokens=4096)
         components[name] = ComponentConfig(cache, weight=weight)
-    config = LmDataConfig(components, seq_len=64, batch_size=32, num_steps=STEPS)
-    run = folder / "runs" / "7b"
+    return LmDataConfig(components, seq_len=64, batch_size=32, num_steps=STEPS)
+
+
+def train(config: LmDataConfig, run: str, steps: int) -> None:
+    """The first steps of the run, by a trainer that takes its time."""
+    rng = random.Random(1)
     with config.loader() as loader, RunLog(loader, run, config=config, every=2) as log:
-        open_run(str(run), loader, step=0)
-        for step, _ in enumerate(loader.iter_from_step(0)):
+        open_run(run, loader, step=0)
+        for step, _ in zip(range(steps), loader.iter_from_step(0), strict=False):
             time.sleep(0.01)
             log(step, train={"loss": 2 + 6 * math.exp(-step / 60) + rng.random() / 10})
-    page = folder / "report.html"
-    write_report(gather(str(run)), str(page))
-    return page
 
 
-def picture(page: Page, report: Path, scheme: str) -> Image.Image:
-    """The first screen of the page."""
+@contextmanager
+def live_page(run: str) -> Iterator[str]:
+    """The address of a run's live page."""
+    command = [sys.executable, "-m", "headrace", "report", run, "--live", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        yield served.stdout.readline().split()[0]
+        served.terminate()
+
+
+def picture(page: Page, address: str, scheme: str, section: str | None = None) -> Image.Image:
+    """What a screen of the page shows; from a section on, if one is named."""
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    page.goto(report.resolve().as_uri())
+    page.goto(address)
     page.wait_for_selector("html[data-drawn]")
+    if section is not None:
+        page.get_by_role("heading", name=section, exact=True).evaluate("heading => heading.scrollIntoView()")
+        page.wait_for_timeout(300)
     return Image.open(BytesIO(page.screenshot()))
 
 
 def main(folder: str) -> None:
-    """Draws the picture."""
+    """Draws the pictures."""
     path = os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    target = Path(folder, "report.png").resolve()
+    target = Path(folder).resolve()
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         os.chdir(place)  # so that the page shows paths as users see them
-        report = make_report(Path())
+        config = make_config(Path())
+        train(config, "runs/7b", STEPS)
+        write_report(gather("runs/7b"), "report.html")
+        train(config, "runs/8b", STEPS // 2)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 1180})
-        halves = [picture(page, report, scheme) for scheme in ("light", "dark")]
+        address = Path("report.html").resolve().as_uri()
+        halves = [picture(page, address, scheme) for scheme in ("light", "dark")]
         both = Image.new("RGB", (2 * WIDTH, halves[0].height))
         for k, half in enumerate(halves):
             both.paste(half, (k * WIDTH, 0))
-        both.save(target, optimize=True)
+        both.save(target / "report.png", optimize=True)
+        page.set_viewport_size({"width": WIDTH, "height": 900})
+        with live_page("runs/8b") as address:
+            picture(page, address, "light", "Logged: rollouts and losses").save(target / "live.png", optimize=True)
         browser.close()
 
 

@@ -6,11 +6,13 @@ import json
 import shutil
 import socket
 import threading
+from pathlib import Path
 
 import jax
 import jsonschema
 import numpy as np
 import pytest
+import rich.console
 import yaml
 from jax.sharding import Mesh
 
@@ -57,6 +59,15 @@ def test_check_prints_what_it_resolves_to(headrace, plan):
     assert "87.50% > 70.01%" in done.out
     assert "The first batch touches 64 chunks" in done.out
     assert "warning components.{web,code}.cache: planned by declared sizes" in done.out
+
+
+def test_figures_and_names_are_whole_on_a_screen_of_80_columns(headrace, plan, monkeypatch):
+    Path(plan).write_text(PLAN.replace("  code: ", "  papers-of-1990: "))
+    monkeypatch.setattr(rich.console.Console, "width", 80)
+    lines = headrace("config", "check", plan).out.splitlines()
+    (name,) = (line for line in lines if line.startswith("papers-of-1990 "))
+    assert "250 B" in name
+    assert all(len(line) <= 80 for line in lines[3:12])
 
 
 def test_check_as_json_holds_the_whole_config(headrace, plan):

@@ -40,6 +40,9 @@ app = typer.Typer(no_args_is_help=True)
 LOOK_S = 30.0
 HELP = "Check a config, show it whole, give its schema to an editor, or translate one of Levanter's."
 
+_WHOLE_NAME = 24
+"""Longest name of a component that the table never folds."""
+
 
 @app.command("check", cls=PlainCommand)
 def check(
@@ -301,6 +304,8 @@ def _short(weights: Any) -> str:
 def _components(plan: RunPlan) -> Table:
     from rich.text import Text
 
+    from headrace.report.numbers import short
+
     share_of = "share of rows" if plan.config.counted else "share"
     table = figures_table("component", "tokens", share_of, "epochs", "order", "strands", "block\nrows", "open\nblocks")
     for c in plan.components:
@@ -309,7 +314,7 @@ def _components(plan: RunPlan) -> Table:
             share += f" > {c.last_share:.2%}"
         table.add_row(
             Text(c.name),
-            f"{c.tokens:,}" + ("" if c.exists else " (declared)"),
+            f"{c.tokens:,}" if c.exists else f"{short(c.tokens)} declared",
             share,
             "-" if c.epochs is None else f"{c.epochs:.3g}",
             c.shuffle,
@@ -317,6 +322,7 @@ def _components(plan: RunPlan) -> Table:
             f"{c.block_rows:,}" if c.block_rows else "-",
             in_bytes(c.open_bytes) if c.open_bytes else "-",
         )
+    table.columns[0].no_wrap = max(len(c.name) for c in plan.components) <= _WHOLE_NAME  # longer ones fold
     return table
 
 
