@@ -68,8 +68,9 @@ def picture(page: Page, address: str, scheme: str, section: str | None = None) -
     page.goto(address)
     page.wait_for_selector("html[data-drawn]")
     if section is not None:
-        page.get_by_role("heading", name=section, exact=True).evaluate("heading => heading.scrollIntoView()")
-        page.wait_for_timeout(300)
+        for _ in range(3):  # sections take their height when they come into sight
+            page.get_by_role("heading", name=section, exact=True).evaluate("heading => heading.scrollIntoView()")
+            page.wait_for_timeout(500)
     return Image.open(BytesIO(page.screenshot()))
 
 
