@@ -105,8 +105,7 @@ class LmDataConfig:
         prefetch_bytes: Memory for prefetching, on each host.
         cache_catalog: Levanter's catalog of caches: one file with the ledgers of the caches it names.
         row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts exchange rows; not in the fingerprint.
-        micro_batches: How batches are split into micro-batches (:mod:`headrace.batch.micro_plan`); not in the
-            fingerprint.
+        micro_batches: How batches become micro-batches (:mod:`headrace.batch.micro_plan`); not in the fingerprint.
         compat: Another system whose rows and order the run follows; see :mod:`headrace.config.compat`.
 
     Raises:

@@ -85,9 +85,12 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS", help="steps between checkpoints")
     args = parser.parse_args()
     os.chdir(Path(__file__).parent)  # run.yaml and its caches are here
-    config = load_config("run.yaml")
-    with config.loader() as loader:
-        finished = train(config, loader, args.run, args.save_every)
+    try:
+        config = load_config("run.yaml")
+        with config.loader() as loader:
+            finished = train(config, loader, args.run, args.save_every)
+    except HeadraceError as error:
+        raise SystemExit(f"error {error}") from None
     if not finished:
         print("stopped and saved; run the same command again to resume")
         return
