@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click.formatting
 import pytest
 import typer
 
@@ -51,6 +52,12 @@ def test_every_command_says_what_it_does_with_examples(name):
     assert examples(command), "no example"
     for parameter in command.params:
         assert parameter.help or "--help" in parameter.opts, f"{parameter.name} has no help"
+
+
+@pytest.mark.parametrize("arguments", [*((*name.split(), "--help") for name in LEAVES), ("build", "--help-all")])
+def test_help_fits_eighty_columns(headrace, monkeypatch, arguments):
+    monkeypatch.setattr(click.formatting, "FORCED_WIDTH", 80)
+    assert max(map(len, headrace(*arguments).out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("name", "example"), [(n, e) for n, c in LEAVES.items() for e in examples(c)])

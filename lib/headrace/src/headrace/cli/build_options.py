@@ -103,7 +103,10 @@ MaskOption = Annotated[
     Mask,
     typer.Option(
         help="What of a conversation is trained on: what the template marks with {% generation %}, the turns of"
-        " --mask-role, all, or turns by another rule (customized: those with trainable: true).",
+        " --mask-role, all, or turns by"
+        " last_assistant_message, last_assistant_turn, all_assistant_messages, all_messages,"
+        " all_user_and_system_messages or customized (those with trainable: true).",
+        metavar="RULE",
         rich_help_panel=CHATS,
     ),
 ]

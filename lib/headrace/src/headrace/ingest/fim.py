@@ -25,7 +25,7 @@ from headrace.errors import ConfigError
 from headrace.ingest.base_tokenizer import Tokenizer, resolve_special
 from headrace.ingest.choices import Kind
 from headrace.ingest.source import FimConfig, SourceConfig
-from headrace.order.seeds import derive_keys, fold
+from headrace.order.seeds import check_seed, derive_keys, fold
 
 _CHOOSE, _MODE, _CUT, _OTHER_CUT = range(4)
 
@@ -64,6 +64,7 @@ class FillInMiddle:
     bos_id: int | None = None
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("rate", "spm_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError("must be a share", field=name, value=getattr(self, name), cure="E.g. 0.5.")
