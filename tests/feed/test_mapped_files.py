@@ -22,6 +22,7 @@ from headrace.mix.schedule import BatchSchedule
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
 from headrace.store.layout import CacheLayout
+from headrace.store.mapped import MappedFile
 from headrace.store.replicas import open_replicas
 from headrace.testing import write_cache
 
@@ -93,6 +94,31 @@ def test_every_reader_of_a_file_that_was_written_over_is_told(cache):
     for found in readers:
         with pytest.raises(ReadError, match="was changed while it was mapped"):
             list(found)
+
+
+def test_few_files_are_looked_at_more_often_than_many(cache, monkeypatch):
+    """A look at the files of a window takes a two hundredth of the time, whether that is a millisecond or more."""
+    clock, busy = [100.0], [0.0]
+
+    def again(file):
+        looks.setdefault(file.path, []).append(clock[0])
+        busy[0] += 2e-6
+        return again_as_it_is(file)
+
+    looks, again_as_it_is = {}, MappedFile.again
+    monkeypatch.setattr(mapped_files, "LOOK_S", 0.5)
+    monkeypatch.setattr(MappedFile, "again", again)
+    monkeypatch.setattr(mapped_files.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(mapped_files.time, "thread_time", lambda: busy[0])
+    found = batches_of(cache)
+    for _ in range(100):
+        next(found)
+        clock[0] += 0.0011
+    assert sorted(looks) == shards(cache)
+    assert len(looks) == 8
+    between = np.concatenate([np.diff(times[2:]) for times in looks.values()])
+    assert between.min() > 0.002  # about 8 x 2 us x 200
+    assert between.max() < 0.005
 
 
 def test_a_chunk_that_another_reader_found_damaged_is_never_taken_from_a_slot_without_data(tmp_path):
