@@ -154,7 +154,7 @@ def attribute_texts(cls: type[Any]) -> dict[str, str]:
     Example:
         >>> from headrace.order import ValidationConfig
         >>> attribute_texts(ValidationConfig)["one_in"]
-        'Of so many blocks or documents, one is held out; default 100.'
+        'One block or document in this many is held out; default 100.'
     """
     texts: dict[str, str] = {}
     flags = re.MULTILINE | re.DOTALL

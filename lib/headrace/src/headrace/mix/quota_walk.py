@@ -241,7 +241,7 @@ def longest_wait(rate: Int64[np.ndarray, " d"]) -> int:
 def shares_after(
     whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], examples: int
 ) -> tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]:
-    """Shares after so many more examples at constant rates, exactly.
+    """Exact shares after a number of further examples at constant rates.
 
     Example:
         >>> whole, part = shares_after(np.array([1, 0]), np.array([0, 0]), np.array([ONE // 4, 3 * ONE // 4]), 6)
