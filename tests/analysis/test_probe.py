@@ -54,7 +54,7 @@ def test_losses_of_a_model_go_in_place_of_frequencies(striped):
     found = probe_cache(striped, 16, block=16, losses=losses)
     assert found.value == "given losses"
     assert abs(found.share.icc) < 0.05
-    with pytest.raises(ConfigError, match="one loss a row"):
+    with pytest.raises(ConfigError, match="one loss per row"):
         probe_cache(striped, 16, losses=losses[:-1])
 
 

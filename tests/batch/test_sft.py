@@ -190,7 +190,7 @@ def test_masks_go_through_mixtures_splits_and_loaders(tmp_path, packed, leaf):
 
 def test_a_leaf_that_is_no_mask_is_refused(tmp_path):
     cache = masked_cache(tmp_path, [[5, 9]], leaf="fixed")
-    with pytest.raises(ConfigError, match="not one number a token"):
+    with pytest.raises(ConfigError, match="not one number per token"):
         PackedTokenDataset(cache, 24)
     PackedTokenDataset(cache, 24, loss_mask="none")
     with pytest.raises(ConfigError, match="Did you mean 'loss_mask'"):

@@ -197,7 +197,7 @@ def test_columns_without_a_number_for_each_document_are_refused(tmp_path):
     cache = write_cache(tmp_path / "d", [[np.array([3, 5])]], leaves=leaves)
     for name in ("a_token", "text"):
         said = refused(cache, BucketsConfig(name, edges=[1]))
-        assert "has not one number a document" in said
+        assert "has not one number per document" in said
         assert f"--leaf {name}=FIELD:float32" in said
 
 

@@ -277,7 +277,7 @@ def test_columns_of_several_widths_and_chunks_are_refused(tmp_path):
     two, three = ({LeafSpec("topk", "int32", width=k): lambda ids, k=k: np.zeros((ids.size, k))} for k in (2, 3))
     both = [write_cache(tmp_path / f"{k}", [documents], leaves=leaves) for k, leaves in ((2, two), (3, three))]
     sources = {str(k): TokenSeqDataset(c, 8, name=str(k), columns={"t": "topk"}) for k, c in enumerate(both)}
-    with pytest.raises(ConfigError, match="has 3 values a token in 1, and 2 in 0"):
+    with pytest.raises(ConfigError, match="has 3 values per token in 1, and 2 in 0"):
         MixtureDataset(sources, {"0": 1, "1": 1}, 4)
     wide = {LeafSpec("big", "int64", width=1): lambda ids: ids, LeafSpec("list", "int32"): lambda ids: ids[:3]}
     cache = write_cache(tmp_path / "wide", [documents], leaves=wide)

@@ -16,8 +16,9 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import mapped_files
+from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.placement import Placement
-from headrace.feed.reader import Grouping, PlannedReader
+from headrace.feed.reader import DEFAULT_GROUPING, Grouping, PlannedReader
 from headrace.mix.schedule import BatchSchedule
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
@@ -209,6 +210,26 @@ def test_what_an_earlier_loader_found_sound_is_looked_at_by_the_next(cache, monk
             file.truncate(0) if damage == "cut" else file.write(bytes(size))
     with pytest.raises(ReadError, match="was changed while it was mapped"):
         next(batches_of(cache))
+
+
+@pytest.mark.parametrize("look", range(1, 24))
+@pytest.mark.parametrize("grouping", [Grouping(0), DEFAULT_GROUPING], ids=["steps", "groups"])
+def test_what_is_written_over_between_a_look_and_the_copy_is_not_delivered(cache, monkeypatch, grouping, look):
+    order = BatchOrder(TokenSeqDataset(cache, 16).shuffle(1).repeat(), BatchSchedule(BATCH))
+    expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
+    check_files, looks = MappedFiles.check_files, itertools.count(1)
+
+    def look_then_write(self, window):
+        check_files(self, window)
+        if next(looks) == look:
+            for path in shards(cache):
+                path.write_bytes(bytes(path.stat().st_size))
+
+    monkeypatch.setattr(MappedFiles, "check_files", look_then_write)
+    delivered = []
+    with pytest.raises(ReadError, match="was changed while it was mapped"):
+        delivered.extend(PlannedReader(order, HERE, 1 << 20, grouping=grouping).batches(0, 200))
+    assert_equal(delivered, expected[: len(delivered)])
 
 
 def test_a_file_that_is_cut_before_its_chunks_are_copied_is_named(cache, tmp_path):

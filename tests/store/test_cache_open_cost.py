@@ -22,7 +22,7 @@ from headrace.store.ragged import data_url, offsets_url
 from headrace.testing import tiny_cache
 
 LAYOUT = CacheLayout("uint16")
-MEAN = 600  # tokens a document
+MEAN = 600  # tokens per document
 
 
 def sparse(root, documents, parts=1):

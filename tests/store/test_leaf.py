@@ -106,7 +106,7 @@ ONE = np.array([1])
     [
         (None, r"has the leaves \['fixed', 'loose'\], but \[\] were given"),
         ({"loose": (ONE, ONE)}, "but .'loose'. were given"),
-        ({"loose": (ONE, ONE), "fixed": (ONE, ONE)}, "lengths were given for one value a document"),
+        ({"loose": (ONE, ONE), "fixed": (ONE, ONE)}, "lengths were given for one value per document"),
         ({"loose": (ONE, None), "fixed": (ONE, None)}, "no lengths were given"),
         ({"loose": (ONE, ONE * 2), "fixed": (ONE, None)}, "lengths add up to 2, not to the 1 values of leaf loose"),
         ({"loose": (ONE, np.array([1, 0])), "fixed": (ONE, None)}, "values of leaf loose are of 2 documents, not 1"),

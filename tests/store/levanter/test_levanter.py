@@ -106,7 +106,7 @@ def test_sharded_caches_of_levanter_are_read_here(levanter, shards):
 
 
 def write_ours(root, parts):
-    """Rows of :func:`rows`, a list a part, with one more leaf: a number a document."""
+    """Rows of :func:`rows`, a list a part, with one more leaf: a number per document."""
     leaves = [LeafSpec("mask", "uint8"), LeafSpec("scores", "float32"), LeafSpec("id", "int64", "fixed")]
     layout = CacheLayout("uint8", 16, 2)
     records = []

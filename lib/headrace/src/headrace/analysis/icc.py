@@ -13,7 +13,7 @@ blocks in stretches of blocks, and so on. Each length has its own share of the v
 :func:`batch_noise` adds them up.
 
 Invariant: for values that are sums of independent effects of these lengths and of each row, estimated variances are
-unbiased (they may come out below 0: read that as 0). Price: a few passes, 50 ns a row.
+unbiased (they may come out below 0: read that as 0). Price: a few passes, 50 ns per row.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _checked(values: np.ndarray) -> Float64[np.ndarray, " n"]:
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise ConfigError(
-            "are not one finite number a row", field="values", value=values.shape, cure="Give a vector without NaN."
+            "are not one finite number per row", field="values", value=values.shape, cure="Give a vector without NaN."
         )
     return values
 

@@ -126,7 +126,7 @@ def probe_cache(
             raise ConfigError(
                 f"has shape {losses.shape}, and {cache.path} has {rows:,} rows of {seq_len} tokens",
                 field="losses",
-                cure="Give one loss a row, in stored order.",
+                cure="Give one loss per row, in stored order.",
             )
         values, value = np.asarray(losses, np.float64), "given losses"
     nested = nested_shares(values, units)

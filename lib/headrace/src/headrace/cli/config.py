@@ -43,9 +43,6 @@ HELP = "Check a config, show it in full, print its schema for an editor, or tran
 _WHOLE_NAME = 24
 """Longest name of a component that the table never folds."""
 
-_WHOLE_NAME = 24
-"""Longest name of a component that the table never folds."""
-
 
 @app.command("check", cls=PlainCommand)
 def check(

@@ -50,9 +50,9 @@ class BucketsConfig:
     """The field ``buckets`` of a component; see the module.
 
     Attributes:
-        by: Where the number of each document comes from: ``length`` (its tokens), the name of a leaf with one value a
-            document, or a ``.npy`` file with one number a document, in the order of the cache (of one that was shuffled
-            when it was written: of its original).
+        by: Where the number of each document comes from: ``length`` (its tokens), the name of a leaf with one value per
+            document, or a ``.npy`` file with one number per document, in the order of the cache (if it was written by
+            ``headrace reshuffle``: in the order of its original).
         edges: Rising numbers between buckets: bucket k has ``edges[k-1] <= number < edges[k]``.
         quantiles: Instead, rising shares of the cache's documents: ``[0.5, 0.9]`` makes the lower half, what is above
             it, and the top tenth. Equal numbers stay together, in the higher bucket.
@@ -217,7 +217,7 @@ def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
             raise ConfigError(f"is not a leaf of {cache.path}", field=path, value=by, cure=cure)
         leaf = cache.leaf(by)
         if leaf.kind != "fixed" or leaf.dtype.kind not in "iufb":
-            kind = "has not one number a document" if leaf.kind != "fixed" else f"holds {leaf.dtype}, and not numbers"
+            kind = "has not one number per document" if leaf.kind != "fixed" else f"holds {leaf.dtype}, and not numbers"
             cure = f"Build it so (--leaf {by}=FIELD:float32), or name a file of numbers: scores.npy."
             raise ConfigError(kind, field=path, value=by, cure=cure)
         chunks = leaf.blocks(_CHUNK)
@@ -238,7 +238,7 @@ def _starts(cache: TokenCache) -> range:
 
 def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
     """The numbers in a file, one a document of the original."""
-    cure = "Write it with numpy.save: one number a document, in the order of the cache."
+    cure = "Write it with numpy.save: one number per document, in the order of the cache."
     raw = files.read_bytes(url)
     if raw is None:
         raise ConfigError("does not exist", field=path, value=url, cure=cure)

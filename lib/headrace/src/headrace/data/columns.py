@@ -201,7 +201,7 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
     field = f"columns.{name}"
     for source, column in having:
         if column.width != first.width:
-            problem = f"has {column.width} values a token in {source.name}, and {first.width} in {having[0][0].name}"
+            problem = f"has {column.width} values per token in {source.name}, and {first.width} in {having[0][0].name}"
             raise ConfigError(problem, field=field, cure="Build these leaves alike, or name two columns.")
     default = next((column.default for _, column in having if column.default is not None), None)
     lacking = next((source.name for source, column in of_sources if column is None), None)
@@ -369,7 +369,7 @@ def _mask_column(cache: TokenCache, leaf: str) -> Column:
         )
     if _width(cache, stored) != 1:
         cure = "Name another leaf as loss_mask, or none."
-        raise ConfigError("has not one number a token", field=field, value=stored.num_elements, cure=cure)
+        raise ConfigError("has not one number per token", field=field, value=stored.num_elements, cure=cure)
     cure = "Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask: none."
     return Column(leaf, stored.dtype, 1, arrays=_token_arrays(cache, stored, 1, field, cure))
 

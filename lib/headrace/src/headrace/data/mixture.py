@@ -349,7 +349,7 @@ class Braids:
     """Ordinals of a mixture's components to rows and localities, in one pass where their orders can be mapped together.
 
     Such a component is one order that repeats for ever, or the rest of an epoch and then the whole again and again
-    (:class:`~headrace.data.phased.Continued`). Price: 0.5 us a row in batches of 1,024.
+    (:class:`~headrace.data.phased.Continued`). Price: 0.5 us per row in batches of 1,024.
 
     Attributes:
         held: bool: which components are mapped together with others.

@@ -258,7 +258,7 @@ def _blocks_first(dataset: PlannedDataset, blocks: Order, block: int) -> _Cut:
 
 
 def _block_behind(block: int, row: int) -> int:
-    """The first full block behind so many rows, of blocks of so many."""
+    """The first full block of ``block`` rows after the first ``row`` rows."""
     return -(-row // block)
 
 

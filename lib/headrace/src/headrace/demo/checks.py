@@ -36,7 +36,7 @@ def digest(batch: PackedBatch) -> str:
 
 
 def data_alone(config: LmDataConfig, mesh: Mesh, steps: int) -> tuple[list[str], float]:
-    """Loads the steps of a run without training and without a stop: (digests of the batches, tokens a second)."""
+    """Loads the steps of a run without training and without a stop: (digests of the batches, tokens per second)."""
     started = time.perf_counter()
     with config.loader(mesh) as loader, loader.iter_from_step(0) as batches:
         digests = [digest(next(batches)) for _ in range(steps)]

@@ -5,9 +5,10 @@ steps looks up the addresses of the blocks that the window before did not have.
 
 A finished cache is never written to. If it is, a run that goes on would train on something else: a file that became
 shorter ends the process when what is gone is touched (SIGBUS), one that was written over gives other tokens. So the
-files of a window are looked at before a group of its batches is gathered, each when it is first used and then as often
-as takes a two hundredth of the time, but once in :data:`LOOK_S` seconds: chunks of a file that changed are held against
-their checksums again. What changes between that and the copy cannot be noticed.
+files of a window are looked at before a group of its batches is gathered, and again before the group is delivered:
+chunks of a file that changed are held against their checksums again. A step that trains takes so much longer than a
+look that nothing which was written over is delivered. Where batches are taken faster, looks are as far apart as takes a
+two hundredth of the time, at most :data:`LOOK_S` seconds, and what changes between two of them may be delivered.
 
 Price: about 0.1 us for each block of a window, 5 us for each new array or file, 2 us to look at a file.
 """

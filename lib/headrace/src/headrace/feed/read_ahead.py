@@ -194,6 +194,11 @@ class BlockCache:
         kinds = zip(self.kinds, window.mapped, into, strict=True)
         return [part for kind, mapped, out in kinds for part in kind.gather(steps, mapped, out)]
 
+    def check_files(self, window: Window) -> None:
+        """Looks at the mapped files of a window; see :meth:`MappedFiles.check_files`."""
+        for kind, mapped in zip(self.kinds, window.mapped, strict=True):
+            kind.files.check_files(mapped)
+
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
         self._pending.clear()

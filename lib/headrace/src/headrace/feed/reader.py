@@ -60,6 +60,7 @@ _MANY = 256
 class _Group(NamedTuple):
     """Steps that are gathered together, one after the other into one buffer for each kind of values."""
 
+    window: Window
     steps: StepRange
     values: list[np.ndarray]
     job: Submitted | Job[None]
@@ -190,7 +191,7 @@ class PlannedReader(BatchReader):
         slots = None if window.in_place else np.concatenate(window.slots[first:stop])
         steps = StepRange(plan, first, stop, rows, slots, self._loose and not plan.padded)
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(steps, values, self._submit(self._cache.gather(window, steps, values)))
+            return _Group(window, steps, values, self._submit(self._cache.gather(window, steps, values)))
 
     def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Job[None]:
         copies = [part for part in parts if isinstance(part, Copies)]
@@ -201,6 +202,7 @@ class PlannedReader(BatchReader):
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
+            self._cache.check_files(group.window)
         plan, first, stop, rows = group.steps[:4]
         ahead.gathered(plan.first_step + stop - 1)
         self._count(plan, first, stop, sum([values[:1].nbytes for values in group.values]))

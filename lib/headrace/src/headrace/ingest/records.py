@@ -254,7 +254,7 @@ class LeafConfig:
         if self.width is not None and (self.kind == "fixed" or self.dtype == TEXT):
             cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
             raise ConfigError(
-                "cannot be of a text or of one value a document", field="width", value=self.width, cure=cure
+                "cannot be of a text or of one value per document", field="width", value=self.width, cure=cure
             )
 
     def spec(self, name: str) -> LeafSpec:

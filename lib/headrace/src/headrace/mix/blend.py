@@ -8,7 +8,7 @@ that is used for a part of the run only (a stage) is checked for that part.
 
 Invariant: rows of :meth:`Blend.at` are non-negative and sum to 1 (within a few ulp); a leaf with weight 0 is exactly 0,
 and one with weight never is, however small the product along its path. Sums run in a fixed order, so that the bits do
-not depend on the machine. Price: about 50 ns a step and leaf.
+not depend on the machine. Price: about 50 ns per step and leaf.
 
 Also here: weights that follow from the sizes of the sources. ``weights: {temperature: 2}`` in a config gives each a
 weight of ``size ** (1 / 2)``: 1 is proportional to size, larger values come closer to equal shares. ``{unimax: 4}``

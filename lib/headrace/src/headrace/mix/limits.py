@@ -186,7 +186,7 @@ def example_limits(
 
 
 def _rows_of_epochs(name: str, size: int | None, epochs: float, *, by_name: bool) -> int:
-    """Examples of so many passes over a source; ``by_name``: whether they were given for it alone."""
+    """Examples in a number of passes over a source; ``by_name``: whether the number was given for it alone."""
     check_epochs(f"max_epochs.{name}" if by_name else "max_epochs", epochs)
     if size is None:
         raise ConfigError("bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out.")

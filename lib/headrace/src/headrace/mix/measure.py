@@ -144,7 +144,7 @@ def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrd
 def _step_after(
     make: Callable[[], MixingPolicy], first: int, tokens: int, lengths: Sequence[TokensInOrder], path: str
 ) -> int:
-    """The first step before which so many tokens were drawn since the step ``first``."""
+    """The first step by which this many tokens were drawn since step ``first``."""
     policy = make()
     begin = tokens_before(policy, first, lengths)
 

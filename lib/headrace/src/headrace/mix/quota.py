@@ -23,14 +23,14 @@ half of what Tijdeman proves possible, and keeps rounding out of the promise). S
 + delta) examples or one more: the state is one bit a component, and everything but the bits is computed for whole
 chunks of steps with numpy.
 
-Price: 1,000,000 steps of 64 ramped components in 3 to 4 s and 8 MB (2 us a step at 20 components); afterwards any step
-in 1 ms, neighbours in 1 us. Where weights stay constant nothing has to be walked: any step up to 2**40 in some ms
-(mix/quota_walk.py). Where a weight is so tiny that a step would take more than about a second, or weights change for so
-long that it would take minutes, it is refused. :meth:`Quota.anchor_at` saves the state of a step for another process.
+Price: 1,000,000 steps of 64 ramped components in 3 to 4 s and 8 MB (2 us per step at 20 components); afterwards any
+step in 1 ms, neighbours in 1 us. While weights are constant, no steps are walked: any step up to 2**40 takes some ms
+(mix/quota_walk.py). A weight so small that a step would take more than about a second, or weights that change for so
+long that a step would take minutes, are refused. :meth:`Quota.anchor_at` saves the state of a step for another process.
 
 **What the rounding of weights means.** Counts follow the weights as multiples of 2**-44 (5.7e-14), exactly and for
 ever. Against the real numbers a share drifts by up to 2**-45 of the examples drawn, that of the largest weight by D
-times as much. With 1,024 rows a batch: 3e-8 examples after 1,000 steps, 3e-5 after 1e6, 29 (of 1e15) after 1e12. A
+times as much. With 1,024 rows per batch: 3e-8 examples after 1,000 steps, 3e-5 after 1e6, 29 (of 1e15) after 1e12. A
 positive weight below 2**-44 counts as 2**-44: one of 1e-15 gets 58 examples by step 1e12 in place of 1.
 
 References: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980); Baruah, Cohen, Plaxton, Varvel,

@@ -2,7 +2,7 @@
 
 The rule and its promises are in :mod:`headrace.mix.quota`. All that does not depend on the choices is computed for
 a whole chunk with numpy (:class:`Plan`); what is left is one bit a component, kept as a byte string of those that are
-one example ahead. Price: 256 steps of 20 components in 0.5 ms, of 64 in 0.9 ms; above 256 components 20 us a step.
+one example ahead. Price: 256 steps of 20 components in 0.5 ms, of 64 in 0.9 ms; above 256 components 20 us per step.
 
 **Far steps: the order forgets how it began.** What a quota hands out depends on the past through one bit a component:
 whether its next example was drawn already. Let weights be constant from some step on, and start from two different
@@ -107,7 +107,7 @@ class Walk:
         return (self._bits if self._components <= 256 else self._one_by_one)(anchor, plan, off)
 
     def _one_by_one(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """Step by step in numpy: any number of components, 20 us a step."""
+        """Step by step in numpy: any number of components, 20 us per step."""
         rows: list[Int64[np.ndarray, " d"]] = [anchor.drawn]
         for s in range(plan.shares.filled):
             drawn = self._settle(plan, s, rows[-1])
@@ -118,7 +118,7 @@ class Walk:
         return np.stack(rows)[1:]
 
     def _bits(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """The same for at most 256 components, 1 us a step: who is one example ahead of ``whole`` is a byte string."""
+        """The same for at most 256 components, 1 us per step; a byte string holds who is one example ahead."""
         d, filled, eligible, live = self._components, plan.shares.filled, plan.eligible, plan.shares.live
         crossed_rows, crossed_ids = np.nonzero(plan.crossed)
         ends = np.cumsum(np.bincount(crossed_rows, minlength=CHUNK)).tolist()
@@ -241,7 +241,7 @@ def longest_wait(rate: Int64[np.ndarray, " d"]) -> int:
 def shares_after(
     whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], examples: int
 ) -> tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]:
-    """Shares after so many more examples at constant rates, exactly.
+    """Exact shares after a number of further examples at constant rates.
 
     Example:
         >>> whole, part = shares_after(np.array([1, 0]), np.array([0, 0]), np.array([ONE // 4, 3 * ONE // 4]), 6)

@@ -6,7 +6,7 @@ other hosts and a simulation have the same weights, and prefetching does not del
 schedules have the same three kinds; their x axis is a batch counter of each worker.
 
 Invariants: weights are finite and never negative; the same step gives the same bits on every machine (elementwise IEEE
-operations only). Price: about 30 ns a step and weight in blocks of 4096 steps.
+operations only). Price: about 30 ns per step and weight in blocks of 4096 steps.
 
 Blends of many weights, and their normalisation, are in :mod:`headrace.mix.blend`.
 """

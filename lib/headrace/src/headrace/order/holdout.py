@@ -73,7 +73,7 @@ class ValidationConfig:
 
     @property
     def groups_of(self) -> int:
-        """One of so many is held out."""
+        """Size of a group, of which one block or document is held out."""
         if self.fraction is not None:
             return round(1 / self.fraction)
         return DEFAULT_ONE_IN if self.one_in is None else self.one_in

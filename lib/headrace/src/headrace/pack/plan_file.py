@@ -11,7 +11,7 @@ per file: they are verified as a whole when opened.
 Invariant: every read of an opened plan returns, byte for byte, the requested plan, or raises an error. Price: 16 to 20
 bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes for each 64 KiB of these, 9 MB for a
 billion documents; a plan of up to 64 MiB is verified at once. Planning holds one chunk of documents with ``windowed``,
-``next_fit`` and ``wrap``; the algorithms that sort need 70 bytes a document.
+``next_fit`` and ``wrap``; the algorithms that sort need 70 bytes per document.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class SamplerCalls:
         size, group_size = len(group.tokens), self._settings.group_size
         if group_size is not None and size != group_size:
             problem = f"are not the {group_size} completions of group_size ({describe_prompt(prompt)})"
-            cure = "Return so many, or leave group_size out: groups may be of unequal size."
+            cure = "Return that many, or leave group_size out, for groups of unequal size."
             raise ConfigError(problem, field="sample_and_score()", value=size, cure=cure)
         wrong = np.flatnonzero(~np.isfinite(group.rewards))
         if wrong.size:

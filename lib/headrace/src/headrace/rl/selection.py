@@ -167,5 +167,5 @@ class Selection:
         if self._reasons.total() >= self._settings.max_attempts:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in self._reasons.most_common())
             cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in self._reasons.most_common())
-            problem = f"so many groups in a row were left out at step {self.step} ({reasons})"
+            problem = f"this many consecutive groups were left out at step {self.step} ({reasons})"
             raise NoGroupError(problem, field="max_attempts", value=self._settings.max_attempts, cure=" ".join(cures))

@@ -92,12 +92,12 @@ class LeafSpec:
             raise ConfigError("cannot be the name of a leaf", field="leaf", value=self.name, cure=cure)
         check_choice(f"leaf {self.name}", self.dtype, LEAF_DTYPES, "is not a dtype of leaves")
         if self.kind not in ("ragged", "fixed"):
-            cure = "ragged: any number of values a document; fixed: one value a document."
+            cure = "ragged: any number of values per document; fixed: one value per document."
             raise ConfigError("is not a kind of leaf", field=f"leaf {self.name}", value=self.kind, cure=cure)
         if self.width is not None and (self.kind == "fixed" or not 1 <= self.width <= LARGEST_WIDTH):
-            cure = f"A leaf of kind ragged may have 1 to {LARGEST_WIDTH:,} values a token."
+            cure = f"A leaf of kind ragged may have 1 to {LARGEST_WIDTH:,} values per token."
             raise ConfigError(
-                "is not a number of values a token", field=f"leaf {self.name}", value=self.width, cure=cure
+                "is not a number of values per token", field=f"leaf {self.name}", value=self.width, cure=cure
             )
 
     def to_json(self) -> dict[str, Any]:

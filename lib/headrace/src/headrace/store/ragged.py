@@ -142,7 +142,7 @@ class _LeafWriter:
         if lengths is not None:
             lengths = np.array(lengths, np.int64)  # a copy: it is kept until the part is closed
         if (lengths is None) != (self._lengths is None):
-            problem = "no lengths were given" if lengths is None else "lengths were given for one value a document"
+            problem = "no lengths were given" if lengths is None else "lengths were given for one value per document"
             raise CacheError(f"{what}: {problem}", field="part", value=self._part)
         if lengths is not None and (int(lengths.sum()) != values.size or (lengths.size and int(lengths.min()) < 0)):
             problem = f"lengths add up to {int(lengths.sum())}, not to the {values.size} {what}"

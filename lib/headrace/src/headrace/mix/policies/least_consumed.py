@@ -218,7 +218,7 @@ class _Walk:
         return bool(drawn)
 
     def _ties_broken(self, turn: Int64[np.ndarray, " n"], sources: list[int], samples: int) -> list[int]:
-        """The first so many sources by rising turns, those of equal turns in the order of the tie draw."""
+        """The first ``samples`` sources by rising turns; equal turns are in the order of the tie draw."""
         begins = np.flatnonzero(np.diff(turn, prepend=-1))
         sizes = np.diff(begins, append=turn.size)
         for at, size in zip(begins[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
