@@ -18,10 +18,10 @@ from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.dataset import BatchOrder, PlannedDataset
+from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.feed.placement import HostRows, Placement
+from headrace.feed.placement import BatchMaker, HostRows, Placement
 from headrace.feed.reader import open_reader
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -102,10 +102,10 @@ class HostBatches(BatchOrder):
     def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""
         reader = open_reader(self, cast(Placement, self._share), self._prefetch_bytes, self._stats)
+        maker = None if self.planned is None else BatchMaker(self.planned.eos_id, self.planned.pairs)
         try:
             for number, host in enumerate(reader.batches(step, self.num_steps), start=step):
-                # Only a planned dataset is read as host rows.
-                yield number, host.batch(cast(PlannedDataset, self.planned)) if isinstance(host, HostRows) else host
+                yield number, maker.of_host(host) if maker is not None and isinstance(host, HostRows) else host
         finally:
             reader.close()
 

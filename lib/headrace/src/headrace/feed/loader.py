@@ -30,7 +30,7 @@ from headrace.feed.exchange import PooledRows, RowExchange, check_exchange, exch
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.micro_batches import StepSplitter
-from headrace.feed.placement import Delivery, Placement, batch_sharding, fresh_copy
+from headrace.feed.placement import BatchMaker, Placement, batch_sharding, fresh_copy
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
@@ -155,7 +155,8 @@ class DataLoader(BatchOrder):
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
         self._deliver = None
         if self.planned is not None and not self.functions:
-            self._deliver = Delivery(self.placement, self.planned.eos_id, self.planned.pairs)
+            maker = BatchMaker(self.planned.eos_id, self.planned.pairs)
+            self._deliver = partial(maker.of_devices, placement=self.placement)
         # functions get whole rows, of which devices may then hold columns
         self._reads = self.placement if self._deliver is not None else Placement(self.placement.rows_sharding)
         self.row_exchange: ExchangeSetting = check_exchange(options.get("row_exchange", "auto"), self)

@@ -7,7 +7,7 @@ what a training step needs beyond that is derived inside it (batch/packed_batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int64, Shaped
 
 from headrace.batch.packed_batch import PackedBatch
-from headrace.data.dataset import PlannedDataset
 from headrace.errors import ConfigError, check_choice, did_you_mean
 from headrace.feed.transfer import Transfer
 
@@ -193,37 +192,38 @@ class HostRows(NamedTuple):
     extras: dict[str, np.ndarray] | None = None
     row_weights: np.ndarray | None = None
 
-    def batch(self, dataset: PlannedDataset) -> PackedBatch:
-        """The same as a batch of ``dataset``, on the host."""
-        return PackedBatch(
-            self.tokens, self.source_id, segment_lengths=self.segment_lengths, eos_id=dataset.eos_id,
-            token_mask=self.token_mask, pairs=dataset.pairs, extras=self.extras,
-            weights=None if self.row_weights is None else self.row_weights[:, None],
-        )  # fmt: skip
 
+class BatchMaker:
+    """Makes batches of a dataset from arrays, without the constructor of a Module: it costs as much as all transfers.
 
-class Delivery:
-    """Hands host rows to the devices of a placement; ``eos_id`` and ``pairs`` are the batches'."""
+    ``eos_id`` and ``pairs`` are the batches'.
+    """
 
-    def __init__(self, placement: Placement, eos_id: int | None, pairs: bool) -> None:
-        self._placement, self._eos_id, self._pairs = placement, eos_id, pairs
-        self._structures: dict[tuple[Any, ...], Any] = {}  # a Module's constructor costs as much as all transfers
+    def __init__(self, eos_id: int | None, pairs: bool) -> None:
+        self._eos_id, self._pairs = eos_id, pairs
+        self._structures: dict[tuple[Any, ...], Any] = {}
 
-    def __call__(self, host: HostRows) -> PackedBatch:
-        """The global batch. ``host.tokens`` belongs to it from now on.
+    def of_host(self, host: HostRows) -> PackedBatch:
+        """The rows as a batch on the host."""
+        return self._make(host, lambda values, **_: values)
+
+    def of_devices(self, host: HostRows, placement: Placement) -> PackedBatch:
+        """The global batch on the devices of a placement. ``host.tokens`` belongs to it from now on.
 
         No array is shared between batches: a training step may donate all that it is given.
         """
-        to_global, size = self._placement.to_global, host.batch_size
-        leaves = [to_global(host.tokens, size, seq_len=host.seq_len), to_global(host.source_id, size)]
+        return self._make(host, partial(placement.to_global, batch_size=host.batch_size))
+
+    def _make(self, host: HostRows, put: Callable[..., Any]) -> PackedBatch:
+        leaves = [put(host.tokens, seq_len=host.seq_len), put(host.source_id)]
         if host.segment_lengths is not None:
-            leaves.append(to_global(host.segment_lengths, size, along_rows=True))
+            leaves.append(put(host.segment_lengths, along_rows=True))
         if host.row_weights is not None:
-            leaves.append(to_global(host.row_weights[:, None], size, along_rows=True))
+            leaves.append(put(host.row_weights[:, None], along_rows=True))
         if host.token_mask is not None:
-            leaves.append(to_global(host.token_mask, size, seq_len=host.seq_len))
+            leaves.append(put(host.token_mask, seq_len=host.seq_len))
         if host.extras is not None:
-            leaves += [to_global(host.extras[name], size, seq_len=host.seq_len) for name in sorted(host.extras)]
+            leaves += [put(host.extras[name], seq_len=host.seq_len) for name in sorted(host.extras)]
         return jax.tree.unflatten(self._structure(host), leaves)
 
     def _structure(self, host: HostRows) -> Any:

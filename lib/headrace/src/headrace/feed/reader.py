@@ -7,7 +7,9 @@ planned and passes the batches through them. Other datasets are read by ``AsyncR
 
 from __future__ import annotations
 
+import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +27,7 @@ from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
 from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
-from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
+from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.feed.workers import Job, Workers
@@ -55,6 +57,8 @@ DEFAULT_GROUPING = Grouping()
 _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
+_SLOW_S = 0.001
+"""Seconds for which mapped batches wait for others of their group."""
 
 
 class _Group(NamedTuple):
@@ -321,7 +325,9 @@ def _run_each(parts: Sequence[Callable[[], None]]) -> None:
 
 
 class MappedReader(BatchReader):
-    """Passes the batches of a planned dataset through functions, one after the other; each is a group of its own."""
+    """Passes the batches of a planned dataset through functions, one after the other. Those of slow functions are
+    delivered one by one.
+    """
 
     def __init__(
         self,
@@ -332,6 +338,7 @@ class MappedReader(BatchReader):
         stats: IterationStats,
     ) -> None:
         self._reader, self._dataset = reader, dataset
+        self._maker = BatchMaker(dataset.eos_id, dataset.pairs)
         self._functions = [(f, f"map({function_name(f)})") for f in functions]  # a name may hold digests of arrays
         self._schedule, self._watch, self._waits = schedule, stats.watch, stats.waits
 
@@ -340,18 +347,35 @@ class MappedReader(BatchReader):
         return self._reader.resident_bytes
 
     def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        for step, read in enumerate(self._reader.batches(first_step, stop_step), start=first_step):
-            host = read.arrays if isinstance(read, PooledRows) else read
-            inside = host.source_id >= 0
-            batch: Any = host.batch(self._dataset)
-            for function, name in self._functions:
-                with self._watch.phase("map"), self._waits.during("dataset", name):
-                    batch = function(batch)
-                if not jax.tree.leaves(batch):
-                    cure = "Has it lost its `return`?"
-                    raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
-            batch = pad_batch(batch, inside, self._dataset.length, self._schedule, step)
-            yield [read._replace(arrays=batch) if isinstance(read, PooledRows) else batch]
+        steps = itertools.count(first_step)
+        for group in self._reader.groups(first_step, stop_step):
+            ready: list[Any] = []
+            began = time.perf_counter()
+            try:
+                while group:
+                    ready.append(self._map(group.pop(0), next(steps)))
+                    if time.perf_counter() - began >= _SLOW_S:
+                        yield ready
+                        ready, began = [], time.perf_counter()
+            except Exception:
+                if ready:  # those before one that fails
+                    yield ready
+                raise
+            if ready:
+                yield ready
+
+    def _map(self, read: HostRows | PooledRows, step: int) -> Any:
+        host = read.arrays if isinstance(read, PooledRows) else read
+        inside = host.source_id >= 0
+        batch: Any = self._maker.of_host(host)
+        for function, name in self._functions:
+            with self._watch.phase("map"), self._waits.during("dataset", name):
+                batch = function(batch)
+            if not jax.tree.leaves(batch):
+                cure = "Has it lost its `return`?"
+                raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
+        batch = pad_batch(batch, inside, self._dataset.length, self._schedule, step)
+        return read._replace(arrays=batch) if isinstance(read, PooledRows) else batch
 
     def interrupt(self) -> None:
         self._reader.interrupt()
