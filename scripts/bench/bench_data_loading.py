@@ -96,9 +96,9 @@ def bench_zstd(report: Report, folder: Path, examples: int, repeats: int) -> Non
 
 
 COLUMN_LEAVES = {
-    "a float for each token": [LeafSpec("weights", "float32", width=1)],
+    "a float for each token": [LeafSpec("scores", "float32", width=1)],
     "8 ids and log probabilities": [LeafSpec("topk", "int32", width=8), LeafSpec("log_probs", "float32", width=8)],
-    "a number of each document": [LeafSpec("score", "float32", "fixed")],
+    "a number of each document": [LeafSpec("quality", "float32", "fixed")],
 }
 
 
