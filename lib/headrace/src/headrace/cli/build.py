@@ -89,6 +89,8 @@ def command(
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
     _refuse_without_effect(context, fim is not None, mask, kind)
+    if format != "python" and not any("http" in path for path in (*sources, tokenizer or "", output)):
+        refuse_typed(context, ("redirect_host",), "has no effect without a path on a web server")
     files = (sources, format, text_field, on_bad_line, extension or [])
     source = SourceConfig(
         *files,
