@@ -56,22 +56,11 @@ def command(
     from headrace.ingest.build import build_cache
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
-    from headrace.store import files
     from headrace.store.joined import open_cache
 
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
-    if output.exists() and not output.is_dir():
-        raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
-    for name in (CONFIG, PROGRAM):
-        if (output / name).exists():
-            cure = f"Give another folder: --output FOLDER, or delete {output / name}."
-            raise ConfigError(
-                "already exists, and is not overwritten", field="output", value=str(output / name), cure=cure
-            )
-    if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
-        cure = "Give a folder outside it: --output FOLDER."
-        raise ConfigError(f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure)
+    _check_output(folder, output)
     listed = [(source, source.config(text_field or (), on_bad_line)) for source in survey(folder)]
     for source, config in listed:
         typer.echo(_in_words(source, config, output))
@@ -124,6 +113,24 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
         lines.append(f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}")
     return "\n".join(lines) + "\n"
+
+
+def _check_output(folder: str, output: Path) -> None:
+    """Refuses an output that is a file, holds a config or program, or is inside the folder of texts."""
+    from headrace.errors import ConfigError
+    from headrace.store import files
+
+    if output.exists() and not output.is_dir():
+        raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
+    for name in (CONFIG, PROGRAM):
+        if (output / name).exists():
+            cure = f"Give another folder: --output FOLDER, or delete {output / name}."
+            raise ConfigError(
+                "already exists, and is not overwritten", field="output", value=str(output / name), cure=cure
+            )
+    if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
+        cure = "Give a folder outside it: --output FOLDER."
+        raise ConfigError(f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure)
 
 
 def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -> None:
