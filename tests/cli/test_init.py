@@ -1,5 +1,6 @@
 """``headrace init``: what it builds, writes and refuses. That what it writes trains is shown in tests/demo."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from headrace.config.lm_data import load_config
+from headrace.store.ledger import read_ledger
 
 
 @pytest.fixture
@@ -92,6 +94,44 @@ def test_names_that_are_not_utf8_are_refused_where_they_would_be_read(headrace, 
         2,
         r"error texts/few/caf\xe9.txt: has a name that is not UTF-8. Rename the file: a ledger names files in UTF-8.",
     )
+
+
+def records_of(texts: Path, **fields: str) -> None:
+    """Writes a source of JSON records for each name; its field with the text is the value."""
+    for name, field in fields.items():
+        (texts / name).mkdir()
+        lines = [json.dumps({"id": f"{k}", field: f"{name} {k} " * 30}) for k in range(50)]
+        (texts / name / "a.jsonl").write_text("\n".join(lines))
+
+
+def test_each_source_has_its_own_text_field(headrace, texts):
+    records_of(texts, web="text", github="content", books="body")
+    refused = headrace("init", "texts", "-o", "first")
+    assert refused.code == 2
+    assert (
+        "books/a.jsonl, line 1: has no field 'text' (it has 'id', 'body'). Choose the field with --text-" in refused.err
+    )
+    done = headrace("init", "texts", "-o", "first", "--text-field", "body")
+    assert (done.code, [line for line in done.out.splitlines() if "text in field" in line]) == (
+        0,
+        [
+            "books: 1 file (.jsonl), 14.4 kB, text in field body -> first/caches/books",
+            "github: 1 file (.jsonl), 16.1 kB, text in field content -> first/caches/github",
+        ],
+    )
+    fields = {
+        name: read_ledger(f"first/caches/{name}").metadata["source"]["text_field"]
+        for name in ("books", "github", "web", "code")
+    }
+    assert fields == {"books": "body", "github": "content", "web": "text", "code": "text"}
+
+
+def test_a_text_field_of_no_source_is_refused(headrace, texts):
+    records_of(texts, web="text")
+    refused = headrace("init", "texts", "--text-field", "txet")
+    assert refused.code == 2
+    assert "text_field = 'txet': is the text field of no source. Give a field that holds" in refused.err
+    assert not Path("caches").exists()
 
 
 def test_the_home_folder_is_spelled_out(headrace, texts, monkeypatch):

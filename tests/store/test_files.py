@@ -56,7 +56,7 @@ def test_a_failed_write_leaves_the_old_bytes(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CacheError, match=r"No space left on device: [\d,]+ bytes are free at /") as caught:
+    with pytest.raises(CacheError, match=r"on device: 3 bytes to write, [\d,]+ bytes are free at /") as caught:
         files.write_atomic(url, b"new")
     assert caught.value.value == url
     assert "run the same command again" in (caught.value.cure or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.analysis.check.judgments import BURST, SHARED_READS, judge_plan
+from headrace.analysis.check.judgments import BURST, EXCESS, SHARED_READS, Judgment, judge_plan
 from headrace.analysis.check.plan import plan_run
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
@@ -58,8 +58,29 @@ def test_excess_loss_is_known_only_where_it_was_measured():
 def test_bursts_count_where_most_steps_read():
     judgments, plan = judged()
     (h,) = plan.forecast.by_hosts
-    assert ("burst" in judgments) == (h.reads_per_step >= 1)
+    assert h.reads_per_step >= 1
     assert judgments["burst"].level == ("good" if h.burst <= BURST else "high")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"batch_size": 2, "num_steps": 500}, "not judged: most steps read nothing, so that any read is a burst"),
+        ({"batch_size": 2, "num_steps": 5}, "too few steps to tell"),
+    ],
+)
+def test_a_burst_that_is_not_judged_says_why(changes, text):
+    judgments, plan = judged(**changes)
+    assert all(h.reads_per_step < 1 for h in plan.forecast.by_hosts) == (changes["num_steps"] == 500)
+    assert judgments["burst"] == Judgment("unknown", "burst", text)
+
+
+@pytest.mark.parametrize("icc", [None, {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.5}])
+def test_a_variance_ratio_above_its_bound_is_said_with_what_follows(icc):
+    judgments, plan = judged(shuffle=BlockShuffleConfig(32, 2), icc=icc)
+    worst = max(plan.forecast.variance_ratio.values())
+    assert worst > EXCESS
+    assert f"; the variance ratio is {worst:.2f}, above 1.1" in judgments["excess loss"].text
 
 
 def test_epochs_beyond_four_are_high():

@@ -88,7 +88,7 @@ def command(
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
-    _refuse_without_effect(context, fim is not None, mask, kind)
+    _refuse_without_effect(context)
     files = (sources, format, text_field, on_bad_line, extension or [])
     source = SourceConfig(
         *files,
@@ -108,9 +108,13 @@ def command(
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
-def _refuse_without_effect(context: typer.Context, fim: bool, mask: str, kind: str) -> None:
+def _refuse_without_effect(context: typer.Context) -> None:
     """Refuses options that were typed and would have no effect."""
-    if not fim:
+    typed = context.params
+    mask, kind, paths = typed["mask"], typed["kind"], (*typed["sources"], typed["tokenizer"] or "", typed["output"])
+    if typed["format"] != "python" and not any("http" in path for path in paths):
+        refuse_typed(context, ("redirect_host",), "has no effect without a path on a web server")
+    if typed["fim"] is None:
         refuse_typed(
             context,
             ("fim_rate", "fim_spm_rate", "fim_seed"),

@@ -16,6 +16,7 @@ from headrace.cli.shown import in_bytes
 from headrace.errors import check_path, format_count
 
 if TYPE_CHECKING:
+    from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
 
 CONFIG, PROGRAM = "run.yaml", "train.py"
@@ -29,7 +30,13 @@ def command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for caches, config and program.", metavar="FOLDER")
     ] = Path(),
-    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text.")] = "text",
+    text_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Field with the text, in sources that have it; by default, text or content (repeatable).",
+            metavar="FIELD",
+        ),
+    ] = None,
     on_bad_line: OnBadLineOption = "error",
     restart: Annotated[bool, typer.Option("--restart", help="Delete existing caches and start over.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
@@ -49,33 +56,23 @@ def command(
     from headrace.ingest.build import build_cache
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
-    from headrace.store import files
     from headrace.store.joined import open_cache
 
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
-    if output.exists() and not output.is_dir():
-        raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
-    for name in (CONFIG, PROGRAM):
-        if (output / name).exists():
-            cure = f"Give another folder: --output FOLDER, or delete {output / name}."
-            raise ConfigError(
-                "already exists, and is not overwritten", field="output", value=str(output / name), cure=cure
-            )
-    if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
-        cure = "Give a folder outside it: --output FOLDER."
-        raise ConfigError(f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure)
-    listed = survey(folder)
-    for source in listed:
-        typer.echo(_in_words(source, output))
-    sources = [source for source in listed if source.files]
+    _check_output(folder, output)
+    listed = [(source, source.config(text_field or (), on_bad_line)) for source in survey(folder)]
+    for source, config in listed:
+        typer.echo(_in_words(source, config, output))
+    _refuse_unused_fields(text_field or [], [config for _, config in listed])
     if dry_run:
         return
     chosen: list[tuple[FoundSource, int, int]] = []
-    for source in sources:
+    for source, config in listed:
+        if not source.files:
+            continue
         cache = output / "caches" / source.name
         with kept_when_interrupted():
-            config = source.config(text_field, on_bad_line)
             report = build_cache(config, TokenizerConfig(tokenizer), str(cache), restart=restart)
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if report.skipped_lines:
@@ -118,12 +115,40 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_words(source: FoundSource, output: Path) -> str:
+def _check_output(folder: str, output: Path) -> None:
+    """Refuses an output that is a file, holds a config or program, or is inside the folder of texts."""
+    from headrace.errors import ConfigError
+    from headrace.store import files
+
+    if output.exists() and not output.is_dir():
+        raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
+    for name in (CONFIG, PROGRAM):
+        if (output / name).exists():
+            cure = f"Give another folder: --output FOLDER, or delete {output / name}."
+            raise ConfigError(
+                "already exists, and is not overwritten", field="output", value=str(output / name), cure=cure
+            )
+    if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
+        cure = "Give a folder outside it: --output FOLDER."
+        raise ConfigError(f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure)
+
+
+def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -> None:
+    from headrace.errors import ConfigError
+
+    for name in text_fields:
+        if all(config.text_field != name for config in configs):
+            cure = "Give a field that holds text in the first record of a source, or leave it out."
+            raise ConfigError("is the text field of no source", field="text_field", value=name, cure=cure)
+
+
+def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:
     what = f"{format_count(source.files, 'file')} ({', '.join(source.endings)}), {in_bytes(source.bytes)}"
     left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
     if not source.files:
         return f"{source.name}: no text ({left_out})"
     left_out = f"; left out: {left_out}" if left_out else ""
+    what += "" if config.text_field == "text" else f", text in field {config.text_field}"
     return f"{source.name}: {what} -> {output / 'caches' / source.name}{left_out}"
 
 

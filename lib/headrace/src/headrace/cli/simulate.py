@@ -71,7 +71,7 @@ def command(
 
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
     """
-    from headrace.analysis.check.judgments import RunOrders, judge_forecast
+    from headrace.analysis.check.judgments import NOT_JUDGED, RunOrders, judge_forecast
     from headrace.analysis.check.sizes import planned_caches
     from headrace.analysis.excess import source_excess
     from headrace.analysis.simulate.forecast import RunSteps, simulate
@@ -109,7 +109,8 @@ def command(
         typer.echo(str(micro))
     for name, one in noise.items():
         typer.echo(f"{name}: {one} over a full shuffle")
-    show_judgments(judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise))
+    judgments = judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise)
+    show_judgments([*judgments, NOT_JUDGED])
 
 
 def _say_if_long(config: LmDataConfig) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 import numpy as np
 
@@ -38,6 +39,21 @@ if TYPE_CHECKING:  # imports jax
     from headrace.data.dataset import PlannedDataset
 
 _LOG = logging.getLogger(__name__)
+_Value = TypeVar("_Value")
+
+
+class ByComponent(dict[str, _Value]):
+    """Values by component; looking up a name that is no component raises ConfigError with those that are.
+
+    Example:
+        >>> ByComponent({"code": 1, "docs": 2})["doc"]
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: component = 'doc': is not a component. Did you mean 'docs'?
+    """
+
+    def __missing__(self, name: object) -> NoReturn:
+        cure = did_you_mean(str(name), self)
+        raise ConfigError("is not a component", field="component", value=name, cure=cure)
 
 
 @dataclass(frozen=True)
@@ -150,7 +166,8 @@ class ComponentConfig:
             if ledger is not None and ledger.finished:
                 continue
             if self.source is not None:
-                build_cache(self.source, tokenizer, path, progress=progress)
+                with _named_in_config():
+                    build_cache(self.source, tokenizer, path, progress=progress)
             elif ledger is None and not is_levanter(path):  # opening one begun by hand tells how to finish it
                 raise ConfigError(
                     "does not exist, and there is no source to build it from",
@@ -309,7 +326,7 @@ def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict
         for member in (one for name in newcomers if name in caches for one in caches[name].members):
             if contents := lists.get(cache_of_generation(member.path)):
                 check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
-    return {name: instead.get(name) or caches[name] for name in components}
+    return ByComponent({name: instead.get(name) or caches[name] for name in components})
 
 
 def _of_amendment(error: ConfigError, config: LmDataConfig) -> ConfigError:
@@ -321,6 +338,19 @@ def _of_amendment(error: ConfigError, config: LmDataConfig) -> ConfigError:
                 cure = f"To make another: {cure.removesuffix(' makes another.')}"
                 return ConfigError(error.problem, field=field, value=generations, cure=cure)
     return error
+
+
+@contextmanager
+def _named_in_config() -> Iterator[None]:
+    """Errors about ``bos`` and ``eos`` name their place in a config."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field not in ("bos", "eos"):
+            raise
+        field = f"tokenizer.{error.field}"
+        cure = (error.cure or "").replace(f"--{error.field} ", f"{field}: ")
+        raise ConfigError(error.problem, field=field, value=error.value, cure=cure) from error
 
 
 def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> dict[str, TokenCache]:
@@ -335,7 +365,8 @@ def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> 
     if opened and config.tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])
     elif opened and config.tokenizer is not None:
-        loaded = load_tokenizer(config.tokenizer)
+        with _named_in_config():
+            loaded = load_tokenizer(config.tokenizer)
         for _, cache in opened:
             loaded.check_same(cache.ledger.tokenizer, cache.path)
             name_tokenizer(cache, loaded)

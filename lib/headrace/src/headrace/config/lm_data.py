@@ -24,6 +24,7 @@ from headrace.config.bucketed import written_out
 from headrace.config.compat import CompatConfig, compat_datasets
 from headrace.config.component import (
     NOT_WITH_PHASES,
+    ByComponent,
     ComponentConfig,
     braid_of_version,
     check_strategy,
@@ -244,21 +245,21 @@ class LmDataConfig:
 
         caches, components = self.open_caches(instead), self.components
         if self.compat:
-            return compat_datasets(self, caches, "train")
+            return ByComponent(compat_datasets(self, caches, "train"))
         own_columns = {name: one.columns or {} for name, one in components.items()}
         columns, removed = columns_by_component(caches, self.columns or {}, own_columns), left_out(components, caches)
         length, split = self.phases[0][1], self.split_documents
-        stored: dict[str, TokenSeqDataset | PackedTokenDataset] = {}
+        stored: dict[str, TokenSeqDataset | PackedTokenDataset] = ByComponent()
         for name, one in components.items():
             how: dict[str, Any] = {"packing": one.packing, "removed": removed[name], "loss_mask": one.loss_mask}
-            stored[name] = stored_rows(
-                caches[name], length, name=name, split_documents=split, columns=columns[name], **how
-            )
+            how |= {"name": name, "split_documents": split, "columns": columns[name]}
+            stored[name] = stored_rows(caches[name], length, **how)
         return stored
 
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
         """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
-        return {n: self._trained(n, self._sides(n, dataset, None)[0]) for n, dataset in self.datasets(instead).items()}
+        sides = {n: self._sides(n, dataset, None) for n, dataset in self.datasets(instead).items()}
+        return ByComponent({name: self._trained(name, train) for name, (train, _) in sides.items()})
 
     def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
         """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
@@ -284,10 +285,10 @@ class LmDataConfig:
             ConfigError: the config has no hold-out, or rows are longer than a block.
         """
         if self.compat:
-            return compat_datasets(self, self.open_caches(instead), "validation")
+            return ByComponent(compat_datasets(self, self.open_caches(instead), "validation"))
         if self.validation is None:
             raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
-        return {name: self._sides(name, dataset, seq_len)[1] for name, dataset in self.datasets(instead).items()}
+        return ByComponent({n: self._sides(n, ds, seq_len)[1] for n, ds in self.datasets(instead).items()})
 
     def _sides(
         self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None

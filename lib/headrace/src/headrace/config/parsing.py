@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar, Union, cast
 import yaml
 
 from headrace.config.wording import describe_entry, describe_record, join_choices, number_in
-from headrace.errors import ConfigError, HeadraceError, did_you_mean
+from headrace.errors import ConfigError, HeadraceError, check_choice, did_you_mean
 from headrace.mix.schedule import whole_number
 from headrace.store import files
 
@@ -378,10 +378,8 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
     """The dataclass of a mapping: by its ``kind``, or because only it has these keys."""
     kinds = {str(slot.form.kind): slot for slot in slots}
     if "kind" in values:
-        kind = str(values["kind"])
-        if kind not in kinds:
-            problem, cure = "is not a known kind", did_you_mean(kind, kinds)
-            raise ConfigError(problem, field=f"{path}.kind", value=values["kind"], cure=cure)
+        kind = values["kind"]
+        check_choice(f"{path}.kind", kind, list(kinds), "is not a known kind")
         for key in values:
             others = [other for other, slot in kinds.items() if key in fields_of(slot.form)]
             if others and kind not in others:
@@ -404,6 +402,9 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
 
 def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
     forms = (slot.form, *(part.form for part in slot.parts))
+    choices = [choice for part in (slot, *slot.parts) for choice in part.choices]
+    if choices and isinstance(value, str) and {*forms} <= {Union, typing.Literal}:
+        return ConfigError("is not one of those", field=path, value=value, cure=did_you_mean(value, choices))
     cure = f"Give {slot.expected}."
     if isinstance(value, bool) and str in forms:  # YAML 1.1 reads yes and no as bools
         cure = "Write the text in quotes."

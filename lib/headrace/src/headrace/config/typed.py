@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Union, cast
 
 from headrace.config.parsing import Slot, fields_of
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, did_you_mean
 
 _SCALARS: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str,), bool: (bool,)}
 
@@ -43,9 +43,11 @@ def _check(slot: Slot, value: Any, path: str) -> None:
 
 
 def _fits(slot: Slot, value: Any) -> bool:
-    """Whether a value is of a type, ignoring its contents."""
-    if slot.form in (Any, typing.Literal) or (value is None and slot.optional):
+    """Whether a value is of a type, ignoring the contents of lists and mappings."""
+    if slot.form is Any or (value is None and slot.optional):
         return True
+    if slot.form is typing.Literal:
+        return value in slot.choices
     if slot.form in _SCALARS:
         return isinstance(value, _SCALARS[slot.form]) and (slot.form is bool or not isinstance(value, bool))
     forms: dict[Any, Any] = {list: (list, tuple), dict: Mapping, Union: object}
@@ -53,6 +55,8 @@ def _fits(slot: Slot, value: Any) -> bool:
 
 
 def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
+    if slot.choices and isinstance(value, str):
+        return ConfigError("is not one of those", field=path, value=value, cure=did_you_mean(value, slot.choices))
     is_class = dataclasses.is_dataclass(slot.form)
     cure = f"Give a {slot.form.__name__}." if is_class else f"Give {slot.expected}."
     return ConfigError("is of the wrong type", field=path, value=value, cure=cure)

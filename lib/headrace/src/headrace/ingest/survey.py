@@ -12,13 +12,18 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
+from headrace.ingest.documents import open_reader
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
+from headrace.ingest.records import BadRecordError, Fields, lookup
 from headrace.ingest.source import FORMATS, USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
 from headrace.store import files
 
 MOST_SOURCES = 20
 """Largest number of subfolders that become a source each; more of them become one source."""
+USUAL_TEXT_FIELDS = ("text", "content")
+"""Fields that are looked for in the records of a source, in this order."""
 _HEAD, _HEADS = 4096, 5
+_WITH_FIELDS = {ending for name in ("jsonl", "parquet", "arrow") for ending in FORMATS[name]}
 _OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(USUAL_ENDINGS)
 
 
@@ -33,6 +38,7 @@ class FoundSource:
         files: Number of files.
         bytes: Their stored size.
         left_out: Other files, by extension; ``empty .txt`` if none has a byte.
+        with_fields: A file whose records have named fields; None if the source has none.
     """
 
     name: str
@@ -41,10 +47,24 @@ class FoundSource:
     files: int
     bytes: int
     left_out: Counter[str]
+    with_fields: Entry | None
 
-    def config(self, text_field: str = "text", on_bad_line: OnBadLine = "error") -> SourceConfig:
-        """The config of the source."""
-        return SourceConfig(self.paths, text_field=text_field, on_bad_line=on_bad_line, extensions=self.endings)
+    def config(self, text_fields: Sequence[str] = (), on_bad_line: OnBadLine = "error") -> SourceConfig:
+        """The config of the source. Its text field is the first of ``text_fields`` and :data:`USUAL_TEXT_FIELDS` that
+        holds text in the first good record of one file, or ``text`` if none does.
+
+        Raises:
+            SourceError: that file cannot be read.
+        """
+        config = SourceConfig(self.paths, on_bad_line=on_bad_line, extensions=self.endings)
+        if self.with_fields is None:
+            return config
+        entry = self.with_fields
+        file = config.source_file(entry.path, entry.size, entry.version)
+        names = list(dict.fromkeys((*text_fields, *USUAL_TEXT_FIELDS)))
+        records = (record for _, record in open_reader(file, names, names) if not isinstance(record, BadRecordError))
+        record = next(records, {})
+        return replace(config, text_field=next((name for name in names if _has_text(record, name)), "text"))
 
 
 def survey(folder: str) -> list[FoundSource]:
@@ -103,7 +123,9 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
         chosen = []
     paths = [path] if path else [entry.path for entry in chosen]
     safe = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", name)).strip("-") or "text"
-    return FoundSource(safe, paths, endings, len(chosen), sum(entry.size or 0 for entry in chosen), left_out)
+    size = sum(entry.size or 0 for entry in chosen)
+    with_fields = next((entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS), None)
+    return FoundSource(safe, paths, endings, len(chosen), size, left_out, with_fields)
 
 
 def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
@@ -139,6 +161,13 @@ def _is_text(entries: Sequence[Entry]) -> bool:
     plain = sorted(entry.path for entry in entries if entry.size and split_compression(entry.path)[1] == "none")
     heads = [files.read_range(path, 0, _HEAD) for path in plain[:_HEADS]]
     return 2 * sum(map(_begins_with_text, heads)) > len(heads)
+
+
+def _has_text(record: Fields, field: str) -> bool:
+    try:
+        return isinstance(lookup(record, field), str)
+    except BadRecordError:
+        return False
 
 
 def _begins_with_text(head: bytes) -> bool:

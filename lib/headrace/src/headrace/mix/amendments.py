@@ -268,8 +268,10 @@ def _check_named(
         name, at = entry_path[-1], f"{path}.{'.blend.'.join(entry_path)}"
         in_mixture = field == "weights" and len(entry_path) == 1  # said of what is not there when it is looked for
         if not group and name not in components and not in_mixture:
-            cure = f"List it: components: {{{name}: {{cache: PATH}}}}." if field == "add" else ""
-            raise ConfigError("is not a component", field=at, cure=cure or did_you_mean(name, components))
+            cure = did_you_mean(name, components)
+            if field == "add" and not cure.startswith("Did you mean"):
+                cure = f"List it: components: {{{name}: {{cache: PATH}}}}."
+            raise ConfigError("is not a component", field=at, cure=cure)
         if name in names and not (group or name in groups):
             raise ConfigError("is given twice", field=at, value=_at(given, entry_path), cure="Say its weight once.")
         names |= set() if group else {name}

@@ -254,12 +254,13 @@ def not_written(output: str, error: OSError) -> CacheError:
     return CacheError(f"cannot be written ({refusal(output, error)})", field="output", value=output, cure=cure)
 
 
-def refusal(url: str, error: OSError) -> str:
-    """Why the system refused, with the free space if the disk is full."""
+def refusal(url: str, error: OSError, size: int | None = None) -> str:
+    """Why the system refused; if the disk is full, with the free space and the ``size`` of what was to be written."""
     reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
-    return f"{reason}: {durable.free_bytes(local_path(url))}"
+    missing = "" if size is None else f"{size:,} bytes to write, "
+    return f"{reason}: {missing}{durable.free_bytes(local_path(url))}"
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
@@ -280,18 +281,18 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
     Raises:
         CacheError: the file cannot be written (permissions, disk full, ...).
     """
+    pieces = [data] if isinstance(data, bytes) else data
     try:
         if not is_local(url):
-            _call(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
+            _call(url, "pipe_file", b"".join(pieces))
             return
         path = local_path(url)
         # One fixed name: the next writer overwrites the rest of a killed one, so no stray files remain.
-        durable.write_file(
-            path, [data] if isinstance(data, bytes) else data, temporary=path.with_name(f"{path.name}{writer}.tmp")
-        )
+        durable.write_file(path, pieces, temporary=path.with_name(f"{path.name}{writer}.tmp"))
     except OSError as error:
+        why = refusal(url, error, sum(memoryview(piece).nbytes for piece in pieces))
         cure = "Check the path, permissions and free space, then run the same command again."
-        raise CacheError(f"cannot be written ({refusal(url, error)})", field="file", value=url, cure=cure) from error
+        raise CacheError(f"cannot be written ({why})", field="file", value=url, cure=cure) from error
 
 
 def exists(url: str) -> bool:

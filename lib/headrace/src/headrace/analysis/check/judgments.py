@@ -40,6 +40,10 @@ class Judgment(NamedTuple):
         return f"{self.level} {self.figure}: {self.text}"
 
 
+NOT_JUDGED = Judgment("unknown", "MiB per step, cold start and cost", "not judged: what is good depends on the store")
+"""The figures of a forecast that have no bound of their own."""
+
+
 class RunOrders(NamedTuple):
     """What the orders of a run's components are: their kinds, the strands of all, whether each mixes all its rows."""
 
@@ -78,13 +82,18 @@ def judge_forecast(
         else Judgment("good", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}")
     ]
     if forecast.steps * forecast.batch_size < 4 * orders.strands:
-        judgments.append(Judgment("unknown", "reads per block per epoch", "too few steps to tell"))
+        judgments += [
+            Judgment("unknown", name, "too few steps to tell") for name in ("reads per block per epoch", "burst")
+        ]
     else:
         cure = raised if lacks else sharing_cure(config, kinds)
-        judgments += [_judge_reads(forecast, config, cure), *_judge_bursts(forecast.by_hosts, kinds)]
+        judgments += [_judge_reads(forecast, config, cure), _judge_bursts(forecast.by_hosts, kinds)]
+    variance = max(forecast.variance_ratio.values(), default=1.0)
     if orders.mix_all:
-        return [*judgments, Judgment("good", "order", "each epoch is a shuffle of all rows of a source")]
-    return [*judgments, _judge_order(forecast, config, noise)]
+        ratio = f"a variance ratio other than 1 ({variance:.2f} at most) is chance"
+        text = f"each epoch is a shuffle of all rows of a source; {ratio}"
+        return [*judgments, Judgment("good", "order", text)]
+    return [*judgments, _judge_order(forecast, config, noise, variance)]
 
 
 def judge_plan(plan: RunPlan) -> list[Judgment]:
@@ -108,33 +117,35 @@ def _judge_reads(forecast: Forecast, config: LmDataConfig, cure: str) -> Judgmen
     return Judgment("good", "reads per block per epoch", f"{reads} (up to {SHARED_READS:g})")
 
 
-def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) -> list[Judgment]:
+def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) -> Judgment:
     """Only for hosts that read in most steps; otherwise every read is a burst and tells nothing."""
     bursts = [h for h in by_hosts if h.reads_per_step * h.hosts >= 1]
     if not bursts:
-        return []
+        return Judgment("unknown", "burst", "not judged: most steps read nothing, so that any read is a burst")
     worst = max(bursts, key=lambda h: h.burst)
     text = f"{worst.burst:.1f} x the mean on {format_count(worst.hosts, 'host')}"
     if worst.burst <= BURST:
-        return [Judgment("good", "burst", f"{text} (up to {BURST:g} x)")]
+        return Judgment("good", "burst", f"{text} (up to {BURST:g} x)")
     cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out: the braided shuffle is the default."
-    return [Judgment("high", "burst", f"{text}. {cure}")]
+    return Judgment("high", "burst", f"{text}. {cure}")
 
 
-def _judge_order(forecast: Forecast, config: LmDataConfig, noise: Mapping[str, SourceExcess]) -> Judgment:
-    variance = max(forecast.variance_ratio.values(), default=1.0)
+def _judge_order(
+    forecast: Forecast, config: LmDataConfig, noise: Mapping[str, SourceExcess], variance: float
+) -> Judgment:
     if variance <= EXCESS:
         return Judgment("good", "variance ratio", f"{variance:.2f} at most (up to {EXCESS:g}; 1: full shuffle)")
+    why = f"the variance ratio is {variance:.2f}, above {EXCESS:g}"
     unknown = [name for name in config.components if name not in noise]
     name = max(noise, key=lambda name: noise[name].excess, default="")
     if name and noise[name].excess > EXCESS:
         cure = f"Train on a copy that shuffles documents: headrace reshuffle {config.components[name].caches[0]} OUTPUT"
-        return Judgment("high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}. {cure}")
+        return Judgment("high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}; {why}. {cure}")
     if unknown:
         command = f"headrace icc {config.components[unknown[0]].caches[0]} --seq-len {config.phases[0][1]}"
         cure = f"Measure how alike neighbours are: {command} --batch-size {forecast.batch_size} --save"
-        return Judgment("unknown", "excess loss", f"depends on the text of {unknown[0]}. {cure}")
-    return Judgment("good", "excess loss", f"{noise[name].excess - 1:+.0%} at most (up to {EXCESS - 1:+.0%})")
+        return Judgment("unknown", "excess loss", f"depends on the text of {unknown[0]}; {why}. {cure}")
+    return Judgment("good", "excess loss", f"{noise[name].excess - 1:+.0%} at most (up to {EXCESS - 1:+.0%}); {why}")
 
 
 def sharing_cure(config: LmDataConfig, kinds: Collection[str]) -> str:
