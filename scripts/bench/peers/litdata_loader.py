@@ -27,12 +27,13 @@ def _rows(span: tuple[str, str, int, int]) -> Iterator[Any]:
 def write(corpus: Corpus, layout: str) -> None:
     from litdata import TokensLoader, optimize
 
-    path, starts = str(corpus.path(layout)), range(0, corpus.examples, CHUNK_ROWS)
-    spans = [(path, layout, at, min(at + CHUNK_ROWS, corpus.examples)) for at in starts]
+    dtype, starts = layout.split("-")[1], range(0, corpus.examples, CHUNK_ROWS)
+    path = str(corpus.path(dtype))
+    spans = [(path, dtype, at, min(at + CHUNK_ROWS, corpus.examples)) for at in starts]
     optimize(
         fn=_rows,
         inputs=spans,
-        output_dir=str(corpus.folder / "litdata" / layout),
+        output_dir=str(corpus.folder / layout),
         chunk_size=CHUNK_ROWS * SEQ_LEN,
         item_loader=TokensLoader(block_size=SEQ_LEN),
         num_workers=1,
@@ -44,7 +45,7 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     workers = setting.options["workers"]
-    folder, tokens = str(corpus.folder / "litdata" / setting.dtype), TokensLoader(block_size=SEQ_LEN)
+    folder, tokens = str(corpus.folder / setting.formats[0]), TokensLoader(block_size=SEQ_LEN)
     dataset = StreamingDataset(folder, item_loader=tokens, shuffle=True, drop_last=True)
     loader = StreamingDataLoader(
         dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
@@ -66,8 +67,8 @@ PEER = Peer(
     packages=("litdata", "torch"),
     install="uv pip install --torch-backend=cpu torch litdata",
     settings=(
-        *both_dtypes("TokensLoader, 0 workers", "default", "streams", {"workers": 0}),
-        *both_dtypes("TokensLoader, 2 workers", "documented", "streams", {"workers": 2}),
+        *both_dtypes("TokensLoader, 0 workers", "default", "streams", {"workers": 0}, layout="litdata-{dtype}"),
+        *both_dtypes("TokensLoader, 2 workers", "documented", "streams", {"workers": 2}, layout="litdata-{dtype}"),
     ),
     write=write,
     stream=stream,

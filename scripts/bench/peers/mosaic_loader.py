@@ -18,10 +18,11 @@ def write(corpus: Corpus, layout: str) -> None:
     importlib.import_module("peers.torchvision_stand_in")  # before streaming
     from streaming import MDSWriter
 
+    dtype = layout.split("-")[1]
     with MDSWriter(
-        out=str(corpus.folder / "mds" / layout), columns={"tokens": f"ndarray:{layout}:{SEQ_LEN}"}, compression=None
+        out=str(corpus.folder / layout), columns={"tokens": f"ndarray:{dtype}:{SEQ_LEN}"}, compression=None
     ) as writer:
-        for rows in corpus.chunks(layout):
+        for rows in corpus.chunks(dtype):
             for row in rows:
                 writer.write({"tokens": row})
 
@@ -31,7 +32,7 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from streaming import StreamingDataLoader, StreamingDataset
 
     workers = setting.options["workers"]
-    dataset = StreamingDataset(local=str(corpus.folder / "mds" / setting.dtype), shuffle=True, batch_size=BATCH)
+    dataset = StreamingDataset(local=str(corpus.folder / setting.formats[0]), shuffle=True, batch_size=BATCH)
     loader = StreamingDataLoader(
         dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
     )
@@ -49,8 +50,8 @@ PEER = Peer(
     packages=("mosaicml-streaming", "torch"),
     install="uv sync --group peers && uv pip install --torch-backend=cpu torch",
     settings=(
-        *both_dtypes("Streaming, MDS, 0 workers", "default", "streams", {"workers": 0}),
-        *both_dtypes("Streaming, MDS, 2 workers", "documented", "streams", {"workers": 2}),
+        *both_dtypes("Streaming, MDS, 0 workers", "default", "streams", {"workers": 0}, layout="mds-{dtype}"),
+        *both_dtypes("Streaming, MDS, 2 workers", "documented", "streams", {"workers": 2}, layout="mds-{dtype}"),
     ),
     write=write,
     stream=stream,
