@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -21,13 +22,14 @@ from rich.console import Console
 from rich.text import Text
 
 PREPARE = ("headrace init texts --output .",)
+BOTH = (80, 120)
 SCREENS = {
-    "init": ("headrace init texts --output first", 80),
-    "check": ("headrace config check run.yaml", 80),
-    "inspect": ("headrace inspect caches/docs --samples 1", 80),
-    "simulate_hosts": ("headrace simulate run.yaml --hosts 1,4,16", 120),
-    "cat": ("headrace cat run.yaml --step 20 batch_size=4", 120),
-    "cat_row": ("headrace cat run.yaml --step 20 --row 1 batch_size=4", 120),
+    "init": ("headrace init texts --output first", BOTH),
+    "check": ("headrace config check run.yaml", BOTH),
+    "inspect": ("headrace inspect caches/docs --samples 1", (80,)),
+    "simulate_hosts": ("headrace simulate run.yaml --hosts 1,4,16", BOTH),
+    "cat": ("headrace cat run.yaml --step 20 batch_size=4", (120,)),
+    "cat_row": ("headrace cat run.yaml --step 20 --row 1 batch_size=4", BOTH),
 }
 
 
@@ -73,6 +75,15 @@ def at_rest(output: str) -> str:
     return "\n".join(lines)
 
 
+def drawn(command: str, columns: int, output: str) -> str:
+    """A command and what it printed, as SVG."""
+    console = Console(record=True, width=columns, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    console.print(Text.assemble(("$ ", "bold green"), command))
+    console.print(Text.from_ansi(output), end="", overflow="fold")
+    svg = console.export_svg(title="headrace", unique_id=f"t{columns}")
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # fonts of the reader, not of the web
+
+
 def main(folder: str) -> None:
     """Draws every screen as an SVG file."""
     with tempfile.TemporaryDirectory() as place:
@@ -84,13 +95,11 @@ def main(folder: str) -> None:
             Path(place, "texts", "docs", f"{name}.txt").write_text(text)
         for command in PREPARE:
             printed(command, 80, place)
-        for name, (command, columns) in SCREENS.items():
-            console = Console(record=True, width=columns, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
-            console.print(Text.assemble(("$ ", "bold green"), command))
-            console.print(Text.from_ansi(at_rest(printed(command, columns, place))), end="", overflow="fold")
-            drawn = console.export_svg(title="headrace", unique_id=name)
-            drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # fonts of the reader, not of the web
-            Path(folder, f"screen_{name}.svg").write_text(drawn)
+        for name, (command, widths) in SCREENS.items():
+            for columns in widths:
+                shutil.rmtree(Path(place, "first"), ignore_errors=True)
+                path = Path(folder, f"screen_{name}_{columns}.svg")
+                path.write_text(drawn(command, columns, at_rest(printed(command, columns, place))))
 
 
 if __name__ == "__main__":

@@ -4,16 +4,28 @@ Not run by default, as pip cannot install a browser: ``.ci/run browser``, or wit
 ``pytest -m browser tests/report``.
 """
 
+import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.feed.run_log import RunLog
 from headrace.report import gather, write_report
 from headrace.report import page as live_module
+from headrace.report.blocks import plain
+from headrace.report.charts import axis, measured_chart
 from headrace.report.page import LiveReport
+from headrace.run.manifest import open_run
+from headrace.testing import tiny_cache
 
 pytestmark = pytest.mark.browser
 
@@ -32,6 +44,14 @@ CHARTS = ["mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes",
 WEB = "#chart-mixture .legend button >> nth=0"
 WEB_HIDDEN = "document.querySelector('#chart-mixture .legend button').getAttribute('aria-pressed') === 'false'"
 LINES = "#chart-mixture path.mark"
+OUTSIDE = """() => [...document.querySelectorAll('.plot .body svg')].flatMap((svg) => {
+    const frame = svg.getBoundingClientRect(), ticks = [...svg.querySelectorAll('.tick')];
+    const boxes = ticks.map((tick) => tick.getBoundingClientRect());
+    const out = boxes.filter((box) => box.left < frame.left - 1 || box.right > frame.right + 1);
+    const overlap = boxes.filter((box, k) => boxes.slice(k + 1).some((other) =>
+        box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom));
+    return [...out, ...overlap].map(() => svg.closest('.plot').id);
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +114,7 @@ def test_every_chart_is_drawn_without_a_network(opened):
 
 def test_marks_and_labels_stay_within_their_chart(opened):
     """No line above the plot, no label over the edge, no two labels of an axis over each other."""
-    outside = opened.page.evaluate("""() => [...document.querySelectorAll('.plot .body svg')].flatMap((svg) => {
-        const frame = svg.getBoundingClientRect(), ticks = [...svg.querySelectorAll('.tick')];
-        const boxes = ticks.map((tick) => tick.getBoundingClientRect());
-        const out = boxes.filter((box) => box.left < frame.left - 1 || box.right > frame.right + 1);
-        const overlap = boxes.filter((box, k) => boxes.slice(k + 1).some((other) =>
-            box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom));
-        return [...out, ...overlap].map(() => svg.closest('.plot').id);
-    })""")
-    assert outside == []
+    assert opened.page.evaluate(OUTSIDE) == []
 
 
 def test_a_click_in_the_legend_hides_a_source_and_another_shows_it(opened):
@@ -184,6 +196,69 @@ def test_nothing_sticks_out_on_any_screen(opened, width):
         "[...document.querySelectorAll('.plot .body svg')].map(e => e.getBoundingClientRect().right)"
     )
     assert max(boxes) <= width
+
+
+@pytest.fixture(scope="module", params=[1, 20, 200])
+def of_many_sources(request, tmp_path_factory) -> Path:
+    """The report of a run with so many sources, in one cache."""
+    root = tmp_path_factory.mktemp(f"sources-{request.param}")
+    cache = tiny_cache(root / "cache", documents=300, seed=1).path
+    components = {f"source-{k:03}": ComponentConfig(cache, weight=1 + k % 7) for k in range(request.param)}
+    config = LmDataConfig(components, seq_len=16, batch_size=16, num_steps=60)
+    with config.loader() as loader, loader.iter_from_step(0) as batches:
+        open_run(str(root / "run"), loader, 0)
+        with RunLog(loader, root / "run", config=config, every=1) as log:
+            for step, _ in zip(range(40), batches, strict=False):
+                log(step)
+    assert write_report(gather(str(root / "run")), str(root / "report.html")) < 1_500_000
+    return root / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_any_number_of_sources_fits_any_screen(chromium, of_many_sources, scheme):
+    found = Opened(chromium, of_many_sources.as_uri(), offline=True, color_scheme=scheme)
+    for width in (390, 820, 1600):
+        found.page.set_viewport_size({"width": width, "height": 900})
+        found.page.wait_for_timeout(300)
+        assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert found.page.evaluate(OUTSIDE) == []
+        for chart in ("mixture", "epochs"):
+            body, legend = found.page.locator(f"#chart-{chart} .body"), found.page.locator(f"#chart-{chart} .legend")
+            assert body.locator(".mark").count() > 0
+            assert "NaN" not in body.inner_html()
+            assert legend.bounding_box()["height"] < 400
+    assert found.said == []
+    found.context.close()
+
+
+def test_no_line_crosses_the_value_of_a_peak(chromium, report, tmp_path):
+    """The page with a chart of our own, of which three steps are far above the others."""
+    steps = np.arange(60)
+    values = np.where(np.isin(steps, [1, 20, 58]), 50.0, steps % 3)
+    figure = measured_chart([SimpleNamespace(host=0, step=steps)], [values], axis("reads"))
+    page = report.read_text()
+    (embedded,) = re.findall(r'<script id="figures" type="application/json">(.*?)</script>', page, re.DOTALL)
+    figures = json.loads(embedded) | {"chart-fetches": plain(figure)}
+    path = tmp_path / "peaks.html"
+    path.write_text(page.replace(embedded, json.dumps(figures).replace("<", "\\u003c")))
+    found = Opened(chromium, path.as_uri(), offline=True)
+    for width in (390, 1200):
+        found.page.set_viewport_size({"width": width, "height": 900})
+        found.page.locator("#chart-fetches").scroll_into_view_if_needed()
+        found.page.wait_for_timeout(300)
+        texts, boxes, top = found.page.evaluate("""() => {
+            const svg = document.querySelector('#chart-fetches .body svg'), frame = svg.getBoundingClientRect();
+            const values = [...svg.querySelectorAll('.value')], rect = svg.querySelector('clipPath rect');
+            const boxes = values.map((value) => value.getBoundingClientRect());
+            const sides = boxes.map((box) => [box.left - frame.left, frame.right - box.right, box.bottom]);
+            return [values.map((value) => value.textContent), sides, frame.top + Number(rect.getAttribute('y'))];
+        }""")
+        assert texts == ["50", "50", "50"]
+        for left, right, bottom in boxes:
+            assert min(left, right) >= 0
+            assert bottom <= top + 1  # lines are drawn below this
+    assert found.said == []
+    found.context.close()
 
 
 def test_contents_lead_to_their_section(opened):

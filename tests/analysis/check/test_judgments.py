@@ -65,7 +65,7 @@ def test_bursts_count_where_most_steps_read():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"batch_size": 2, "num_steps": 500}, "not judged: most steps read nothing, so that any read is a burst"),
+        ({"batch_size": 2, "num_steps": 500}, "not judged, as most steps read nothing and any read is a burst"),
         ({"batch_size": 2, "num_steps": 5}, "too few steps to tell"),
     ],
 )

@@ -7,7 +7,7 @@
    An axis has title, format (share, count, number), log, zero and range. Colours are the page's, so switching between
    light and dark needs no redrawing. Names are inserted as text and cannot become markup. */
 const Charts = (() => {
-  const FONT = 12, DASHES = ["", "8 3 2 3", "10 4"], DOTS = "2 3", MOST_ROWS = 14;
+  const FONT = 12, DASHES = ["", "8 3 2 3", "10 4"], DOTS = "2 3", MOST_ROWS = 14, PEAK_VALUES = 16;
   const states = new WeakMap();
   const ruler = document.createElement("canvas").getContext("2d");
 
@@ -129,9 +129,9 @@ const Charts = (() => {
           if (one.mark === "dots") { layer.append(make("circle", { class: "mark", cx: xs[k], cy: y, r: 4, fill: style })); return; }
           layer.append(make("path", { class: "mark", d: `M${xs[k] - 5} ${y + 7}h10l-5 -8Z`, fill: style }));
           const text = formatted(one.text[k], figure.y.format, 3), half = ruler.measureText(text).width / 2;
-          const x = Math.max(xs[k], sx.pixels[0] + half);
+          const x = Math.min(Math.max(xs[k], sx.pixels[0] + half), sx.pixels[1] - half);
           if (x - half < end + 4) return;  // its value is shown when the pointer is on it
-          layer.append(make("text", { class: "value", x, y: y + 19, "text-anchor": "middle" }, text));
+          layer.parentNode.append(make("text", { class: "value", x, y: sy.pixels[1] - 6, "text-anchor": "middle" }, text));
           end = x + half;
         });
       } else {
@@ -155,7 +155,8 @@ const Charts = (() => {
     const xs = categories ? [-0.5, categories.length - 0.5] : zoom ?? visible.flatMap((one) => one.x).concat(figure.x.range ?? []);
     const stacked = stack(visible.filter((one) => one.mark === "area")).flatMap(({ top }) => top);
     const ys = visible.flatMap((one) => one.y.filter((_, k) => categories || inside(one.x[k])));
-    const bottom = height - 44, top = figure.y.title ? 24 : 10;
+    const values = visible.some((one) => one.mark === "peaks") ? PEAK_VALUES : 0;  // above the chart: no line crosses them
+    const bottom = height - 44, top = (figure.y.title ? 24 : 10) + values;
     const yValues = [...ys, ...stacked, ...(there(figure.rule) ? [figure.rule] : [])];
     const sy = scaleOf(figure.y, yValues, [bottom, top], Math.max(3, Math.floor((bottom - top) / 48)));
     const labels = sy.ticks.map((tick) => formatted(tick, figure.y.format, 3));
@@ -183,8 +184,8 @@ const Charts = (() => {
     svg.append(make("text", { class: "title", x: (left + right) / 2, y: height - 6, "text-anchor": "middle" }, figure.x.title));
     const layer = make("g", { "clip-path": `url(#${clip})` });
     if (there(figure.rule)) layer.append(make("line", { class: "rule", x1: left, x2: right, y1: sy(figure.rule), y2: sy(figure.rule) }));
-    drawSeries(layer, figure, visible, sx, sy, categories);
     svg.append(layer);
+    drawSeries(layer, figure, visible, sx, sy, categories);
     const cursor = make("g", { class: "cursor" });
     svg.append(cursor);
     state.svg.replaceWith(svg);

@@ -40,7 +40,9 @@ class Judgment(NamedTuple):
         return f"{self.level} {self.figure}: {self.text}"
 
 
-NOT_JUDGED = Judgment("unknown", "MiB per step, cold start and cost", "not judged: what is good depends on the store")
+NOT_JUDGED = Judgment(
+    "unknown", "MiB per step, cold start and cost", "not judged, as what is good depends on the store"
+)
 """The figures of a forecast that have no bound of their own."""
 
 
@@ -121,7 +123,7 @@ def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) ->
     """Only for hosts that read in most steps; otherwise every read is a burst and tells nothing."""
     bursts = [h for h in by_hosts if h.reads_per_step * h.hosts >= 1]
     if not bursts:
-        return Judgment("unknown", "burst", "not judged: most steps read nothing, so that any read is a burst")
+        return Judgment("unknown", "burst", "not judged, as most steps read nothing and any read is a burst")
     worst = max(bursts, key=lambda h: h.burst)
     text = f"{worst.burst:.1f} x the mean on {format_count(worst.hosts, 'host')}"
     if worst.burst <= BURST:
