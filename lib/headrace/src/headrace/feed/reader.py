@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +67,7 @@ class _Group(NamedTuple):
     window: Window
     steps: StepRange
     values: list[np.ndarray]
-    jobs: list[Submitted | Job[None]]
+    job: Submitted | Job[None]
 
 
 class PlannedReader(BatchReader):
@@ -99,12 +98,11 @@ class PlannedReader(BatchReader):
         self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
         self._copiers, self._gatherer = Workers(min(grouping.steps, 1)), Workers(min(grouping.steps, 1))
-        self._checker = KernelThread()
+        self._copy_thread, self._checker = KernelThread(), KernelThread()
         checker = self._checker if grouping.steps else None
         self._cache = BlockCache(self._space, max_bytes, stats.reads, self._copiers, checker, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
-        self._copy_threads = [KernelThread() for _ in self._cache.kinds[: os.cpu_count()]]  # tokens beside columns
         self._grouping = grouping
         self._said: set[str] = set()
         self._names: dict[int, set[str]] = {}  # of columns, by the dataset that serves a step
@@ -130,8 +128,8 @@ class PlannedReader(BatchReader):
     def _close_workers(self) -> None:
         self._copiers.close()
         self._gatherer.close()
-        for thread in (*self._copy_threads, self._checker):
-            thread.close()
+        self._copy_thread.close()
+        self._checker.close()
 
     def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
         ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
@@ -199,17 +197,15 @@ class PlannedReader(BatchReader):
         with self._watch.phase("gather"), self._waits.during("gather"):
             return _Group(window, steps, values, self._submit(self._cache.gather(window, steps, values)))
 
-    def _submit(self, parts: list[Callable[[], None]]) -> list[Submitted | Job[None]]:
+    def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Job[None]:
         copies = [part for part in parts if isinstance(part, Copies)]
         if self._grouping.steps and len(copies) == len(parts):
-            threads = self._copy_threads
-            return [thread.submit(copies[k :: len(threads)]) for k, thread in enumerate(threads[: len(copies)])]
-        return [self._gatherer.submit(partial(_run_each, parts))]
+            return self._copy_thread.submit(copies)
+        return self._gatherer.submit(partial(_run_each, parts))
 
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
-            for job in group.jobs:
-                job.result()
+            group.job.result()
             self._cache.check_files(group.window)
         plan, first, stop, rows = group.steps[:4]
         ahead.gathered(plan.first_step + stop - 1)
