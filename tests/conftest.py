@@ -18,6 +18,8 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace.store import retry
+
 _UNTIMED = [HealthCheck.too_slow]
 settings.register_profile(
     "dev", max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=_UNTIMED
@@ -62,6 +64,14 @@ def no_thread_left_behind() -> Iterator[None]:
 def usual_log_level() -> None:
     """Libraries set the root logger's level while a test runs; the next test has the usual one all the same."""
     logging.root.setLevel(logging.WARNING)
+
+
+@pytest.fixture(autouse=True)
+def usual_retry_policy() -> Iterator[None]:
+    """A command that a test runs in this process may set the policy of all reads; the next test has the usual one."""
+    before = retry.policy()
+    yield
+    retry.use_policy(before)
 
 
 @pytest.fixture(scope="session")

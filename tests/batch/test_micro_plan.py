@@ -95,7 +95,7 @@ def test_the_most_costly_come_first_and_ranks_cost_alike():
         ("{max_tokens: 0}", "max_tokens = 0: must be a whole number, at least 1", "{max_tokens: 8192}"),
         (
             "{max_tokens: 8192, balance: flop}",
-            "Give 'none' or 'tokens' or 'flops'",
+            "Did you mean 'flops'?",
             "{max_tokens: 8192, balance: tokens}",
         ),
         ("{max_tokens: 8192, rows: 0}", "rows = 0: must be a whole number, at least 1", "{max_tokens: 8192, rows: 8}"),

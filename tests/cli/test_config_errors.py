@@ -30,7 +30,7 @@ BROKEN = {
     ),
     "wrong type deep down": Broken(
         "components: {web: {cache: a, source: {paths: [x], on_bad_line: ignore}}}",
-        ("components.web.source.on_bad_line = 'ignore'", "Give 'error' or 'skip'."),
+        ("components.web.source.on_bad_line = 'ignore'", "Known names: 'error', 'skip'."),
     ),
     "wrong type by step": Broken("seq_len: {0: 4096, 1000: long}", ("seq_len.1000 = 'long'", "Give a whole number.")),
     "wrong type in a list": Broken(
