@@ -1,4 +1,4 @@
-"""``AsyncReader`` serves any dataset: one call of ``get_batch`` a step, for the rows of this process."""
+"""``AsyncReader`` serves any dataset: one call of ``get_batch`` per step, for the rows of this process."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from headrace.mix.schedule import BatchSchedule
 
 
 class BatchReader(ABC):
-    """Yields this process's part of each batch, those that are made together as one group."""
+    """Yields this process's part of each batch; batches that are made together form a group."""
 
     @abstractmethod
     def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        """The steps ``first_step .. stop_step`` (without end if None), in order. To be called once."""
+        """Yields the batches of steps ``first_step .. stop_step`` (None: no end) in groups, in order. Call it once."""
 
     def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]:
-        """The same, one by one."""
+        """Yields the same batches one by one."""
         for group in self.groups(first_step, stop_step):
-            while group:  # what was taken is not kept
+            while group:  # keeps no reference to a batch that was taken
                 yield group.pop(0)
 
-    def interrupt(self) -> None:  # noqa: B027  # a reader need not be able to
-        """Makes a read that is waited for fail, so that :meth:`groups` ends. For any thread."""
+    def interrupt(self) -> None:  # noqa: B027  # optional
+        """Makes a pending read fail, so that :meth:`groups` ends. Safe to call from any thread."""
 
-    def close(self) -> None:  # noqa: B027  # there need be nothing to close
-        """Abandons reads in flight and gives the memory back."""
+    def close(self) -> None:  # noqa: B027  # optional
+        """Abandons reads in flight and frees the memory."""
 
     @property
     def resident_bytes(self) -> int:
@@ -46,10 +46,10 @@ class BatchReader(ABC):
 
 
 class AsyncReader(BatchReader):
-    """Reads any dataset with ``get_batch``: one call a batch, for the rows of this process.
+    """Reads any dataset with ``get_batch``: one call per batch, for the rows of this process.
 
-    The batch must be a pytree of arrays with the requested rows along the first axis. A ``get_batch`` is interrupted
-    where it awaits something; nothing is open between batches.
+    The batch must be a pytree of arrays with the requested rows along the first axis. A call of ``get_batch`` can be
+    interrupted where it awaits something; nothing stays open between batches.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class AsyncReader(BatchReader):
         self._interrupted = True
         if (under_way := self._under_way) is not None:
             loop, task = under_way
-            with suppress(RuntimeError):  # it ended meanwhile
+            with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(task.cancel)
 
     async def _read(self, rows: np.ndarray) -> Any:
@@ -103,7 +103,8 @@ class AsyncReader(BatchReader):
 def pad_batch(batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int) -> Any:
     """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
 
-    That batches cannot mark it is said at any step: a run is not to fail at the end of its data.
+    If padding is needed and batches cannot mark it, every step raises ConfigError, so that a run does not fail only at
+    the end of its data.
     """
     if length is None:
         return batch

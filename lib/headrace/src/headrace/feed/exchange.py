@@ -1,22 +1,22 @@
-"""Rows that one host reads for another: each stored block is read by one host, also while shares change.
+"""Rows that one host reads for another, so that each stored block is read by one host, even while shares change.
 
-A batch is sorted by locality and cut into equal shares, so a source that gives one row more moves all rows behind it,
-over the borders of hosts, and the hosts on both sides read the same blocks. With the exchange, a row is read by the
-host that *owns* its locality. The borders of what hosts own are quantiles of the localities of a whole window of steps,
-and stay as they are unless shares have changed a lot: a block has one owner as long as it is open. Most rows are owned
-where their place in the batch is; the others go through a small collective on the devices::
+A batch is sorted by locality and cut into equal shares. If a source contributes one more row, all rows after it move,
+some of them across the borders of hosts, and the hosts on both sides read the same blocks. With the exchange, a row is
+read by the host that *owns* its locality. The borders between owners are quantiles of the localities of a whole window
+of steps, and stay fixed unless shares have changed a lot, so a block has one owner as long as it is open. Most rows are
+owned by the host where their place in the batch is; the others pass through a small collective on the devices::
 
     arrays as they are read   shard k of n: [its share of the batch | pool], rows that it owns in both parts
     all_gather of the pools   over the mesh axes that split rows
     take                      place i of the batch <- its own place, or a place in the pools
 
-The batch is the same bit for bit. All of this follows from the plan, which is the same on every host. A pool has as
-many rows as the largest surplus of a host in a window asks for, rounded up, and never becomes smaller: so the arrays
-change their shape, and the collective is compiled anew, a few times in a run. Rows for which a pool has no room
+The batch is bit-identical to one without the exchange. Everything follows from the plan, which is the same on every
+host. A pool has as many rows as the largest surplus of a host in a window, rounded up, and never shrinks, so the arrays
+change their shape and the collective is recompiled a few times in a run. Rows that do not fit into a pool
 (:data:`POOL_BYTES`) are read where their place is.
 
 ``auto`` counts, in the first windows and again in every 64th, how often blocks are read without the exchange, and turns
-it on for good where that is above :data:`WORTH_IT` reads a block.
+the exchange on for good above :data:`WORTH_IT` reads per block.
 
 Price: 0.1 us a row to plan; 1 us a row in the windows that ``auto`` counts.
 """
@@ -41,15 +41,15 @@ from headrace.mix.schedule import ExchangeSetting
 WORTH_IT = 1.2
 """Reads per block above which ``auto`` turns the exchange on."""
 POOL_BYTES = 1 << 27
-"""Most bytes of the pools of all hosts together, which each device holds for a moment."""
+"""Limit on the bytes of the pools of all hosts together, which each device holds for a moment."""
 PERIOD = 64
-"""Windows after which ``auto`` counts again, and borders are drawn anew if pools would have to be twice as large as
-when they were drawn. On hosts that own few strands each, new borders have most open blocks read once more.
+"""Windows after which ``auto`` counts again, and borders are redrawn if pools would have to be twice as large as when
+they were last drawn. If hosts own few strands each, new borders cause most open blocks to be read once more.
 """
 _DRAWN = 3
-"""The first window of full length, which draws borders anew; the first one has a single step (order/residency.py)."""
+"""The first window of full length, which redraws borders; window 0 has a single step (order/residency.py)."""
 _COUNTED = 7
-"""Windows from the first of a period on in which ``auto`` counts. It judges by the second half of them."""
+"""Windows at the start of a period in which ``auto`` counts. It decides from the second half of them."""
 
 
 class Arranged(NamedTuple):
@@ -57,17 +57,17 @@ class Arranged(NamedTuple):
 
     sizes: Int64[np.ndarray, " steps"]  # rows of the arrays of each step, pools included
     place: Int64[np.ndarray, " n"]  # place of each row in the arrays of its step
-    origin: Int32[np.ndarray, " m"]  # by place in the batches, one after the other: where in its shard and the pools
-    owner: Int64[np.ndarray, " n"]  # number of the holders that read each row
+    origin: Int32[np.ndarray, " m"]  # for each place of all batches in order: position in its shard and the pools
+    owner: Int64[np.ndarray, " n"]  # number of the processes that read each row
     sent: Bool[np.ndarray, " n"]  # whether the row goes through a pool
 
 
 class RowExchange:
-    """Who reads the rows of each window. To be asked for one window after the other, on all hosts for the same ones.
+    """Decides who reads the rows of each window. All hosts must ask for the same windows, in order.
 
     Args:
         holders: For each shard of the rows of a batch, a number for the processes that hold it.
-        setting: ``"on"``, or ``"auto"``.
+        setting: ``"on"`` or ``"auto"``.
 
     Example:
         >>> exchange, four = RowExchange(np.arange(2), "on"), np.array([4])
@@ -82,15 +82,15 @@ class RowExchange:
     def __init__(self, holders: Int64[np.ndarray, " n"], setting: Literal["auto", "on"]) -> None:
         self.holders = holders
         self.on = setting == "on"
-        self.pool = 0  # rows of the pool of each shard
+        self.pool = 0  # rows of each shard's pool
         order = np.argsort(holders, kind="stable")
         self._shards = np.bincount(holders)  # of each holder
         self._shard = order  # shards, holder by holder
         self._first = np.cumsum(self._shards) - self._shards
         self._borders = np.zeros(0)
         self._window, self._row_bytes = 0, 0
-        self._surplus = 0  # rows of a pool that the last window asked for
-        self._drawn_surplus = -1  # and the window in which the borders were drawn
+        self._surplus = 0  # rows of a pool that the last window needed
+        self._drawn_surplus = -1  # the same for the window in which borders were drawn; -1: not known yet
         self._count: _ReadCount | None = None
 
     def arrange(
@@ -102,14 +102,14 @@ class RowExchange:
         row_bytes: int,
         blocks: Callable[[], tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]] | None = None,
     ) -> Arranged | None:
-        """The rows of the next window, as hosts read them; None: where their places are.
+        """The rows of the next window as hosts read them; None: where their places are.
 
         Args:
             sizes: Rows of each batch.
             valid: Rows of each that hold data.
-            locality: Of these rows, in the order in which batches hold them.
-            row_bytes: Bytes of a row. When they change, as between phases, borders are drawn anew.
-            blocks: Gives the blocks under the rows, as :func:`~headrace.feed.plan.stored_blocks` does; asked for while
+            locality: Locality of these rows, in batch order.
+            row_bytes: Bytes of a row. When this changes, as between phases, borders are redrawn.
+            blocks: Returns the blocks under the rows, as :func:`~headrace.feed.plan.stored_blocks` does; called while
                 ``auto`` counts.
         """
         shards = self.holders.size
@@ -159,7 +159,7 @@ class RowExchange:
         return Arranged(sizes + shards * self.pool, positions, origin.astype(np.int32), owner, sent)
 
     def _judge(self, number: int, holder: np.ndarray, blocks: Any) -> None:
-        """Counts the reads of a window without the exchange, if its turn has come, and turns it on if they are many."""
+        """If this window is due, counts its reads without the exchange; turns the exchange on if there are many."""
         turn = number % PERIOD
         if turn == 0:
             self._count = _ReadCount(int(self.holders.max(initial=0)) + 1)
@@ -177,18 +177,18 @@ class RowExchange:
 
 
 class _Places(NamedTuple):
-    """Rows of a window; one entry a row."""
+    """Rows of a window; one entry per row."""
 
     step: np.ndarray
     place: np.ndarray  # in its batch
-    shard: np.ndarray  # that the place is in
+    shard: np.ndarray  # that contains the place
     share: np.ndarray  # rows of a shard of the batch
     holder: np.ndarray  # of the shard
     owner: np.ndarray
 
 
 class _ReadCount:
-    """How often blocks are read, while each stays in memory, if every row is read where its place is."""
+    """How often each block is read while it stays in memory, if every row is read where its place is."""
 
     def __init__(self, holders: int) -> None:
         self._holders = holders
@@ -196,7 +196,7 @@ class _ReadCount:
         self._new_blocks = self._new_reads = 0
 
     def add(self, holder: np.ndarray, block: np.ndarray, *, judged: bool) -> None:
-        """Counts the uses of a window; ``judged``: with those before it, it shows what later windows are like."""
+        """Counts the uses of a window. ``judged``: enough windows came before it to be representative of later ones."""
         for_each = np.unique(block), np.unique(block * self._holders + holder)
         blocks, reads = (np.union1d(*x) for x in zip((self._blocks, self._reads), for_each, strict=True))
         if judged:
@@ -217,7 +217,7 @@ def _quantiles(locality: np.ndarray, shards: int) -> np.ndarray:
 
 
 def _count_within(key: np.ndarray) -> np.ndarray:
-    """For each entry the number of equal ones before it."""
+    """For each entry, the number of equal entries before it."""
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -228,7 +228,7 @@ def _count_within(key: np.ndarray) -> np.ndarray:
 
 
 def _rounded(rows: int) -> int:
-    """Up to the next of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few shapes, little waste."""
+    """Rounds up to one of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few shapes, little waste."""
     if rows <= 4:
         return rows
     half = 1 << ((rows - 1).bit_length() - 1)
@@ -236,7 +236,7 @@ def _rounded(rows: int) -> int:
 
 
 def check_exchange(setting: str, order: BatchOrder) -> ExchangeSetting:
-    """The setting; ConfigError if there is none of this name, or if it cannot be: rows come from ``get_batch``."""
+    """Returns the setting; ConfigError if its name is unknown, or if it is ``on`` and rows come from ``get_batch``."""
     check_choice("row_exchange", setting, get_args(ExchangeSetting))
     if setting == "on" and order.planned is None:
         raise ConfigError(
@@ -249,11 +249,10 @@ def check_exchange(setting: str, order: BatchOrder) -> ExchangeSetting:
 
 
 def holders_of(sharding: NamedSharding) -> Int64[np.ndarray, " n"]:
-    """For each shard of the rows of a batch a number for the processes that hold it, from 0; ``sharding`` is of
-    ``[B]`` arrays.
+    """For each shard of a batch's rows, the number (from 0) of the processes that hold it.
 
-    Shards have the same number if, along every other axis of the mesh, they lie in the same process: what one of them
-    reads, the other has.
+    ``sharding`` is that of ``[B]`` arrays. Shards have the same number if they are in the same process at each position
+    of the other mesh axes: what is read for one of them is available to the other.
     """
     shards = row_shards(sharding)
     processes: dict[int, list[int]] = {}
@@ -264,18 +263,18 @@ def holders_of(sharding: NamedSharding) -> Int64[np.ndarray, " n"]:
 
 
 def row_shards(sharding: NamedSharding) -> int:
-    """Into how many shards rows are split."""
+    """Number of shards into which rows are split."""
     return int(np.prod([sharding.mesh.shape[axis] for axis in _row_axes(sharding.spec)], dtype=np.int64))
 
 
 class PooledRows(NamedTuple):
-    """One batch before the exchange: arrays whose shards have a pool behind their share of the rows.
+    """A batch before the exchange: arrays whose shards have a pool after their share of the rows.
 
     Attributes:
         arrays: The batch: a ``HostRows``, or any pytree of arrays with ``[rows and pools]`` first; on the host, then on
             the devices.
-        origin: int32 ``[rows]``, where each row of the batch lies: in its shard's part, or behind that in the pools of
-            all shards. On the host, the rows of this process.
+        origin: int32 ``[rows]``, position of each row of the batch: in its shard's share or, after that, in the pools
+            of all shards. On the host: the rows of this process.
         batch_size: Rows of the batch.
         array_size: Rows of the arrays, with the pools.
     """
@@ -287,7 +286,7 @@ class PooledRows(NamedTuple):
 
 
 def exchange_rows(pooled: PooledRows) -> Any:
-    """The batch, its rows in their places. A collective: all processes of the mesh must call it, in the same order."""
+    """The batch with its rows in place. A collective: all processes of the mesh must call it in the same order."""
     leaves, structure = jax.tree.flatten(pooled.arrays)
     sharding = pooled.origin.sharding
     program = _program(sharding.mesh, sharding.spec, tuple(leaf.sharding for leaf in leaves))
@@ -314,13 +313,13 @@ def _program(mesh: Mesh, rows: PartitionSpec, shardings: tuple[NamedSharding, ..
 
 
 def _as_bytes(rows: jax.Array) -> jax.Array:
-    """uint8 ``[rows, bytes of a row]``: one collective carries them all."""
+    """Rows as uint8 ``[rows, bytes of a row]``, so that one collective carries all arrays."""
     rows = rows.astype(jnp.uint8) if rows.dtype == jnp.bool_ else rows
     return jax.lax.bitcast_convert_type(rows, jnp.uint8).reshape(rows.shape[0], -1)
 
 
 def _from_bytes(rows: jax.Array, like: jax.Array) -> jax.Array:
-    """Rows of the dtype and the shape of those of another array."""
+    """Rows with the dtype and row shape of another array."""
     if like.dtype == jnp.bool_:
         return rows.reshape(-1, *like.shape[1:]).astype(jnp.bool_)
     width = () if like.dtype.itemsize == 1 else (like.dtype.itemsize,)

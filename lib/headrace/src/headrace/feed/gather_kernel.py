@@ -1,14 +1,14 @@
-"""Tables of addresses worked off without the interpreter: pieces of rows are copied, chunks held against checksums.
+"""Processes tables of addresses without the interpreter: copies pieces of rows and verifies chunks against checksums.
 
-NumPy gathers from one array, and quickly only what lies there at multiples of a row. The few instructions that copy
-from a table of addresses, out of memory-mapped files as well as out of slots, stand in ``gather_kernel.ll``. LLVM
-(``llvmlite``, which comes with ``headrace[numba]``) assembles them for the machine that runs them; each piece is a
-``memcpy`` of the C library, which knows the machine's vectors.
+NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
+``gather_kernel.ll`` copy from a table of addresses, which may be in memory-mapped files or in slots. LLVM
+(``llvmlite``, which comes with ``headrace[numba]``) assembles them for the machine that runs them. Each piece is a
+``memcpy`` of the C library, which uses the machine's vector instructions.
 
-:class:`KernelThread` runs them in a thread that is none of Python's: a thread of Python's that has copied something
-waits for the interpreter's lock, up to 5 ms each time, until the thread that plans and delivers lets it go. (It is not
-fed by a pipe: Linux wakes the reader of a pipe on the writer's own core, where the two take turns.) Price: .1 s to load
-LLVM, .02 s to assemble; about 20 ns a piece, 10 us a table.
+:class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
+interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
+does not read from a pipe: Linux wakes the reader of a pipe on the writer's core, where the two take turns.) Price: .1 s
+to load LLVM, .02 s to assemble; about 20 ns a piece, 10 us a table.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headrace.errors import HeadraceError, install_command
 
 _LOG = logging.getLogger(__name__)
 _COUNT, _NEXT, _AHEAD = 3, 4, 12  # fields of tables
-_SUBMITTED = 48  # the first behind mutex and conditions
+_SUBMITTED = 48  # the first field after mutex and conditions
 _FAULTS = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
 
 
 class Copies(NamedTuple):
-    """Pieces to copy, in order: of each its address, its target and its bytes; int64 ``[p]``, C order.
+    """Pieces to copy, in order: the address, target and bytes of each, as int64 ``[p]`` in C order.
 
-    The addresses must be readable, and the targets writable, while they are copied: ``holds`` keeps them so. ``check``
-    raises ReadError where what lies there is no longer what was written.
+    The addresses must be readable, and the targets writable, during the copy; ``holds`` keeps them so. ``check`` raises
+    ReadError if the data are no longer what was written.
     """
 
     address: Int64[np.ndarray, " p"]
@@ -49,11 +49,11 @@ class Copies(NamedTuple):
     holds: object = None
 
     def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
-        """The fields that the kernel takes, see ``gather_kernel.ll``."""
+        """The fields that the kernel expects; see ``gather_kernel.ll``."""
         return np.array([*map(_address, self[:3]), self.size.size, 0, kernel.copy_pieces])
 
     def __call__(self) -> None:
-        """Copies them, here."""
+        """Copies the pieces in this thread."""
         self.check()
         kernel = gather_kernel()
         assert kernel is not None
@@ -61,15 +61,15 @@ class Copies(NamedTuple):
 
 
 class Checks(NamedTuple):
-    """Chunks of mapped files that are held against the checksums behind them.
+    """Chunks of mapped files to verify against the checksums that follow them.
 
     Attributes:
-        columns: What :meth:`~headrace.store.mapped.MappedArray.check_columns` says of them.
-        sound: The answers: uint8 ``[c]``, 1 where a chunk is right.
-        ahead: For how many of them, and of those behind them in the memory of ``columns``, the system is asked to begin
-            reading before the first is looked at.
+        columns: Result of :meth:`~headrace.store.mapped.MappedArray.check_columns` for the chunks.
+        sound: Results: uint8 ``[c]``, 1 if a chunk is correct.
+        ahead: Number of chunks, these and those after them in the memory of ``columns``, that the system is asked to
+            begin reading before the first is verified.
         system: See :func:`~headrace.store.mapped.native_addresses`.
-        holds: What keeps the files mapped.
+        holds: Keeps the files mapped.
     """
 
     columns: Int64[np.ndarray, "5 c"]
@@ -79,10 +79,10 @@ class Checks(NamedTuple):
     holds: object = None
 
     def check(self) -> None:
-        """There is nothing that could be wrong before."""
+        """Does nothing: no condition has to hold beforehand."""
 
     def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
-        """The fields that the kernel takes, see ``gather_kernel.ll``."""
+        """The fields that the kernel expects; see ``gather_kernel.ll``."""
         address, low, length, size, named = map(_address, self.columns)
         fields = [address, low, length, self.sound.size, 0, kernel.check_chunks, size, named, _address(self.sound)]
         return np.array([*fields, *self.system, self.ahead])
@@ -93,7 +93,7 @@ def _address(array: np.ndarray) -> int:
 
 
 class GatherKernel:
-    """The functions as they were assembled."""
+    """The assembled functions."""
 
     def __init__(self, llvm: Any) -> None:
         llvm.initialize_native_target()
@@ -101,7 +101,7 @@ class GatherKernel:
         module = llvm.parse_assembly(resources.files("headrace.feed").joinpath("gather_kernel.ll").read_text())
         module.verify()
         self._engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
-        self._engine.finalize_object()  # whose memory the functions lie in
+        self._engine.finalize_object()  # its memory holds the functions
         address = self._engine.get_function_address
         self.copy_pieces, self.check_chunks = address("copy_pieces"), address("check_chunks")
         self.serve = ctypes.c_void_p(address("serve"))
@@ -109,13 +109,13 @@ class GatherKernel:
         self.submit = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("submit"))  # short: keeps the lock
 
     def run(self, table: Int64[np.ndarray, " f"]) -> None:
-        """Works a table off, here."""
+        """Processes a table in this thread."""
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(table[5]))(table.ctypes.data)
 
 
 @cache
 def gather_kernel() -> GatherKernel | None:
-    """What works off tables; None where it cannot be assembled.
+    """The kernel that processes tables; None if it cannot be assembled.
 
     Example:
         >>> tokens, row = np.arange(8, dtype=np.int32), np.zeros(4, np.int32)
@@ -133,7 +133,7 @@ def gather_kernel() -> GatherKernel | None:
 
 
 class KernelThread:
-    """Works tables off one after the other, without the interpreter. For one thread; begins with the first.
+    """Processes tables one after the other, without the interpreter. For one thread; starts with the first table.
 
     Example:
         >>> tokens, row = np.arange(8, dtype=np.int32), np.zeros(4, np.int32)
@@ -146,12 +146,12 @@ class KernelThread:
     """
 
     def __init__(self) -> None:
-        self._tables: deque[tuple[np.ndarray, object]] = deque()  # the last that was worked off, and those under way
-        self._state = np.zeros(_SUBMITTED + 3, np.int64)  # as the kernel has it
+        self._tables: deque[tuple[np.ndarray, object]] = deque()  # the last that was processed, and those in progress
+        self._state = np.zeros(_SUBMITTED + 3, np.int64)  # laid out as the kernel expects
         self._end: weakref.finalize[..., KernelThread] | None = None
 
     def submit(self, parts: Sequence[Copies | Checks]) -> Submitted:
-        """Hands over tables; an error of their checks is that of the result, and nothing is done."""
+        """Submits tables. If a check of theirs fails, none is processed and the result raises the error."""
         kernel = self._kernel
         try:
             for part in parts:
@@ -170,14 +170,14 @@ class KernelThread:
         return int(self._state[_SUBMITTED + 1]) >= number
 
     def wait(self, number: int) -> None:
-        """Waits until so many tables are done."""
+        """Waits until ``number`` tables are done."""
         done = self._kernel.wait(self._state.ctypes.data, number)
         while len(self._tables) > int(self._state[_SUBMITTED]) - done + 1:
             self._tables.popleft()
-        self._tables[0] = self._tables[0][0], None  # it only says which is next
+        self._tables[0] = self._tables[0][0], None  # only needed for its link to the next table
 
     def close(self) -> None:
-        """Ends the thread, after the copies that were handed over; checks that were not begun are left out."""
+        """Ends the thread after the copies that were submitted; skips checks that have not begun."""
         for table, part in self._tables:
             if isinstance(part, Checks):
                 table[[_COUNT, _AHEAD]] = 0
@@ -202,7 +202,7 @@ class KernelThread:
         first = np.zeros(_NEXT + 1, np.int64)
         self._tables.append((first, None))
         self._state[_SUBMITTED + 1 :] = self._state[_SUBMITTED], first.ctypes.data
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)  # they are Python's
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)  # Python handles them
         try:
             failed = library.pthread_create(ctypes.byref(thread), None, kernel.serve, ctypes.c_void_p(state))
         finally:
@@ -210,11 +210,11 @@ class KernelThread:
         if failed:
             raise OSError(failed, f"no thread can be started: {os.strerror(failed)}")
         self._end = weakref.finalize(self, _end, os.getpid(), kernel, library, thread, self._state, self._tables)
-        self._end.atexit = False  # whoever submits is stopped then, and closes this
+        self._end.atexit = False  # the submitter is stopped at exit, and closes this
 
 
 class Submitted(NamedTuple):
-    """Tables that were handed over."""
+    """Tables that were submitted."""
 
     thread: KernelThread
     number: int
@@ -230,7 +230,7 @@ class Submitted(NamedTuple):
 def _end(
     process: int, kernel: GatherKernel, library: ctypes.CDLL, thread: ctypes.c_void_p, state: np.ndarray, tables: object
 ) -> None:
-    """Ends the thread, by a table that is none, while ``state`` and ``tables`` are there. A fork has no such thread."""
+    """Ends the thread by submitting no table, while ``state`` and ``tables`` still exist. A fork lacks the thread."""
     if os.getpid() == process:
         kernel.submit(state.ctypes.data)
         library.pthread_join(thread, None)

@@ -1,20 +1,20 @@
-"""What batches are gathered with: slots of stored blocks, host buffers that are used again, and a few threads.
+"""Gathers rows into batches: slots for stored blocks, reusable host buffers, and a few threads.
 
-Slots: the memory of blocks is allocated once, for each kind of values (tokens, columns) one flat buffer of equal slots,
-of which the operating system backs only what is touched. TensorStore reads into it. Chunks of local uncompressed arrays
-stay where they are, in memory-mapped files (store/mapped.py): each is held against its checksum once, where it lies,
-and its slot is but its address. The rows of several steps are gathered from these addresses in one call
-(feed/gather_kernel.py), straight into the buffers of the batches, by a thread that needs no interpreter.
+Slots: the memory of blocks is allocated once, as one flat buffer of equal slots for each kind of values (tokens,
+columns). The operating system backs only the pages that are touched. TensorStore reads into slots. Chunks of local
+uncompressed arrays stay in memory-mapped files (store/mapped.py): each is verified once against its checksum, in place,
+and its slot is just its address. One call gathers the rows of several steps from these addresses
+(feed/gather_kernel.py), straight into the buffers of the batches, on a thread that does not need the interpreter.
 
-Where that kernel cannot be had, or arrays of several dtypes are mixed, mapped chunks are copied into their slots. Rows
-that lie there at multiples of their own length are gathered in one call of ``np.take``, others in runs of elements.
+If that kernel is not available, or arrays of several dtypes are mixed, mapped chunks are copied into their slots. Rows
+that begin at multiples of their own length are gathered by one call of ``np.take``, others in runs of elements.
 
-Buffers: a fresh one costs a page fault for every 4 KiB, when it is written and again when it is given back: as much as
-gathering a batch. A CPU device takes a host buffer over without a copy, so a buffer must not be written to while a
-batch, or a computation that reads it, is alive. Whoever can see a buffer holds a reference to its memory (a view has it
-as its base, XLA holds the view): no reference but the pool's own is the proof that it is free.
+Buffers: a new buffer costs a page fault for every 4 KiB, both when it is written and when it is freed, which is as much
+as gathering a batch. A CPU device uses a host buffer without copying it, so nobody may write to a buffer while a batch,
+or a computation that reads it, is alive. Every user of a buffer holds a reference to its memory (it is the base of each
+view, and XLA holds the view), so a buffer is free when only the pool refers to it.
 
-Price: one look at the reference counts of the pool's buffers a batch; one at each mapped file a second.
+Price: for each batch, one look at the reference counts of the pool's buffers; for each mapped file, one look a second.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from headrace.order.residency import WindowUses
 from headrace.store.array import StoredArray
 
 ALIGNMENT = 64
-"""XLA takes a host buffer as it is, without a copy, if it begins at a multiple of this."""
+"""XLA uses a host buffer without a copy if it begins at a multiple of this."""
 _SPARE = 2
-"""Free buffers that are kept; what was needed at a peak goes back to the system."""
+"""Free buffers to keep; the rest of a peak goes back to the system."""
 _RUNS = (128, 16, 1)
-"""Elements that are copied at a time, of pieces that are no whole rows: an index for each costs more than the copy."""
+"""Elements to copy at a time from pieces that are not whole rows: indexing each element costs more than the copy."""
 
 
 class Buffers:
-    """A pool of buffers. For one thread; what it handed out may be dropped by any.
+    """A pool of buffers. One thread takes buffers; any thread may drop them.
 
     Example:
         >>> buffers = Buffers()
@@ -66,14 +66,14 @@ class Buffers:
         self._size = 0
 
     def take(self, rows: int, row_elements: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """An array ``[rows, row_elements]``, not initialised, that nobody else can see."""
+        """An uninitialised array ``[rows, row_elements]`` that nobody else uses."""
         size = rows * row_elements * dtype.itemsize
         memory = self._free(size)
         begin = -memory.ctypes.data % ALIGNMENT
         return memory[begin : begin + size].view(dtype).reshape(rows, row_elements)
 
     def _free(self, size: int) -> np.ndarray:
-        if size != self._size:  # batches changed their size: the old buffers go as they are dropped
+        if size != self._size:  # the batch size changed: old buffers are freed when dropped
             self._memory.clear()
             self._size = size
         spare = [k for k in range(len(self._memory)) if sys.getrefcount(self._memory[k]) == _UNSEEN]
@@ -88,11 +88,11 @@ class Buffers:
 
 _SAMPLE = [np.empty(1, np.uint8)]
 _UNSEEN = sys.getrefcount(_SAMPLE[0])
-"""What ``getrefcount`` says of an array that only a list holds."""
+"""Result of ``getrefcount`` for an array to which only a list refers."""
 
 
 class Pending(Protocol):
-    """A fetch under way; its result is False if what was copied is not what its checksum says."""
+    """A fetch in progress; its result is False if the copied data do not match their checksum."""
 
     def result(self, timeout: float | None = None) -> Any: ...
 
@@ -108,15 +108,15 @@ class _Failed:
 
 
 class StepRange(NamedTuple):
-    """Steps of a window, one after the other, whose rows are gathered together.
+    """Consecutive steps of a window whose rows are gathered together.
 
     Attributes:
-        plan: Of the window.
+        plan: The plan of the window.
         first: Number of the first step within the plan.
         stop: One past the last.
-        rows: Rows of the arrays of each step on this host.
-        slots: The slot of each piece; None: all blocks lie in mapped files, and have none.
-        loose: Whether rows that hold no data may hold anything; they are zeros else.
+        rows: Rows of each step's arrays on this host.
+        slots: Slot of each piece; None: all blocks are in mapped files and need no slots.
+        loose: Whether rows without data may hold any values; otherwise they are zeros.
     """
 
     plan: WindowPlan
@@ -128,7 +128,7 @@ class StepRange(NamedTuple):
 
     @property
     def pieces(self) -> slice:
-        """Its pieces, among those of the plan."""
+        """Pieces of these steps, as a slice of the plan's."""
         return slice(int(self.plan.piece_bounds[self.first]), int(self.plan.piece_bounds[self.stop]))
 
     @property
@@ -141,12 +141,12 @@ class StepRange(NamedTuple):
 
     @property
     def piece_rows(self) -> Int64[np.ndarray, " p"]:
-        """Row of each piece, counted from the first of all steps."""
+        """Row of each piece, counted from the first row of all steps."""
         return self.plan.piece_row[self.pieces] + np.repeat(np.arange(self.stop - self.first), self._counts) * self.rows
 
     def by_row(self, begins: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " r"]:
-        """Where each row of the arrays begins, from where pieces do; rows without data are copies of one of their step
-        that has some. For steps whose pieces fill rows.
+        """Start of each row of the arrays, given the starts of pieces. A row without data copies a row of its step that
+        has data. Only for steps whose pieces fill rows.
         """
         if self.plan.row_place is None and begins.size == (self.stop - self.first) * self.rows:
             return begins
@@ -161,11 +161,11 @@ class StepRange(NamedTuple):
 
 
 class Slots:
-    """Chunks of arrays that are all of one kind: tokens, or a column of theirs. An array without has the default, or
-    values of its documents, which are not in chunks: they are laid where the tokens are when these are gathered.
+    """Chunks of arrays of one kind: tokens, or one of their columns. An array that does not store this kind has its
+    default or one value per document. The latter are not in chunks and are written while tokens are gathered.
 
-    ``mapping``: whether chunks of local uncompressed arrays are used where they lie in memory-mapped files. ``checker``
-    holds them against their checksums; without the kernel ``copiers`` do, who copy them into slots.
+    ``mapping``: whether chunks of local uncompressed arrays are used in place, in memory-mapped files. ``checker``
+    verifies them against their checksums. Without the kernel, ``copiers`` do so while they copy the chunks into slots.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Slots:
         self.kind, self.arrays, self.stats = kind, kind.arrays, stats
         dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]
         self.dtype, self.width = kind.dtype, kind.width
-        """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
+        """The same for every batch, whatever its sources, so that the devices of all hosts run one program."""
         self._dtypes = sorted(set(dtypes), key=str)
         self._dtype_of = kind.arrays.spread([self._dtypes.index(d) for d in dtypes])
         self._itemsize = kind.arrays.spread([d.itemsize for d in dtypes])
@@ -196,16 +196,16 @@ class Slots:
         self.allocate(0)
 
     def allocate(self, slots: int) -> None:
-        """Makes room for so many chunks, instead of what there was."""
+        """Replaces the memory with room for ``slots`` chunks."""
         self._memory = np.empty(slots * self.slot_bytes, np.uint8)
 
     @cached_property
     def _by_address(self) -> bool:
-        """Whether pieces are copied from their addresses; else what is gathered lies in :attr:`_memory`."""
+        """Whether pieces are copied from their addresses; otherwise all data to gather are in :attr:`_memory`."""
         return self._dtypes == [self.dtype] and self.slot_bytes > 0 and gather_kernel() is not None
 
     def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
-        """Where the blocks of the next window begin in mapped files, if they are gathered from there; see
+        """Finds the blocks of the next window in mapped files, if they are gathered from there; see
         :meth:`MappedFiles.find`.
         """
         if self._mapping and self._by_address:
@@ -215,14 +215,14 @@ class Slots:
         return window
 
     def count_mapped(self, array: Int64[np.ndarray, " k"], chunk: Int64[np.ndarray, " k"]) -> None:
-        """Counts chunks of arrays that are gathered from mapped files from now on."""
+        """Counts chunks that are gathered from mapped files from now on."""
         stored = self._stored_itemsize[array] > 0
         size = np.minimum(self._chunk[array], self.arrays.lengths[array] - chunk * self._chunk[array])
         self.stats.bytes_read += int((size * self._stored_itemsize[array]).sum())
         self.stats.mapped_blocks += int(stored.sum())
 
     def start(self, number: int, chunk: int, slot: int) -> Pending | None:
-        """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
+        """Starts fetching a chunk of an array into a slot; None: nothing to wait for."""
         mapped = self.files.array(number) if self._mapping and not self._by_address else None
         if mapped is not None and mapped.address(chunk):
             self.stats.bytes_read += mapped.bytes_of(chunk)
@@ -234,13 +234,13 @@ class Slots:
             self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
             try:
                 return self.read(number, chunk, self._memory_of(slot))
-            except HeadraceError as error:  # it cannot even begin: that concerns the step that needs it
+            except HeadraceError as error:  # it cannot even begin: an error of the step that needs it
                 return _Failed(error)
         self._memory_of(slot).view(self.dtype)[:] = self.kind.default
         return None
 
     def read(self, number: int, chunk: int, memory: np.ndarray) -> Pending:
-        """Starts reading a chunk of an array through TensorStore into memory of :attr:`slot_bytes`."""
+        """Starts reading a chunk of an array through TensorStore into :attr:`slot_bytes` bytes of memory."""
         array = self.arrays.get(number)
         assert array is not None
         out = memory[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
@@ -248,7 +248,7 @@ class Slots:
         return array.read_into(out, chunk * array.chunk_elements)
 
     def read_again(self, number: int, chunk: int, slot: int) -> Pending:
-        """Starts reading a chunk that was copied, and was not what its checksum says, into the same slot."""
+        """Starts reading a chunk whose copy did not match its checksum, into the same slot."""
         self.stats.mapped_blocks -= 1
         return self.read(number, chunk, self._memory_of(slot))
 
@@ -256,12 +256,11 @@ class Slots:
         return self._memory[slot * self.slot_bytes :][: self.slot_bytes]
 
     def gather(self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray) -> list[Callable[[], None]]:
-        """Calls that, one after the other, copy the rows of some steps into ``out``, where rows without data become
-        zeros.
+        """Calls that, run in order, copy the rows of some steps into ``out``. Rows without data become zeros.
 
-        For any thread, once; the slots must not be filled anew before they return. Those that are :class:`Copies` need
-        no interpreter's lock. ``mapped`` are the blocks of their window, ``out`` is ``[rows of all steps, row
-        elements]`` of :attr:`dtype`, C order, with :attr:`width` elements for each token.
+        Any thread may run each call, once; the slots must not be refilled until they return. Calls that are
+        :class:`Copies` do not need the interpreter's lock. ``mapped`` has the blocks of the window. ``out`` is
+        ``[rows of all steps, row elements]`` of :attr:`dtype`, in C order, with :attr:`width` elements for each token.
         """
         parts = [self._gather_stored(steps, mapped, out)] if self.slot_bytes else []
         if self._of_documents or not self.slot_bytes:
@@ -280,7 +279,7 @@ class Slots:
         return partial(self._gather_pieces, steps, first_byte, out)
 
     def _addresses(self, steps: StepRange, mapped: MappedBlocks) -> Int64[np.ndarray, " p"]:
-        """Where each piece of some steps begins."""
+        """Start of each piece of some steps."""
         plan, pieces = steps.plan, steps.pieces
         itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
         offset, address = plan.offset[pieces] * self.width * itemsize, mapped.address[plan.block[pieces]]
@@ -297,26 +296,26 @@ class Slots:
             plan, pieces, token_bytes = steps.plan, steps.pieces, self.width * out.itemsize
             size = plan.size[pieces] * token_bytes
             target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
-            if int(size.sum()) < out.nbytes:  # first what lies where no piece does
+            if int(size.sum()) < out.nbytes:  # first the places without a piece
                 address = np.concatenate([np.full(rows_at.size, blank.ctypes.data), address])
                 size, target = np.concatenate([row_bytes, size]), np.concatenate([rows_at, target])
         check = partial(self.files.check_files, mapped)
         return Copies(address, target + out.ctypes.data, size, check, holds=(out, blank, self))
 
     def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where each row begins, in bytes from the first, and how many it has; and a row without data."""
+        """Start of each row, in bytes from the first; the bytes of each; and a row without data."""
         if self._last_rows is None or self._last_rows[0] != out.shape:
             row_bytes, blank = out.shape[1] * out.itemsize, np.full(out.shape[1], self.kind.fill, self.dtype)
             self._last_rows = out.shape, np.arange(out.shape[0]) * row_bytes, np.full(out.shape[0], row_bytes), blank
         return self._last_rows[1:]
 
     def _gather_pieces(self, steps: StepRange, first_byte: np.ndarray, out: np.ndarray) -> None:
-        """Rows of any number of pieces, of any sizes and dtypes."""
+        """Gathers rows of any number of pieces, of any sizes and dtypes."""
         plan, pieces = steps.plan, steps.pieces
         which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces] * self.width
         begin = steps.piece_rows * out.shape[1] + plan.column[pieces] * self.width
         if int(size.sum()) < out.size:
-            out[:] = self.kind.fill  # where no piece lies
+            out[:] = self.kind.fill  # where there is no piece
         flat, longest = out.reshape(-1), out.shape[1] + 1
         for run in (out.shape[1], *_RUNS):
             of_run = (size >= run) & (size < longest)
@@ -329,8 +328,8 @@ class Slots:
     def _copy_runs(
         self, dtype: np.dtype[Any], run: int, first: np.ndarray, begin: np.ndarray, size: np.ndarray, out: np.ndarray
     ) -> None:
-        """Copies pieces of at least ``run`` elements, run by run; the last run of a piece ends with it, and may copy
-        some of its elements again.
+        """Copies pieces of at least ``run`` elements, run by run. The last run of a piece ends with the piece and may
+        copy some elements twice.
         """
         count = -(-size // run)
         nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
@@ -339,7 +338,7 @@ class Slots:
         _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[np.repeat(first, count) + offset]
 
     def _lay_documents(self, steps: StepRange, out: np.ndarray) -> None:
-        """Writes what is of documents, and the default where an array has nothing and no slots keep it."""
+        """Writes values of documents, and the default where an array stores nothing and no slots hold it."""
         plan, pieces, flat = steps.plan, steps.pieces, out.reshape(-1)
         array, start, size = plan.array[pieces], plan.start[pieces], plan.size[pieces]
         begin = steps.piece_rows * out.shape[1] + plan.column[pieces]
@@ -362,13 +361,13 @@ def _elements(array: StoredArray, chunk: int) -> int:
 
 
 def _runs(elements: np.ndarray, run: int) -> np.ndarray:
-    """An array ``[n, run]``, whose row e is the ``run`` elements from element e on: a view."""
+    """A view ``[n, run]``; row e is the ``run`` elements from element e on."""
     step = elements.itemsize
     return as_strided(elements, (elements.size - run + 1, run), (step, step))
 
 
 def _lay_runs(flat: np.ndarray, begin: np.ndarray, size: np.ndarray, value: np.ndarray, *, keep: bool) -> None:
-    """Writes runs of equal values; what lies between them is kept, or becomes zeros."""
+    """Writes runs of equal values; elements between them are kept or become zeros."""
     if keep:
         flat[runs_of_elements(begin, size)] = np.repeat(value, size)
         return

@@ -1,13 +1,13 @@
-"""What each process of a job says of its loaders, for the others to read: who waits, who reads, who is gone.
+"""Status of each process of a job, for the others to read: who waits, who reads, who is gone.
 
-Each process keeps one small JSON entry in the key-value store of JAX's coordination service, the one that
-``jax.distributed.initialize`` starts in process 0. A thread renews it every :data:`BEAT_S` seconds, whatever the
-trainer does: an entry that stands still means a process that is dead or frozen. Nobody reads an entry before it has
-waited for a second.
+Each process keeps one small JSON entry in the key-value store of JAX's coordination service, which
+``jax.distributed.initialize`` starts in process 0. A thread renews the entry every :data:`BEAT_S` seconds, whatever the
+trainer does, so an entry that no longer changes means that its process is dead or frozen. A process reads entries only
+after it has waited for a second.
 
-Price: one request of about 300 bytes a process and second. A process that waits reads all entries about once a
-second with up to 64 processes, and the more seldom the more there are (every 16 s with 1,024), so that the store is
-asked for at most some megabytes a second.
+Price: one request of about 300 bytes per process and second. A waiting process reads all entries about once a second
+with up to 64 processes, and less often with more (every 16 s with 1,024), so that requests to the store stay within
+some megabytes a second.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 
 @dataclass
 class GateEntry:
-    """What one process says of one iteration.
+    """Status of one iteration in one process.
 
     Attributes:
-        crossing: How often it has asked to go on: for its first batch with 1, to begin with -1 and 0.
-        waits: Whether it has its batch, and waits for the others.
-        doing: What it does, in words.
-        error: Why this process will not go on; None: it will.
-        culprit: The process that this error is of.
-        left: Whether the iteration was ended here.
+        crossing: The meeting that it has reached: -1 and 0 are those at the start, 1 is that of its first batch.
+        waits: Whether it has its batch and waits for the others.
+        doing: What it is doing, in words.
+        error: Why this process will not continue; None: it will.
+        culprit: The process that caused this error.
+        left: Whether the iteration has ended here.
         dead: Whether the culprit is dead.
     """
 
@@ -65,14 +65,14 @@ class GateEntry:
 
 @dataclass
 class HostEntry:
-    """What one process says.
+    """Status of one process.
 
     Attributes:
-        name: Of its host.
-        pid: Its number there; 0: it is not known.
-        beat: How often it has said something.
+        name: Name of its host.
+        pid: Process ID on that host; 0: unknown.
+        beat: How often it has renewed its entry.
         gates: Its iterations, by the name that they have on all hosts.
-        silent_s: Seconds since it last said something, as far as this process has looked.
+        silent_s: Seconds since it last renewed its entry, as far as this process has looked.
     """
 
     name: str
@@ -83,24 +83,24 @@ class HostEntry:
 
 
 class HostBoard:
-    """This process's entry, and what the others' entries say.
+    """This process's entry, and access to the others' entries.
 
     Args:
         client: JAX's client of its coordination service.
         process: Index of this process.
-        address: Of this machine, for the others.
+        address: Address of this machine, for the others.
     """
 
     def __init__(self, client: Any, process: int, address: str = "127.0.0.1") -> None:
         self.client, self.process, self.address = client, process, address
-        self.has_dead = False  # a process of the job is dead: JAX's farewell would wait for it
+        self.has_dead = False  # whether a process of the job is dead: JAX's shutdown would wait for it
         self._beat = 0
-        self._answered, self._entries = time.monotonic(), list[tuple[str, str]]()  # of the store, which process 0 has
+        self._answered, self._entries = time.monotonic(), list[tuple[str, str]]()  # of the store, in process 0
         self._gates: dict[str, Callable[[], GateEntry]] = {}
         self._iterations: dict[tuple[int, ...], int] = {}
         self._last_seen: dict[int, tuple[int, float]] = {}
         self._lock = threading.Lock()
-        self._due: SimpleQueue[None] = SimpleQueue()  # a finaliser may put, in any thread
+        self._due: SimpleQueue[None] = SimpleQueue()  # a finaliser may put, from any thread
         self._ended = False
         self._threads: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._renew, name="headrace-host-board", daemon=True)
@@ -108,11 +108,11 @@ class HostBoard:
         self._thread.start()
 
     def add_gate(self, processes: tuple[int, ...], entry: Callable[[], GateEntry]) -> str:
-        """A name for the next iteration of these processes, the same on all that count alike.
+        """Names the next iteration of these processes; the name is the same on all of them.
 
         Args:
-            processes: Those of its mesh.
-            entry: Says how it stands; called from another thread.
+            processes: Processes of the iteration's mesh.
+            entry: Returns its status; called from another thread.
         """
         with self._lock:
             number = self._iterations.get(processes, 0)
@@ -129,11 +129,11 @@ class HostBoard:
         return name
 
     def renew_soon(self) -> None:
-        """Has the entry written now and not at the next beat. Does not wait for it."""
+        """Requests that the entry is written now, not at the next beat. Does not wait for it."""
         self._due.put(None)
 
     def renew(self) -> None:
-        """Writes this process's entry; a store that does not answer is no error here."""
+        """Writes this process's entry; ignores a store that does not answer."""
         with self._lock:
             self._beat += 1
             gates = {name: vars(entry()) for name, entry in self._gates.items()}
@@ -141,7 +141,9 @@ class HostBoard:
             self._ask(lambda: self.client.key_value_set(f"{_FOLDER}{self.process}", text, allow_overwrite=True))
 
     def _ask(self, request: Callable[[], Any]) -> Any:
-        """What the store answers within some seconds; None if it does not: process 0, which has it, may be frozen."""
+        """The store's answer, if it comes within some seconds; else None: process 0, which holds the store, may be
+        frozen.
+        """
         answer = SimpleQueue[Any]()
 
         def ask() -> None:
@@ -153,7 +155,7 @@ class HostBoard:
 
         try:
             threading.Thread(target=ask, name="headrace-host-store", daemon=True).start()
-        except RuntimeError:  # Python 3.12 starts no thread while it ends: asked here, unless the store is silent
+        except RuntimeError:  # Python 3.12 starts no thread during shutdown: ask here, unless the store is silent
             if time.monotonic() - self._answered > 3 * BEAT_S:
                 return None
             ask()
@@ -161,7 +163,9 @@ class HostBoard:
             return answer.get(timeout=_ANSWER_S)
 
     def read(self) -> dict[int, HostEntry]:
-        """The entries of all processes that have one, by process; if the store does not answer, process 0 is silent."""
+        """The entries of all processes that have one, by process; if the store does not answer, process 0 counts as
+        silent.
+        """
         asked_at = time.monotonic()
         self._entries = self._ask(lambda: self.client.key_value_dir_get(_FOLDER)) or self._entries
         now, entries = time.monotonic(), dict[int, HostEntry]()
@@ -196,7 +200,7 @@ class HostBoard:
                     self._due.get_nowait()
 
     def close(self) -> None:
-        """Ends the threads, as far as they can be ended."""
+        """Ends the threads, as far as possible."""
         self._ended = True
         self._due.put(None)
         for thread in (self._thread, *self._threads):
@@ -218,7 +222,9 @@ class HostBoard:
             _abandon_jax_service()
 
     def _let_others_leave(self) -> None:
-        """Process 0 has the store, without which JAX aborts the others: it goes when they have their error, or soon."""
+        """Process 0 holds the store, without which JAX aborts the others: it waits until they have their error, but not
+        long.
+        """
         until = time.monotonic() + _FAREWELL_S
         while self.process == 0 and time.monotonic() < until:
             with suppress(Exception):
@@ -227,14 +233,14 @@ class HostBoard:
                     break
             time.sleep(0.2)
         if self.process == 0:
-            time.sleep(_SOON_S)  # they have said so before they ended
+            time.sleep(_SOON_S)  # they post their error before they end
 
 
 def _abandon_jax_service() -> None:
-    """Ends without JAX's own farewell, which waits for all processes for minutes and then aborts with a stack dump.
+    """Skips JAX's own shutdown, which waits minutes for all processes and then aborts with a stack dump.
 
-    The service is taken away from JAX's exit handler and kept alive until the process has ended, since a thread that
-    waits in it would wake when Python has no room for it any more. What other exit handlers do stays.
+    The service is removed from JAX's exit handler and kept alive until the process ends, since a thread that waits in
+    it would wake after Python has shut down too far. Other exit handlers are not affected.
     """
     from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
 
@@ -246,7 +252,7 @@ def _abandon_jax_service() -> None:
 
 
 def coordination_client() -> Any | None:
-    """JAX's client of its coordination service; None: the processes were brought together by other means."""
+    """JAX's client of its coordination service; None: the processes were not connected by it."""
     from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
 
     return getattr(global_state, "client", None)
@@ -266,7 +272,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def user_line(thread: int) -> str | None:
-    """Where a thread is in the user's own code: file, line and function, the innermost that is no library's."""
+    """A thread's place in the user's own code: file, line and function of the innermost frame outside libraries."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         path = os.path.abspath(frame.f_code.co_filename)

@@ -1,16 +1,17 @@
-"""Hosts wait for each other on the host, before a batch is handed out and not inside a collective of the devices.
+"""Hosts wait for each other on the host, before a batch is delivered, rather than inside a collective of the devices.
 
-A device that waits in a collective for a late host cannot say for whom, nor be stopped, and after some time its runtime
-gives up with an error of its own. So each host that has its next batch first meets the others, over connections of
-their own (:mod:`headrace.feed.host_links`) to which JAX's coordination service invites them. There a late host delays
-the rest, which name it and what it does; a host that has failed tells the others why; one that is dead is named, and
-the others end. Hosts that cannot connect meet at a barrier of that service, at many times the price.
+A device that waits in a collective for a late host cannot name that host and cannot be interrupted, and after some time
+its runtime gives up with an error of its own. So each host that has its next batch first meets the others. They use
+connections of their own (:mod:`headrace.feed.host_links`), for which they exchange invitations through JAX's
+coordination service. If a host is late, the others name it and what it is doing; if it has failed, it tells them why;
+if it is dead, they name it and end. Hosts that cannot connect meet at a barrier of that service, at many times the
+price.
 
-Price: about 20 us of CPU a batch and host, and the time of a message there and back (scripts/bench/bench_hosts.py). Off
-where the mesh lies within one process.
+Price: about 20 us of CPU per batch and host, and the round trip of a message (scripts/bench/bench_hosts.py). Off if the
+mesh is within one process.
 
-What it cannot do: a host that is late after it got its batch is waited for by the devices, until the others ask for
-their next one; and process 0 has the coordination service: when it dies, JAX ends all the others within a second.
+Limits: if a host is late after it got its batch, the devices wait for it until the other hosts ask for their next
+batch. Process 0 runs the coordination service: when it dies, JAX ends all other processes within a second.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class HostBarrier:
     """How the hosts of a run wait for each other before each batch.
 
     Attributes:
-        warn_after_s: A wait that lasts longer is logged (logger ``headrace.feed.host_gate``), with the hosts that are
-            late and what they do; then each time that it has doubled. Seconds.
-        lost_after_s: A host that is waited for and has shown no sign of life for so long is taken for dead: all others
-            raise HostError. One whose process has ended is known by its connection, after 5 s. Keep it below JAX's own
-            ``heartbeat_timeout_seconds`` (100 s), after which it aborts them. A sign of life is given every second, by
-            a thread of its own. Seconds.
-        every: Batches from one meeting to the next, the same on all hosts: above 1 where a request to process 0 is
-            long beside a step. A host may then be ahead of a late one by so many batches.
+        warn_after_s: A wait that lasts longer is logged (logger ``headrace.feed.host_gate``), with the late hosts and
+            what they are doing, and again whenever it has doubled. Seconds.
+        lost_after_s: A host that the others wait for is taken for dead if it has shown no sign of life for this long:
+            all others raise HostError. If its process has ended, its closed connection reveals that after 5 s. Keep
+            this below JAX's own ``heartbeat_timeout_seconds`` (100 s), after which JAX aborts them. A separate thread
+            gives a sign of life every second. Seconds.
+        every: Batches from one meeting to the next, the same on all hosts. Use more than 1 if a request to process 0
+            takes long compared to a step. A host may then be up to this many batches ahead of a late one.
 
     Raises:
         ConfigError: a value is not above 0, or ``lost_after_s`` is below 6.
@@ -84,11 +85,11 @@ class HostGate:
     """The gate of one iteration on this host.
 
     Args:
-        board: Of this process.
-        processes: Of the loader's mesh, ascending.
-        first_step: Of the iteration.
+        board: The board of this process.
+        processes: Processes of the loader's mesh, ascending.
+        first_step: First step of the iteration.
         setting: When to warn, and when to give up.
-        stats: Of the iteration; gets the waits.
+        stats: Counters of the iteration, to which waits are added.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class HostGate:
         self._meeting: _Barrier | HostLinks = self._barrier
 
     def begin(self) -> None:
-        """Waits until all hosts begin the iteration, and connects with them.
+        """Waits until all hosts begin the iteration, and connects to them.
 
         Raises:
             HostError: as for :meth:`cross`.
@@ -128,14 +129,14 @@ class HostGate:
         self._board.renew_soon()
 
     def ask(self) -> None:
-        """The trainer asks for its next batch."""
+        """Records that the trainer asks for its next batch."""
         self._asked, self._asked_at, self._trainer = True, time.monotonic(), threading.get_ident()
 
     def cross(self) -> None:
-        """This host is ready: waits until all are.
+        """Declares this host ready and waits until all are.
 
         Raises:
-            HostError: another host has failed, ended its iteration, or is dead.
+            HostError: another host has failed, has ended its iteration, or is dead.
         """
         began = time.perf_counter()
         self._entry.crossing += 1
@@ -154,7 +155,7 @@ class HostGate:
             self._record(began)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Ends the iteration on this host, and tells the others why. A thread that waits gets an error."""
+        """Ends the iteration on this host and tells the others why. A waiting thread gets an error."""
         entry = self._entry
         if entry.left:
             return
@@ -175,7 +176,7 @@ class HostGate:
         self._late = []
 
     def _wait(self, since: float) -> None:
-        """Waits for the others, after a second with an eye on their entries."""
+        """Waits for the others; after the first second, also watches their entries."""
         if self._meeting.meet(_SOON_S):
             return
         self._board.renew_soon()
@@ -191,7 +192,7 @@ class HostGate:
                 self._warn(entries, waited_s)
 
     def _explain(self, process: int) -> HostError:
-        """Why a neighbour has closed its connection: it said so before, or is dead."""
+        """Why a neighbour has closed its connection: the reason in its entry, or else that it is dead."""
         entries, until = self._board.read(), time.monotonic() + _LAST_WORD_S
         beat = entries[process].beat if process in entries else -1
         while time.monotonic() < until:
@@ -258,7 +259,7 @@ class HostGate:
         return self._first_step + max(self._entry.crossing - 1, 0)
 
     def _describe(self) -> GateEntry:
-        """How this host stands, for the others."""
+        """The state of this host, for the others."""
         entry, step = self._entry, self._first_step + max(self._entry.crossing, 0)
         waiting = self._stats.queue.explain_wait()
         if entry.waits:
@@ -280,15 +281,15 @@ def _host_error(problem: str, process: int) -> HostError:
 
 
 class _Barrier:
-    """A barrier of JAX's coordination service, in a thread, since the call cannot be interrupted.
+    """A barrier of JAX's coordination service, called from a thread because the call cannot be interrupted.
 
-    At the end the thread tells the others why, and only then ends the connections, so that they find the reason.
+    At the end the thread first tells the others why and only then closes the connections, so that they find the reason.
     """
 
     def __init__(self, board: HostBoard, name: str, processes: tuple[int, ...], links: HostLinks) -> None:
         self._board, self._processes, self._links = board, list(processes), links
         self._wait: Callable[[int, list[int]], None] = partial(board.client.wait_at_barrier, f"headrace/gate/{name}")
-        self._go: SimpleQueue[bool] = SimpleQueue()  # False: there will be no more
+        self._go: SimpleQueue[bool] = SimpleQueue()  # False: no more meetings
         self._failures: SimpleQueue[Exception | None] = SimpleQueue()
         board.add_thread(self._run)
 
@@ -300,7 +301,7 @@ class _Barrier:
             failure = self._failures.get(timeout=timeout_s)
         except Empty:
             return False
-        if failure is not None:  # another host has ended, most likely
+        if failure is not None:  # most likely, another host has ended
             raise NeighbourGoneError(0) from failure
         return True
 
@@ -312,31 +313,32 @@ class _Barrier:
             while self._go.get():
                 self._wait(_WEEK_MS, self._processes)
                 self._failures.put(None)
-        except Exception as error:  # noqa: BLE001  # whatever JAX raises: the trainer gets it
+        except Exception as error:  # noqa: BLE001  # whatever JAX raises is passed to the trainer
             self._failures.put(error)
             while self._go.get():
                 pass
-        self._board.renew()  # they find the reason there
+        self._board.renew()  # the others find the reason there
         self._links.close()
-        with suppress(Exception):  # whoever waits gets an error at once, since all must give the same processes
+        with suppress(Exception):  # waiting hosts get an error at once: all must pass the same processes
             self._wait(1000, [self._board.process])
 
 
 _board: HostBoard | None = None
-"""One a process."""
+"""One per process."""
 _board_lock = threading.Lock()
 
 
 def open_gate(
     processes: tuple[int, ...], first_step: int, setting: HostBarrier | None, stats: IterationStats
 ) -> HostGate | None:
-    """The gate of a new iteration; None if nobody waits: it is off, the mesh is one process's, or JAX has no service.
+    """The gate of a new iteration; None if it is off, the mesh is within one process, or JAX has no coordination
+    service.
 
     Args:
-        processes: Of the loader's mesh.
-        first_step: Of the iteration.
-        setting: None: off.
-        stats: Of the iteration.
+        processes: Processes of the loader's mesh.
+        first_step: First step of the iteration.
+        setting: When to warn and to give up; None: off.
+        stats: Counters of the iteration.
     """
     global _board
     import jax

@@ -1,14 +1,14 @@
-"""One host of a job reads a cache's ledger, tombstones and generations, and what a filter leaves out of it, and the
-others have them from that one.
+"""One host reads a cache's ledger, tombstones, generations and filter results, and shares them with all others.
 
-The first process that opens a cache on a store over HTTP claims it in the key-value store of JAX's coordination
-service, reads ledger and table, and leaves there what it read; the others take that. So opening costs a fixed number of
-requests a job, whatever the number of hosts and parts. Nobody depends on anybody: a process that finds a claim but, in
-the time in which a store must have answered, nothing else reads the ledger itself, and so do all where the one that
-read it failed. Caches on local disks, those of Levanter and those without ``ledger.bin`` are read by each host.
+The first process that opens a cache in a store over HTTP claims it in the key-value store of JAX's coordination
+service, reads the ledger, and leaves there what it read; the others take that. So opening a cache costs a fixed number
+of requests per job, whatever the number of hosts and parts. No process depends on another: one that finds a claim, but
+no data within the time in which a store must have answered, reads the ledger itself. So do all if the process with the
+claim failed. Caches on local disks, Levanter's caches and caches without ``ledger.bin`` are read by each host.
 
-What a host takes is held against the digests in the file, as what it reads from a store is. Price: process 0, which has
-the key-value store, sends each host what opening reads, compressed: about 10 bytes a part.
+A host verifies what it takes against the digests in the file, just as it verifies what it reads from a store. Price:
+process 0, which holds the key-value store, sends each host everything that opening reads, compressed: about 10 bytes a
+part.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from headrace.store.tombstones import read_tombstones
 T = TypeVar("T")
 _FOLDER = "headrace/ledgers"
 _PIECE_BYTES = 1 << 20
-_WORK_S = 3600.0  # that one process may take to work out a filter
+_WORK_S = 3600.0  # time limit for one process to work out a filter
 _LOG = logging.getLogger(__name__)
 
 
 def ledger_reader() -> ReadLedger:
-    """What reads the ledgers of a run: shared by the processes that ``jax.distributed.initialize`` brought together,
-    if it did.
+    """The function that reads ledgers for a run, shared by the processes that ``jax.distributed.initialize`` connected,
+    if any.
 
     Example:
         >>> ledger_reader() is open_ledger
@@ -50,7 +50,7 @@ def ledger_reader() -> ReadLedger:
 
 
 def tombstone_reader() -> Callable[[str], bytes]:
-    """What reads the tombstones of caches for a run: shared in the same way.
+    """The function that reads tombstones for a run, shared in the same way.
 
     Example:
         >>> tombstone_reader() is read_tombstones
@@ -61,21 +61,21 @@ def tombstone_reader() -> Callable[[str], bytes]:
 
 
 def generation_reader() -> Callable[[str], bytes]:
-    """What reads the lists of caches' generations for a run: shared in the same way."""
+    """The function that reads the generations of caches for a run, shared in the same way."""
     client = coordination_client() if "jax" in sys.modules else None
     return read_generations if client is None else SharedLedgers(client).generations
 
 
 def filter_reader(filter_file: str) -> ReadOnce | None:
-    """What works out, or reads, what a filter leaves out of the caches of a run: shared in the same way, for as long as
-    one process works; None: each does.
+    """The function that works out, or reads, which documents a filter leaves out of a run's caches. It is shared in the
+    same way, and the others wait while one process works; None: each process does it.
     """
     client = coordination_client() if "jax" in sys.modules else None
     return None if client is None else partial(SharedLedgers(client).filter, filter_file)
 
 
 class SharedLedgers:
-    """Reads ledgers, each once a job.
+    """Reads each ledger once per job.
 
     Args:
         client: JAX's client of its coordination service.
@@ -85,7 +85,7 @@ class SharedLedgers:
         self._client = client
 
     def __call__(self, root: str) -> Ledger | None:
-        """The ledger of a cache. Raises what :func:`~headrace.store.ledger.open_ledger` does."""
+        """The ledger of a cache. Raises the same errors as :func:`~headrace.store.ledger.open_ledger`."""
 
         def unpack(raw: bytes) -> Ledger:
             return ledger_of_table(root, parse_table(files.join(root, TABLE_NAME), raw))
@@ -93,15 +93,15 @@ class SharedLedgers:
         return self._read_once(root, "", open_ledger, _packed_table, unpack)
 
     def tombstones(self, root: str) -> bytes:
-        """What :func:`~headrace.store.tombstones.read_tombstones` gives: to all processes the same."""
+        """The result of :func:`~headrace.store.tombstones.read_tombstones`, the same for all processes."""
         return self._read_once(root, "/tombstones", read_tombstones, zlib.compress, bytes)
 
     def generations(self, root: str) -> bytes:
-        """What :func:`~headrace.store.generations.read_generations` gives: likewise."""
+        """The result of :func:`~headrace.store.generations.read_generations`, the same for all processes."""
         return self._read_once(root, "/generations", read_generations, zlib.compress, bytes)
 
     def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
-        """What ``read`` gives of a cache's folder for a filter: likewise; nothing where that gives nothing."""
+        """The result of ``read`` for a cache's folder and a filter, the same for all processes; it may be empty."""
         name = f"/filter/{hashlib.sha256(filter_file.encode()).hexdigest()[:32]}"
         return self._read_once(root, name, read, lambda raw: raw and zlib.compress(raw), bytes, _WORK_S)
 
@@ -114,13 +114,15 @@ class SharedLedgers:
         unpack: Callable[[bytes], T],
         wait_s: float | None = None,
     ) -> T:
-        """What one process reads for all. What ``pack`` gives is compressed, and nothing where others have to read."""
+        """What one process reads for all. ``pack`` returns compressed bytes, empty if the others have to read
+        themselves.
+        """
         if files.is_local(root):
             return read(root)
         key = f"{_FOLDER}/{hashlib.sha256(root.rstrip('/').encode()).hexdigest()[:32]}{what}"
         try:
             self._client.key_value_set(f"{key}/claimed", "")
-        except Exception:  # noqa: BLE001  # another process has; what else it may be shows below
+        except Exception:  # noqa: BLE001  # another process has claimed it; other causes show below
             raw = self._take(root, key, wait_s)
             return read(root) if raw is None else unpack(raw)
         packed = b""
@@ -132,7 +134,7 @@ class SharedLedgers:
             self._leave(key, [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)])
 
     def _leave(self, key: str, pieces: list[bytes]) -> None:
-        """Leaves what was read, for the others; without pieces they read it themselves."""
+        """Leaves data for the others; without pieces, they read it themselves."""
         try:
             for number, piece in enumerate(pieces):
                 self._client.key_value_set_bytes(f"{key}/{number}", piece)
@@ -148,7 +150,7 @@ class SharedLedgers:
             numbers = range(count)
             pieces = [self._client.blocking_key_value_get_bytes(f"{key}/{number}", timeout_ms) for number in numbers]
             return zlib.decompress(b"".join(pieces)) if pieces else None
-        except Exception as error:  # noqa: BLE001  # likewise
+        except Exception as error:  # noqa: BLE001  # JAX's errors have no common base
             _LOG.warning(
                 "%s: its ledger or filter is read here, as the process that opened it first has left none: %s",
                 root,
@@ -158,5 +160,5 @@ class SharedLedgers:
 
 
 def _packed_table(ledger: Ledger | None) -> bytes:
-    """The table that a ledger was read from, for others to take; nothing if there is none."""
+    """The table of a ledger, for others to take; empty if there is none."""
     return ledger.parts.packed() if ledger is not None and isinstance(ledger.parts, ColumnTable) else b""

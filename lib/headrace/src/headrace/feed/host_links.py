@@ -1,11 +1,12 @@
-"""Connections between the hosts of one iteration, over which they meet: a tree of sockets, a byte up and a byte down.
+"""Connections between the hosts of one iteration, over which they meet: a tree of sockets, one byte up and one byte
+down.
 
-A host that is ready has heard from those below it, tells the one above, and waits for its word, which it passes on. A
-meeting at a barrier of JAX's coordination service would cost twenty times the CPU, all of it for process 0.
-A process that ends closes its connections, so that its neighbours learn of it at once.
+A host that is ready waits for those below it, tells the one above, waits for its answer, and passes it on. A meeting at
+a barrier of JAX's coordination service would cost twenty times as much CPU, all of it in process 0. A process that ends
+closes its connections, so its neighbours notice at once.
 
-Price: 2 bytes a host and meeting, 10 us of CPU for each neighbour, and no more than one neighbour above and 16 below;
-two steps of the tree reach 273 hosts, three 4,369.
+Price: 2 bytes per host and meeting, 10 us of CPU for each neighbour; a host has at most one neighbour above and 16
+below. Two levels of the tree reach 273 hosts, three 4,369.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class NeighbourGoneError(ConnectionError):
     """A neighbour has closed its connection.
 
     Attributes:
-        process: Which.
+        process: Index of the neighbour.
     """
 
     def __init__(self, process: int) -> None:
@@ -35,7 +36,7 @@ class NeighbourGoneError(ConnectionError):
 
 
 def family_of(processes: Sequence[int], process: int) -> tuple[int | None, list[int]]:
-    """The process above one in the tree, and those below it.
+    """The process above this one in the tree, and those below it.
 
     Example:
         >>> family_of(range(40), 0), family_of(range(40), 2), family_of([3, 7], 7)
@@ -47,10 +48,10 @@ def family_of(processes: Sequence[int], process: int) -> tuple[int | None, list[
 
 
 class HostLinks:
-    """This process's connections to its neighbours. First :meth:`listen`, then, when all have, :meth:`connect`.
+    """This process's connections to its neighbours. First :meth:`listen`, then, when all have done so, :meth:`connect`.
 
     Args:
-        processes: Of the iteration, ascending.
+        processes: Processes of the iteration, ascending.
         process: This one.
     """
 
@@ -65,19 +66,19 @@ class HostLinks:
         self._asked_above = False
 
     def listen(self, address: str) -> str:
-        """Takes connections from below at this address of the machine; what those need in order to connect."""
+        """Accepts connections from below at this address of the machine; returns the invitation to connect."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=ARITY)
         return f"{address} {self._listener.getsockname()[1]} {self._token.hex()}"
 
     def connect(self, invitation: str | None) -> None:
-        """Connects with all neighbours.
+        """Connects to all neighbours.
 
         Args:
-            invitation: What :meth:`listen` gave the process above; None: there is none.
+            invitation: Result of :meth:`listen` in the process above; None: there is none above.
 
         Raises:
-            OSError: one cannot be reached, or did not come.
+            OSError: a neighbour cannot be reached, or did not connect.
         """
         until = time.monotonic() + _CONNECT_S
         if invitation is not None and self.above is not None:
@@ -99,17 +100,17 @@ class HostLinks:
             if secrets.compare_digest(greeting[:_TOKEN_BYTES], self._token) and process in self.below:
                 self._add(process, visitor)
             else:
-                visitor.close()  # somebody else's
+                visitor.close()  # not one of ours
 
     def begin(self) -> None:
-        """This host is ready for the next meeting."""
+        """Declares this host ready for the next meeting."""
         self._waited_for, self._asked_above = set(self.below), False
 
     def meet(self, timeout_s: float) -> bool:
-        """Whether all are there, within some seconds; called again until they are.
+        """Whether all hosts are there within ``timeout_s`` seconds; to be called again until they are.
 
         Raises:
-            NeighbourGoneError: one has ended.
+            NeighbourGoneError: a neighbour has ended.
         """
         until = time.monotonic() + timeout_s
         while True:
@@ -131,7 +132,7 @@ class HostLinks:
         return True
 
     def close(self) -> None:
-        """Ends all connections; the neighbours learn of it."""
+        """Ends all connections; the neighbours notice."""
         for connection in (self._listener, *self._neighbours.values()):
             if connection is not None:
                 with suppress(OSError):
@@ -162,10 +163,10 @@ class HostLinks:
 
 
 def own_address(coordinator: str | None) -> str:
-    """The address of this machine on the way to another one.
+    """The address of this machine as seen on the way to another.
 
     Args:
-        coordinator: ``host:port`` of that one; None: this machine alone.
+        coordinator: ``host:port`` of the other machine; None: this machine only.
 
     Example:
         >>> own_address("127.0.0.1:8476")

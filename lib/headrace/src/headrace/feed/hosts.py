@@ -1,10 +1,10 @@
-"""What the hosts of a job tell each other: that they load the same batches, and their counters.
+"""Comparisons and counters across the hosts of a job: whether all load the same batches, and what they count.
 
-A host that was started with another config, sequence length or step would train on other rows and nobody would notice.
-So the first iteration of a loader compares a digest over all processes of its mesh. A loader whose mesh lies within one
-process has nobody to compare with.
+If a host started with another config, sequence length or step, it would train on other rows and nobody would notice. So
+the first iteration of a loader compares a digest over all processes of its mesh. There is nothing to compare if the
+mesh is within one process.
 
-Price: one collective of 32 bytes a host at the start; a second one, of the descriptions, only if they differ.
+Price: one collective of 32 bytes per host at the start; a second one, of the descriptions, only if they differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMPY_TO_PLAIN = operator.methodcaller("item")
 
 
 def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
-    """What every process of these devices gives, by process. All must call it, at the same place of their program."""
+    """Payloads of all processes of these devices, by process. All must call it, at the same place in their program."""
     if not _shared(devices):
         return {jax.process_index(): payload}
     sizes = _gather(devices, np.asarray([len(payload)], np.int64).view(np.uint8))
@@ -39,11 +39,11 @@ def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
 
 
 def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
-    """Raises ConfigError, on every process of the devices, unless all describe the same.
+    """Raises ConfigError on every process of the devices unless all descriptions are equal.
 
     Args:
-        devices: Those of the loader's mesh.
-        described: All that determines the batches, as JSON values.
+        devices: Devices of the loader's mesh.
+        described: Everything that determines the batches, as JSON values.
     """
     if not _shared(devices):
         return
@@ -62,7 +62,7 @@ def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
 
 
 def host_differences(described: Mapping[int, Any]) -> list[str]:
-    """In what the descriptions of hosts differ, a line for each place, with what most hosts have last.
+    """Differences between the descriptions of hosts, one line for each place; the value of most hosts comes last.
 
     Example:
         >>> host_differences({0: {"step": 5, "a": {"b": 1}}, 1: {"step": 4, "a": {"b": 1}}, 2: {"step": 5}})
@@ -100,7 +100,7 @@ def _shared(devices: Collection[Any]) -> bool:
 
 
 def _gather(devices: Collection[Any], row: np.ndarray) -> dict[int, np.ndarray]:
-    """Equally long rows of bytes of all processes, over one device of each: a mesh need not span the whole job."""
+    """Rows of bytes, equally long, of all processes, through one device of each: a mesh need not span the whole job."""
     first: dict[int, Any] = {}
     for device in sorted(devices, key=lambda device: device.id):
         first.setdefault(device.process_index, device)

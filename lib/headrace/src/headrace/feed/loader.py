@@ -1,8 +1,8 @@
 """``DataLoader``: sharded batches for any mesh, from any step.
 
-``batch_at(step)`` is a pure function of (dataset, schedule, step); ``iter_from_step`` gives the same batches, read
-ahead in the background. Resuming is a step number. The order is global: it does not depend on the number of processes
-or devices.
+``batch_at(step)`` is a pure function of (dataset, schedule, step); ``iter_from_step`` yields the same batches, read
+ahead in the background. A run resumes at a step number. The order is global: it does not depend on the number of
+processes or devices.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ _Counted: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], thread
 
 
 class LoaderOptions(TypedDict, total=False):
-    """What is seldom given to a :class:`DataLoader`, by keyword.
+    """Rarely needed keyword arguments of :class:`DataLoader`.
 
     Attributes:
-        memory_map: Whether chunks of local, uncompressed caches are served from memory-mapped files: the default.
-        stall_rule: Which waits ``stats().stalls`` explains; None, the default: those of ``StallRule()``.
-        check_hosts: Whether the first iteration makes sure that all processes of the mesh load the same batches from
-            the same step (the default). All must then begin it; it takes one small collective.
+        memory_map: Whether to serve chunks of local, uncompressed caches from memory-mapped files (the default).
+        stall_rule: Which waits ``stats().stalls`` explains; None (the default): those of ``StallRule()``.
+        check_hosts: Whether the first iteration checks that all processes of the mesh load the same batches from the
+            same step (the default). All of them must then start it; the check takes one small collective.
         host_barrier: How the processes of the mesh wait for each other before each batch of an iteration
-            (docs/multi_host.md), by default those of ``HostBarrier()``; None: they do not. Within one process, and in
-            :meth:`DataLoader.batch_at`, nothing is waited for.
-        row_exchange: Whether iterations pass rows between processes on the devices, so that each stored block is read
-            by one of them (docs/multi_host.md). ``"auto"``, the default: where blocks would be read more than 1.2 times
-            per epoch; ``"on"``; ``"off"``. Batches are the same. With an exchange, ``next`` runs a collective: all
-            processes must ask for the same batches, in the same order of their program. :meth:`DataLoader.batch_at`
-            and :meth:`DataLoader.headspace` never exchange rows.
-        sequence_layout: Which places of a row devices hold along the sharding's second axis: ``"contiguous"`` (the
-            default), ``"zigzag"`` or ``"striped"``; see :class:`~headrace.batch.context_parallel.ContextBatch`.
-        micro_batches: Batches come as :class:`~headrace.batch.micro_step.MicroBatches`, cut as this says; None, the
-            default: they do not. ``next`` and :meth:`DataLoader.batch_at` run a collective then.
+            (docs/multi_host.md), by default as ``HostBarrier()`` does; None: they do not wait. A single process never
+            waits, nor does :meth:`DataLoader.batch_at`.
+        row_exchange: Whether iterations pass rows between processes on the devices, so that only one process reads
+            each stored block (docs/multi_host.md). ``"auto"`` (the default): if blocks would otherwise be read more
+            than 1.2 times per epoch; ``"on"``; ``"off"``. The batches are the same. With an exchange, ``next`` runs a
+            collective: all processes must request the same batches, in the same program order.
+            :meth:`DataLoader.batch_at` and :meth:`DataLoader.headspace` never exchange rows.
+        sequence_layout: Which positions of a row each device holds along the sharding's second axis: ``"contiguous"``
+            (the default), ``"zigzag"`` or ``"striped"``; see :class:`~headrace.batch.context_parallel.ContextBatch`.
+        micro_batches: How to split batches into :class:`~headrace.batch.micro_step.MicroBatches`; None (the default):
+            they are not split. If they are, ``next`` and :meth:`DataLoader.batch_at` run a collective.
     """
 
     memory_map: bool
@@ -82,23 +82,22 @@ class DataLoader(BatchOrder):
     """Delivers batches as sharded ``jax.Array``s.
 
     Args:
-        dataset: What to load. A mixture brings its batch schedule with it.
-        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. May be left out for a
-            mixture.
+        dataset: What to load. A mixture has its own batch schedule.
+        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional for a mixture.
         mesh: Device mesh; None: all devices along one axis ``"data"``.
-        batch_axis: Mesh axis, or axes, that rows are split over; None: ``"data"``, or the mesh's first axis.
+        batch_axis: Mesh axis or axes over which rows are split; None: ``"data"``, or the mesh's first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
-        prefetch_bytes: Budget on this host, of each iteration, for stored blocks in memory and in flight; another
-            eighth, but at least one batch and at most 48, for batches that are ready or in the making.
-        row_order: ``"locality"`` orders the rows within a batch by where they lie in the store, so that each host reads
-            its own part; ``"stream"`` leaves them in the order of the mixture. The batch as a set is the same. Datasets
-            of your own, which do not say where their rows lie, are read in the order of the stream.
-        options: What is seldom given, by keyword: see :class:`LoaderOptions`.
+        prefetch_bytes: Budget on this host, per iteration, for stored blocks in memory and in flight. Another eighth of
+            it, but at least one batch and at most 48, is for batches that are ready or being made.
+        row_order: ``"locality"`` orders the rows within a batch by their place in the store, so that each host reads
+            its own part; ``"stream"`` keeps them in the order of the mixture. Both put the same rows into a batch.
+            Custom datasets, which do not know where their rows are stored, are read in the order of the stream.
+        options: Rarely needed keyword arguments: see :class:`LoaderOptions`.
 
     Raises:
-        ConfigError: a batch size that does not divide over the mesh, a missing axis, a batch size that differs from the
-            mixture's, an exchange of rows that do not come from stored blocks. From the first iteration: other
-            processes load something else.
+        ConfigError: the batch size does not divide over the mesh or differs from the mixture's, an axis is missing, or
+            ``row_exchange`` is on for rows that do not come from stored blocks. On the first iteration: other processes
+            load something else.
 
     Example:
         >>> import headrace.testing
@@ -149,7 +148,7 @@ class DataLoader(BatchOrder):
         self._host_barrier = options.get("host_barrier", HostBarrier())
         self._lock = threading.Lock()
         self._finished = IterationStats(self._stall_rule)
-        self._counted: list[_Counted] = []  # one an iteration: nobody else adds to it
+        self._counted: list[_Counted] = []  # one per iteration, and nothing else updates it
         self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
@@ -157,7 +156,7 @@ class DataLoader(BatchOrder):
         if self.planned is not None and not self.functions:
             maker = BatchMaker(self.planned.eos_id, self.planned.pairs)
             self._deliver = partial(maker.of_devices, placement=self.placement)
-        # functions get whole rows, of which devices may then hold columns
+        # functions get whole rows, even if each device then holds only some columns
         self._reads = self.placement if self._deliver is not None else Placement(self.placement.rows_sharding)
         self.row_exchange: ExchangeSetting = check_exchange(options.get("row_exchange", "auto"), self)
 
@@ -168,11 +167,11 @@ class DataLoader(BatchOrder):
         return self.placement.local_rows(size).size / size
 
     def batch_at(self, step: int) -> Any:
-        """The batch of a step, read now. Needs no other step to be read first.
+        """The batch of a step, read now. No other step has to be read first.
 
         Returns:
-            A :class:`~headrace.batch.packed_batch.PackedBatch` of sharded arrays (for datasets with ``map``: what the
-            function makes).
+            A :class:`~headrace.batch.packed_batch.PackedBatch` of sharded arrays (for datasets with ``map``: the
+            function's result).
 
         Raises:
             IndexOutOfRangeError: no such step.
@@ -184,11 +183,12 @@ class DataLoader(BatchOrder):
         return _finished(self._to_devices(next(iter(reader.batches(step, step + 1))), step, stats))
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
-        """Batches from ``step`` on, prepared in the background. A context manager; dropping it stops the background
-        work.
+        """Batches from ``step`` on, prepared in the background.
+
+        The iterator is a context manager. Leaving it, or dropping the iterator, stops the background work.
 
         Args:
-            step: The first step; the number of steps already done, when resuming.
+            step: The first step; when resuming, the number of steps already done.
 
         Raises:
             IndexOutOfRangeError: no such step.
@@ -198,15 +198,15 @@ class DataLoader(BatchOrder):
         return self._iterate(step, replayed=0)
 
     def headspace(self, step: int = 0, *, batches: int = 8) -> Prefetched[Any]:
-        """The same few batches over and over: shows the speed that training would reach with a perfect loader.
+        """Repeats the same few batches: shows the speed that training would reach with a perfect loader.
 
-        Loads them first, keeps them on the devices, and hands out copies made there, which a training step may donate.
-        Used as :meth:`iter_from_step`, of which it differs in that it does not end. Run it in a loader of its own:
-        :attr:`LoaderStats.replayed_batches` says that the figures are of such a run.
+        Loads the batches first, keeps them on the devices, and yields copies made there, which a training step may
+        donate. Use it like :meth:`iter_from_step`, except that it does not end, and in a loader of its own:
+        :attr:`LoaderStats.replayed_batches` marks the figures of such a run.
 
         Args:
-            step: The first of these batches.
-            batches: How many; fewer if the dataset ends. They stay in device memory.
+            step: The step of the first of these batches.
+            batches: Number of batches; fewer if the dataset ends. They stay in device memory.
 
         Raises:
             IndexOutOfRangeError: no such step.
@@ -231,14 +231,14 @@ class DataLoader(BatchOrder):
         gate = open_gate(processes, step, None if replayed else self._host_barrier, stats)
         try:
             if gate is not None:
-                gate.begin()  # before they meet in a collective
+                gate.begin()  # before the processes meet in a collective
             self._compare_hosts(step)
         except HeadraceError as error:
             if gate is not None:
                 gate.leave(error)
             raise
         ready = self._ready_batches()
-        # One group is taken, one ready, one delivered, the rest gathered; what has no room for four is made one by one
+        # One group is taken, one ready, one delivered, the others gathered; without room for four, batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
         gathering = min(ready // group - 3, GATHERING) if group else 0
         reader = self._reader(stats, Grouping(group, gathering), None if replayed else self._exchange())
@@ -279,8 +279,8 @@ class DataLoader(BatchOrder):
         """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`.
 
         Args:
-            all_hosts: Of all processes of the loader's mesh together, as :meth:`LoaderStats.over_hosts` says. Every one
-                of them must ask for it, at the same place of its program.
+            all_hosts: Whether to combine the counters of all processes of the loader's mesh, as
+                :meth:`LoaderStats.over_hosts` does. All of them must then call it at the same point of the program.
         """
         total = IterationStats(self._stall_rule)
         with self._lock:
@@ -299,7 +299,7 @@ class DataLoader(BatchOrder):
         return LoaderStats.over_hosts({host: LoaderStats.from_record(json.loads(r)) for host, r in records.items()})
 
     def _fold_finished(self) -> None:
-        """Sums up the iterations that nobody has any more, so that a loader's many iterations take no memory."""
+        """Sums up iterations that nobody refers to any more, so that memory does not grow with their number."""
         for stats, batches, thread in list(self._counted):
             if batches() is None and not thread.is_alive():
                 self._finished.absorb(stats)
@@ -321,14 +321,14 @@ class DataLoader(BatchOrder):
         raise ConfigError("cannot be pickled: it holds devices and threads", field="loader", cure=cure)
 
     def _exchange(self) -> RowExchange | None:
-        """Which rows an iteration reads for other processes; None: none at all."""
+        """Which rows an iteration reads for other processes; None: no rows are exchanged."""
         holders = holders_of(self.placement.rows_sharding)
         if self.row_exchange == "off" or self.planned is None or (holders == holders[0]).all():
             return None
         return RowExchange(holders, self.row_exchange)
 
     def _reader(self, stats: IterationStats, grouping: Grouping, exchange: RowExchange | None = None) -> BatchReader:
-        check_same_process()  # neither the stores' threads nor jax live on in a fork
+        check_same_process()  # neither the stores' threads nor jax survive a fork
         return open_reader(
             self, self._reads, self.prefetch_bytes, stats, grouping, mapping=self._mapping, exchange=exchange
         )
@@ -357,7 +357,7 @@ class DataLoader(BatchOrder):
         for size in sizes:
             if shape and self.placement.local_rows(size).size == shape[0]:
                 lengths = self.dataset.seq_lens
-                other = len(shape) > 1 and bool(lengths) and shape[1] not in lengths  # no columns of tokens
+                other = len(shape) > 1 and bool(lengths) and shape[1] not in lengths  # its columns are not tokens
                 return self.placement.to_global(np.asarray(leaf), size, along_rows=other)
         raise ConfigError(
             f"gives an array of shape {shape}, whose first axis does not run over the rows of a batch",
@@ -387,7 +387,7 @@ class DataLoader(BatchOrder):
 
 
 def _finished(delivered: Any) -> Any:
-    """The batch that a trainer gets: rows in their places, cut into micro-batches where it is to be. A collective."""
+    """The batch as a trainer gets it: rows exchanged and split into micro-batches, if configured (collectives)."""
     if isinstance(delivered, Partial):
         return delivered()
     return exchange_rows(delivered) if isinstance(delivered, PooledRows) else delivered
@@ -396,7 +396,7 @@ def _finished(delivered: Any) -> Any:
 def _delivered(
     reader: BatchReader, step: int, stop: int | None, to_devices: Callable[[Any, int], Any]
 ) -> Iterator[list[Any]]:
-    ready: list[Any] = []  # whoever takes it empties it
+    ready: list[Any] = []  # emptied by whoever takes it
     numbers = itertools.count(step)
     try:
         for group in reader.groups(step, stop):
@@ -405,7 +405,7 @@ def _delivered(
             yield ready
             ready = []
     except Exception:
-        if ready:  # those before one that fails
+        if ready:  # the batches before the one that failed
             yield ready
         raise
     finally:
@@ -413,7 +413,7 @@ def _delivered(
 
 
 def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:
-    """Fresh copies of all these batches, over and over, without end (none if there are none)."""
+    """Yields fresh copies of all batches of ``make()``, over and over, without end (nothing if there are none)."""
     batches = [batch for group in make() for batch in group]
     while batches:
         yield from ([fresh_copy(batch)] for batch in batches)

@@ -1,14 +1,15 @@
-"""Where the blocks of local uncompressed caches lie in memory-mapped files, and whether the files are still the same.
+"""Finds blocks of local uncompressed caches in memory-mapped files, and checks that the files have not changed.
 
-Such blocks need no slots: rows are gathered where they lie, and the system keeps them in its page cache. A window of
-steps looks up the addresses of the blocks that the window before did not have.
+Such blocks need no slots: rows are gathered in place, and the system keeps the blocks in its page cache. A window of
+steps looks up only the addresses of blocks that the previous window did not have.
 
-A finished cache is never written to. If it is, a run that goes on would train on something else: a file that became
-shorter ends the process when what is gone is touched (SIGBUS), one that was written over gives other tokens. So the
-files of a window are looked at before a group of its batches is gathered, and again before the group is delivered:
-chunks of a file that changed are held against their checksums again. A step that trains takes so much longer than a
-look that nothing which was written over is delivered. Where batches are taken faster, looks are as far apart as takes a
-two hundredth of the time, at most :data:`LOOK_S` seconds, and what changes between two of them may be delivered.
+A finished cache is never written to. If it is nevertheless, a run that continues would train on other data: touching
+the missing end of a file that became shorter ends the process (SIGBUS), and an overwritten file yields other tokens. So
+the files of a window are looked at before a group of its batches is gathered, and again before the group is delivered.
+If a file has changed, its chunks are verified against their checksums again. A training step takes so much longer than
+a look that no overwritten data are delivered. If batches are consumed faster than that, looks are spaced so that they
+take a two-hundredth of the time, at most :data:`LOOK_S` seconds apart, and changes between two of them may be
+delivered.
 
 Price: about 0.1 us for each block of a window, 5 us for each new array or file, 2 us to look at a file.
 """
@@ -32,30 +33,30 @@ from headrace.store.arrays import ArrayList
 from headrace.store.mapped import MappedArray, MappedFile, native_addresses
 
 LOOK_S = 0.5
-"""A file in use is looked at at least as often."""
-_APART = 200  # looks at the files of a window are so many times as far apart as one takes of a processor
-_TABLE = 32  # chunks that are checked together
+"""Longest time between two looks at a file in use."""
+_APART = 200  # time between looks at the files of a window, as a multiple of the processor time of a look
+_TABLE = 32  # chunks that are verified together
 _NO_FILE = int(np.iinfo(np.int64).min) // 2
 SWEEP_BYTES = 32 << 30
-"""After so many bytes, what is mapped leaves this process's page tables, whose size is a 512th of it."""
+"""Bytes looked up after which mapped files leave this process's page tables, which take a 512th of these bytes."""
 
 
 class _Watched:
-    """A mapped file, as it was when it was last looked at."""
+    """A mapped file, as it was at the last look."""
 
     def __init__(self, array: MappedArray, shard: int) -> None:
         file = array.file_of(shard)
         assert file is not None
         self.array, self.shard, self.file = array, shard, file
         self.losses = array.losses(shard)
-        self.looked_at = -math.inf  # it may have been mapped, and checked, by a loader of long ago
+        self.looked_at = -math.inf  # an earlier loader may have mapped and checked it long ago
 
     def look(self) -> bool:
-        """Whether the file changed. Raises ReadError if it became shorter, or a chunk of it is not what was written."""
+        """Whether the file has changed. Raises ReadError if it is shorter, or a chunk of it is not what was written."""
         current: MappedFile = self.file.again()
         changed = current != self.file
         intact = not changed or (self.array.check_again(self.shard) and current.size >= self.file.size)
-        if not intact or self.array.losses(self.shard) != self.losses:  # another loader may have found it first
+        if not intact or self.array.losses(self.shard) != self.losses:  # another loader may have noticed first
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",
@@ -68,28 +69,28 @@ class _Watched:
 
 
 class _Checks(NamedTuple):
-    """Chunks that are held against their checksums for a window, in the order of their first use."""
+    """Chunks to verify against their checksums for a window, in the order of their first use."""
 
-    chunks: list[tuple[int, int, int]]  # of each its block, array and number
-    tables: list[Submitted | None]  # of :data:`_TABLE` chunks each; None: it is done
-    sound: np.ndarray  # the answers
-    needed: list[int]  # how many of the chunks each step of the window needs
-    changes: int  # changes of files that were seen before
+    chunks: list[tuple[int, int, int]]  # block, array and number of each
+    tables: list[Submitted | None]  # of :data:`_TABLE` chunks each; None: done
+    sound: np.ndarray  # the results
+    needed: list[int]  # number of chunks, from the first, that each step of the window needs
+    changes: int  # file changes seen before the checks began
 
 
 @dataclass(eq=False)
 class MappedBlocks:
-    """Where the blocks of a window begin.
+    """Addresses of the blocks of a window.
 
     Attributes:
-        blocks: Their numbers, ascending.
-        address: Of each; 0 for one that has to be read.
-        sound: Whether each was held against its checksum before, or needs none.
-        file: Number of the file that each lies in, among those of the :class:`MappedFiles`; -1: in none.
+        blocks: Block numbers, ascending.
+        address: Address of each; 0 if the block has to be read.
+        sound: Whether each was verified against its checksum before, or needs no check.
+        file: Number of each block's file, among the files of the :class:`MappedFiles`; -1: none.
         files: The files, each once.
-        checks: The chunks that are held against their checksums for this window; None: there are none.
+        checks: The chunks to verify against their checksums for this window; None: none.
         settled: How many of these are settled.
-        replaced: Memory of blocks that were read, since their chunks in mapped files are not sound.
+        replaced: Memory of blocks that were read because their chunks in mapped files are not sound.
     """
 
     blocks: Int64[np.ndarray, " m"]
@@ -112,7 +113,7 @@ class MappedBlocks:
         return cls(blocks, np.zeros(blocks.size, np.int64), np.zeros(blocks.size, np.bool_), np.full(blocks.size, -1))
 
     def replace(self, block: int, memory: np.ndarray) -> None:
-        """Has a block, if the window uses it, gathered from memory and not from its file."""
+        """Gathers a block from memory instead of its file, if the window uses it."""
         at = int(np.searchsorted(self.blocks, block))
         if at < self.blocks.size and self.blocks[at] == block:
             self.address[at], self.sound[at], self.file[at] = memory.ctypes.data, True, -1
@@ -120,12 +121,12 @@ class MappedBlocks:
 
 
 class MappedFiles:
-    """The mapped files of some arrays. :meth:`check_files` is for any thread, the rest for one.
+    """The mapped files of some arrays. Any thread may call :meth:`check_files`; only one thread may call the rest.
 
     Args:
         arrays: The arrays.
-        default: A chunk for those of them that are not stored.
-        checker: Holds chunks against their checksums; None: whoever asks does.
+        default: A chunk that stands for all chunks of arrays that are not stored.
+        checker: Verifies chunks against their checksums; None: the caller's thread does.
     """
 
     def __init__(self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None) -> None:
@@ -134,10 +135,10 @@ class MappedFiles:
         self._first_file: dict[int, int] = {}  # number of the first file of each mapped array
         self._num_files = 0
         self._watched: dict[int, _Watched] = {}  # files by number
-        self._unsettled: set[int] = set()  # blocks that are being checked
+        self._unsettled: set[int] = set()  # blocks being verified
         self._last = MappedBlocks.none(np.zeros(0, np.int64))
         self._windows: weakref.WeakSet[MappedBlocks] = weakref.WeakSet()
-        self._looked = self._last, -math.inf  # and until when that holds
+        self._looked = self._last, -math.inf  # and until when no new look is due
         self._changes = self._touched = 0
         self._pause = 0.0  # between two looks at a file
 
@@ -152,8 +153,8 @@ class MappedFiles:
         return self._mapped[number]
 
     def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
-        """Where the blocks of the next window begin: the array of each, and which chunk of it it is. Checks of those
-        that were not checked yet begin, in the order of their first use.
+        """Finds the blocks of the next window, given the array of each and its chunk number there. Begins to verify
+        those that have not been verified, in the order of their first use.
         """
         last, window = self._last, MappedBlocks.none(uses.blocks)
         unknown = np.ones(uses.blocks.size, np.bool_)
@@ -166,7 +167,7 @@ class MappedFiles:
         new = np.flatnonzero(unknown)
         if new.size:
             window.address[new], window.sound[new], window.file[new] = self._locate(array[new], chunk[new])
-        for block, memory in last.replaced.items():  # one that this window does not use is read again by a later one
+        for block, memory in last.replaced.items():  # if this window does not use it, a later one reads it again
             window.replace(block, memory)
         window.files = [number for number in np.unique(window.file).tolist() if number >= 0]
         if not window.sound.all():
@@ -178,7 +179,7 @@ class MappedFiles:
     def _locate(
         self, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The address of each chunk, whether it was verified, and its file. Those of an array follow each other."""
+        """Address of each chunk, whether it was verified, and its file. Chunks of one array must be adjacent."""
         address, sound = np.zeros(array.size, np.int64), np.zeros(array.size, np.bool_)
         begins = np.flatnonzero(np.diff(array, prepend=-1))
         ends, touched = [*begins[1:].tolist(), array.size], 0
@@ -217,7 +218,7 @@ class MappedFiles:
                     mapped.leave()
 
     def _begin_checks(self, window: MappedBlocks, uses: WindowUses, array: np.ndarray, chunk: np.ndarray) -> None:
-        first_use = np.unique(uses.block, return_index=True)[1]  # every block has one
+        first_use = np.unique(uses.block, return_index=True)[1]  # every block has a first use
         order = np.argsort(first_use)
         order = order[(~window.sound & (window.file >= 0))[order]]
         order = order[[block not in self._unsettled for block in window.blocks[order].tolist()]]
@@ -250,7 +251,7 @@ class MappedFiles:
         return None
 
     def is_settled(self, window: MappedBlocks, number: int) -> bool:
-        """Whether the checks that a step of a window needs are done, and found its chunks sound."""
+        """Whether the checks that a step of a window needs are done and found its chunks sound."""
         checks = window.checks
         if checks is None or checks.needed[number] <= window.settled:
             return True
@@ -259,8 +260,8 @@ class MappedFiles:
         return done and bool(checks.sound[window.settled : checks.needed[number]].all())
 
     def settle(self, window: MappedBlocks, number: int) -> Iterator[tuple[int, int, int]]:
-        """Waits for the checks that a step of a window needs. Gives the block, array and number of each chunk that is
-        not sound: it has to be :meth:`replaced <replace>`.
+        """Waits for the checks that a step of a window needs. Yields block, array and number of each chunk that is not
+        sound: the caller has to :meth:`replace` it.
         """
         checks = window.checks
         while checks is not None and window.settled < checks.needed[number]:
@@ -269,7 +270,7 @@ class MappedFiles:
             block, array, chunk = checks.chunks[window.settled]
             mapped, sound = self._mapped[array], bool(checks.sound[window.settled])
             assert mapped is not None
-            if checks.changes != self._changes:  # what was checked may be there no more
+            if checks.changes != self._changes:  # a file may have changed since the check
                 sound = mapped.check(chunk)
             mapped.record(chunk, sound)
             self._unsettled.discard(block)
@@ -278,7 +279,7 @@ class MappedFiles:
             window.settled += 1
 
     def replace(self, block: int, memory: np.ndarray) -> None:
-        """Has a block gathered from memory, and not from its file, as long as windows use it."""
+        """Gathers a block from memory instead of its file, for as long as windows use it."""
         for window in self._windows:
             window.replace(block, memory)
 

@@ -1,7 +1,7 @@
 """Micro-batches of a loader: which rows go where at each step, and the program that puts them there.
 
-Batches are read and delivered as ever, whichever process reads a row. The plan of a step follows from the lengths of
-its rows, which all processes know; the devices then pass rows to where they belong, in one program a step.
+Batches are read and delivered as usual, whichever process reads a row. The plan of a step follows from the lengths of
+its rows, which all processes know; the devices then exchange rows, in one program per step.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def plan_step(
     """Shape and plan of the micro-batches of a step, and the segments of its rows. Reads nothing.
 
     Args:
-        config: How the batch is cut.
-        dataset: What is loaded.
+        config: How to cut the batch.
+        dataset: The loaded dataset.
         schedule: Its batch sizes.
         step: The step.
-        row_order: Of the rows within the batch.
-        ways: Ways that a mesh splits rows.
+        row_order: Order of the rows within the batch.
+        ways: Number of parts into which a mesh splits rows.
     """
     served, _, sizes, valid, rows = global_rows(dataset, schedule, step, 1, row_order)
     segments = segments_of(served.sources, rows.source, rows.row)
@@ -58,14 +58,14 @@ def plan_step(
 
 
 class MicroForecast(NamedTuple):
-    """Micro-batches of the first steps of a run, counted.
+    """Counts of the micro-batches in the first steps of a run.
 
     Attributes:
-        mean: Micro-batches of a step, on average.
-        room: Micro-batches that there is room for, at most.
-        rows: Rows of each.
-        places: Places of a row.
-        fill: Share of the places of those that hold rows which holds tokens.
+        mean: Average number of micro-batches per step.
+        room: Largest number of micro-batches that the shape has room for.
+        rows: Rows per micro-batch.
+        places: Places per row.
+        fill: Share of places with tokens, among the micro-batches that hold rows.
     """
 
     mean: float
@@ -78,7 +78,7 @@ class MicroForecast(NamedTuple):
     def of(
         cls, config: MicroBatchConfig, dataset: PlannedDataset, schedule: BatchSchedule, row_order: RowOrder
     ) -> MicroForecast:
-        """Those of a run on one device, or with the config's ``rows``. Raises what :func:`check_micro_batches` does."""
+        """The forecast for one device, or for the config's ``rows``. Raises like :func:`check_micro_batches`."""
         check_micro_batches(config, dataset, dataset.seq_lens)
         length = dataset.length
         last = _LOOKED_STEPS if length is None else int(schedule.step_of(np.asarray([length - 1]))[0]) + 1
@@ -97,10 +97,10 @@ class StepSplitter:
     """Cuts the batches of a loader into micro-batches.
 
     Args:
-        config: How.
-        order: What is loaded.
-        placement: Where rows go.
-        sequence_layout: That of the loader.
+        config: How to cut batches.
+        order: The batches to load.
+        placement: Which rows each device holds.
+        sequence_layout: The loader's.
 
     Raises:
         ConfigError: the dataset has no rows of tokens; rows that are longer than a micro-batch's; rows
@@ -125,8 +125,8 @@ class StepSplitter:
                 raise ConfigError(problem, field=f"micro_batches.{name}", value=size, cure=cure)
 
     def planned(self, step: int, host: Any) -> tuple[Any, int]:
-        """What makes the micro-batches of a step of its delivered batch, on the devices; and the places in them, of
-        this process, padding included.
+        """The function that cuts a step's delivered batch into micro-batches, on the devices; and the number of places
+        in those of this process, including padding.
 
         Raises:
             ConfigError: rows of this process, in ``host``, hold other documents than planned: a function changed them.
@@ -153,8 +153,8 @@ class StepSplitter:
         return partial(_split, plan, shape, self._placement), plan.filled * local * shape.places
 
     def _segments_as_read(self, step: int, host: Any) -> Int32[np.ndarray, "B M"]:
-        """Lengths of the segments of all rows of a step, of a dataset that knows them only when it is read: as rollouts
-        are, whose steps each process has whole.
+        """Segment lengths of all rows of a step, for a dataset that knows them only once it is read, such as rollouts,
+        of which each process has whole steps.
         """
         first, size = self._order.schedule.rows_at(step)
         if self._placement.local_rows(size).size < size:

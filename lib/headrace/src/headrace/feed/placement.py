@@ -1,7 +1,7 @@
-"""Which rows of a batch this process must hold, and how they become global, sharded arrays: one, or a ``PackedBatch``.
+"""Which rows of a batch this process must hold, and how they become a global, sharded array or a ``PackedBatch``.
 
-What travels to the devices are tokens in the store's dtype and a few numbers a row, nothing else. No kernel runs here:
-what a training step needs beyond that is derived inside it (batch/packed_batch.py).
+Only tokens in the store's dtype and a few numbers per row travel to the devices. No kernel runs here: a training step
+derives everything else that it needs itself (batch/packed_batch.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
     """Sharding of ``[B, S]`` arrays: rows over ``batch_axis``, replicated over the mesh's other axes.
 
     Args:
-        mesh: None: all devices of all processes along one axis ``"data"``.
+        mesh: Device mesh; None: all devices of all processes along one axis ``"data"``.
         batch_axis: Name or names of mesh axes; None: ``"data"`` if the mesh has it, else its first axis.
 
     Raises:
@@ -46,7 +46,7 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
 
 
 class Placement:
-    """Where the rows of a batch go, by a sharding of ``[B, S]`` arrays."""
+    """Places the rows of a batch on devices, according to a sharding of ``[B, S]`` arrays."""
 
     def __init__(self, sharding: NamedSharding) -> None:
         if not isinstance(sharding, NamedSharding):
@@ -69,13 +69,13 @@ class Placement:
         return NamedSharding(self.sharding.mesh, PartitionSpec(*self.sharding.spec[:1]))
 
     def _ways(self, entry: Any) -> tuple[tuple[str, ...], int]:
-        """Mesh axes that an entry of the sharding names, and how many ways they split."""
+        """The mesh axes that an entry of the sharding names, and the number of parts that they split an array into."""
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         return axes, int(np.prod([self.sharding.mesh.shape[a] for a in axes], dtype=np.int64))
 
     @property
     def sequence_ranks(self) -> int:
-        """Ways that sequences are split."""
+        """The number of parts that sequences are split into."""
         return self._ways(self.sharding.spec[1])[1] if len(self.sharding.spec) > 1 else 1
 
     def check(self, batch_size: int, seq_len: int) -> None:
@@ -94,7 +94,7 @@ class Placement:
                 )
 
     def local_rows(self, batch_size: int) -> Int64[np.ndarray, " n"]:
-        """Rows of the global batch that devices of this process hold, ascending, each once."""
+        """Rows of the global batch that devices of this process hold, ascending, without duplicates."""
         if batch_size not in self._local:
             is_local = np.zeros(batch_size, bool)
             for index in self.rows_sharding.addressable_devices_indices_map((batch_size,)).values():
@@ -103,9 +103,9 @@ class Placement:
         return self._local[batch_size]
 
     def local_columns(self, seq_len: int) -> tuple[int, int]:
-        """The first column, and one past the last, that devices of this process hold of any row.
+        """The first column of any row that devices of this process hold, and one past the last.
 
-        All between them count as held: a process whose devices hold the two ends of a row gets all of it.
+        All columns between them count as held: a process whose devices hold the two ends of a row gets all of it.
         """
         if seq_len not in self._columns:
             over_columns = NamedSharding(self.sharding.mesh, PartitionSpec(None, *self.sharding.spec[1:]))
@@ -116,7 +116,7 @@ class Placement:
         return self._columns[seq_len]
 
     def _local_slice(self, batch_size: int) -> Callable[[slice], slice]:
-        """Rows of the global batch as rows of the local one."""
+        """A function from rows of the global batch to rows of the local one."""
         first = self.local_rows(batch_size)
         if first.size == batch_size:
             return lambda rows: rows
@@ -141,8 +141,8 @@ class Placement:
         Args:
             local: Rows of this process.
             batch_size: Rows of the global array.
-            along_rows: Rows are not split, whatever the sharding does to sequences.
-            seq_len: Columns of the global array, of which ``local`` has :meth:`local_columns`; None: it has them all.
+            along_rows: Whether to keep rows whole even if the sharding splits sequences.
+            seq_len: Columns of the global array; ``local`` has :meth:`local_columns` of them. None: it has them all.
 
         On CPU devices the array may share memory with ``local``: do not write to it afterwards.
         """
@@ -175,12 +175,12 @@ class HostRows(NamedTuple):
         tokens: ``[local rows, local columns]`` in the stores' dtype; padding rows are zeros.
         source_id: int32 ``[local rows]``; -1 for padding rows.
         batch_size: Rows of the global batch.
-        seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
+        seq_len: Elements of a whole row; ``tokens`` has those of them that this process holds.
         segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
         token_mask: uint8 or float32 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all
-            are.
-        extras: Columns by name, ``[local rows, local columns, ...]``, or None if there are no others.
-        row_weights: float32 ``[local rows]``, what the loss of each row weighs, or None if all weigh alike.
+            tokens are trained on.
+        extras: Other columns by name, ``[local rows, local columns, ...]``, or None if there are none.
+        row_weights: float32 ``[local rows]``, the weight of each row's loss, or None if all are equal.
     """
 
     tokens: np.ndarray
@@ -194,9 +194,9 @@ class HostRows(NamedTuple):
 
 
 class BatchMaker:
-    """Makes batches of a dataset from arrays, without the constructor of a Module: it costs as much as all transfers.
+    """Makes batches of a dataset from arrays without a Module's constructor, which costs as much as all transfers.
 
-    ``eos_id`` and ``pairs`` are the batches'.
+    ``eos_id`` and ``pairs`` are those of the batches.
     """
 
     def __init__(self, eos_id: int | None, pairs: bool) -> None:
@@ -210,7 +210,7 @@ class BatchMaker:
     def of_devices(self, host: HostRows, placement: Placement) -> PackedBatch:
         """The global batch on the devices of a placement. ``host.tokens`` belongs to it from now on.
 
-        No array is shared between batches: a training step may donate all that it is given.
+        Batches share no arrays, so a training step may donate everything that it gets.
         """
         return self._make(host, partial(placement.to_global, batch_size=host.batch_size))
 
@@ -227,7 +227,7 @@ class BatchMaker:
         return jax.tree.unflatten(self._structure(host), leaves)
 
     def _structure(self, host: HostRows) -> Any:
-        """How the leaves make a batch."""
+        """The tree structure that makes a batch of the leaves."""
         lengths, weights, mask = host.segment_lengths, host.row_weights, host.token_mask
         key = lengths is not None, weights is not None, mask is not None, *(host.extras or ())
         if key not in self._structures:
@@ -243,7 +243,7 @@ class BatchMaker:
 
 
 def fresh_copy(batch: Any) -> Any:
-    """The same global arrays in memory of their own: one small program a device, nothing exchanged."""
+    """The same global arrays in memory of their own: one small program per device, no communication."""
     leaves, structure = jax.tree.flatten(batch)
     shards: dict[Any, list[jax.Array]] = {}
     for leaf in leaves:
@@ -265,7 +265,7 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def spread_rows(values: np.ndarray | None, place: slice | np.ndarray, rows: int) -> np.ndarray | None:
-    """Values of rows at their places among so many, zeros elsewhere."""
+    """An array of ``rows`` rows that has ``values`` at ``place`` and zeros elsewhere."""
     if values is None:
         return None
     spread = np.zeros((rows, *values.shape[1:]), values.dtype)
@@ -274,7 +274,7 @@ def spread_rows(values: np.ndarray | None, place: slice | np.ndarray, rows: int)
 
 
 def count_untrained(mask: np.ndarray) -> int:
-    """Rows that are zeros. Of nearly all others a look at their first entries tells.
+    """The number of rows that are all zeros. Nearly all others show it in their first entries.
 
     Example:
         >>> count_untrained(np.array([[0.0, 0.5], [0.0, 0.0]]))

@@ -1,7 +1,7 @@
-"""The plan of a run of steps: which stored blocks this host needs, in which order, and where each row lies in them.
+"""The plan of consecutive steps: which stored blocks this host needs, in which order, and where each row is in them.
 
-Pure: index maps and integer arithmetic, no I/O. A whole window of steps is planned with a handful of array operations;
-a step costs well under a microsecond a row.
+Pure: index maps and integer arithmetic, no I/O. A handful of array operations plans a whole window of steps; a step
+costs well under a microsecond per row.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headrace.store.chunk_pages import ChunkPages
 
 
 class BlockSpace:
-    """Numbers all blocks (stored chunks) of all arrays of a dataset, one after the other. Sources over one cache, such
-    as its buckets, share its arrays, and so the blocks that memory holds.
+    """Numbers all blocks (stored chunks) of all arrays of a dataset consecutively. Sources over the same cache, such as
+    its buckets, share its arrays, and thus the blocks in memory.
 
     Attributes:
-        arrays: All arrays, source by source, those that sources share once.
-        kinds: These, and the columns of the sources.
-        chunk: Elements of a block, by array.
+        arrays: All arrays of tokens, source by source; arrays that sources share appear once.
+        kinds: The tokens, in these arrays, and the columns of the sources.
+        chunk: Elements of a block, for each array.
         first_block: Number of each array's first block; its last entry is the number of all blocks.
     """
 
@@ -55,21 +55,21 @@ class BlockSpace:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes that each block takes in memory: those of the largest of each kind."""
+        """Bytes that each block takes in memory: the sum of the largest of each kind."""
         return sum(slot_bytes(kind, self.chunk) for kind in self.kinds)
 
     def block_bytes(self) -> Int64[np.ndarray, " a"]:
-        """Bytes of a full block of each array, with those of its columns."""
+        """Bytes of a full block of each array, including its columns."""
         itemsizes = [k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds]
         return self.chunk * sum(itemsizes)  # what is not stored is not read
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
-        """Requests that a block of each array takes: one for its tokens and one for each column that is stored so."""
+        """Requests that a block of each array takes: one for its tokens and one for each column stored in chunks."""
         return np.sum([k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds], axis=0)
 
     def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
-        """Requests for ``zarr.json``, indices of files and pages of checksums of a host that reads these blocks, all
-        different.
+        """Requests for ``zarr.json``, file indices and pages of checksums by a host that reads these blocks, which must
+        be distinct.
         """
         kinds = [kind.arrays for kind in self.kinds]
         array = self.array_of(blocks)
@@ -90,7 +90,7 @@ class BlockSpace:
         return requests
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
-        """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
+        """Elements of a block of each array: a single number if all are equal, because it divides faster."""
         return self.chunk[array] if self._one_chunk is None else self._one_chunk
 
     def array_of(self, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -98,14 +98,14 @@ class BlockSpace:
         return np.searchsorted(self.first_block, blocks, side="right") - 1
 
     def place_of(self, block: int) -> tuple[int, int]:
-        """The array that a block belongs to, and the chunk of it that it is."""
-        # NumPy's search would give the interpreter's lock away, and wait to have it back
+        """The array that a block belongs to, and the number of its chunk in it."""
+        # NumPy's search would release the interpreter's lock and wait to get it back
         array = bisect_right(self.first_block, block) - 1
         return array, block - int(self.first_block[array])
 
 
 def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
-    """Bytes that each chunk of a column takes in memory: those of the largest; none if nothing of it is stored so."""
+    """Bytes that each chunk of a column takes in memory: those of the largest; 0 if none of it is stored in chunks."""
     if not kind.is_stored:
         return 0
     itemsizes = kind.arrays.spread([run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs])
@@ -113,39 +113,39 @@ def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
 
 
 def _stored_in(source: RowSource, arrays: object) -> object:
-    """What tells where a source is stored from where others are: its arrays, and the leaves of their cache beside."""
+    """A key for the place where a source is stored: its arrays, and the leaves that their cache has beside them."""
     columns = columns_of(source).items()
     return id(arrays), *sorted((name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns)
 
 
 @dataclass(frozen=True, eq=False)
 class WindowPlan:
-    """Rows of this host for the steps ``first_step .. first_step + steps``, and the blocks under them.
+    """Rows of this host for the steps ``first_step .. first_step + steps``, and the blocks that hold them.
 
-    Row arrays run over the local rows of all steps; step k has ``row_bounds[k]:row_bounds[k + 1]``. Piece arrays run
-    over the pieces of those rows, each within one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``.
+    Row arrays have an entry for each local row of all steps; step k has ``row_bounds[k]:row_bounds[k + 1]``. Piece
+    arrays have one for each piece of those rows, within one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``.
 
     Attributes:
-        row_elements: Elements of a row that this host holds: fewer where sequences are split over hosts.
+        row_elements: Elements of a row that this host holds; fewer than ``seq_len`` if hosts share sequences.
         batch_sizes: Global batch size of each step.
         array_sizes: Rows of the arrays that travel to the devices: those of the batch and, with an exchange, pools.
-        origin: With an exchange, where each row of the batches that this host holds lies in the arrays; see
+        origin: With an exchange, where the arrays hold each row of the batches that this host holds; see
             :class:`~headrace.feed.exchange.PooledRows`.
-        row_place: Place of each row among those of its step that this host reads; None: they follow each other.
-        sent: With an exchange, rows of each step that this host reads for others.
-        padded: Whether a batch has rows that hold no data.
+        row_place: Place of each row among those of its step that this host reads; None: they are consecutive.
+        sent: With an exchange, the number of rows of each step that this host reads for others.
+        padded: Whether any batch has rows that hold no data.
         source: Source of each row.
         row: Number of each row within its source.
         piece_row: Row of each piece, counted from the step's first.
-        column: Where in its row each piece begins, counted from the first element that this host holds.
+        column: Where each piece begins in its row, counted from the first element that this host holds.
         size: Elements of each piece.
-        array: Array that it lies in.
-        start: Its first element there.
-        offset: Elements from the start of its block to its own.
-        block: Its block, as an index into ``uses.blocks``, whose numbers are those of the :class:`BlockSpace`.
+        array: Array that contains each piece.
+        start: First element of each piece in its array.
+        offset: Elements from the start of its block to the start of each piece.
+        block: Block of each piece, as an index into ``uses.blocks``, which has numbers of the :class:`BlockSpace`.
         whole: Whether every row is one piece.
-        distinct: Distinct rows of each step.
-        ranges: Runs of neighbours among them.
+        distinct: Number of distinct rows of each step.
+        ranges: Number of runs of neighbours among them.
         segments: Lengths of the segments of each row; None: their sources do not know them.
     """
 
@@ -178,10 +178,10 @@ class WindowPlan:
 
 
 class GlobalRows(NamedTuple):
-    """The rows of all hosts for a window of steps, in the order in which batches hold them."""
+    """The rows of all hosts for a window of steps, in batch order."""
 
-    dataset: PlannedDataset  # what serves these steps
-    steps: int  # fewer than were asked for if rows change their length within them
+    dataset: PlannedDataset  # the dataset that serves these steps
+    steps: int  # fewer than requested if the length of rows changes within them
     sizes: Int64[np.ndarray, " steps"]
     valid: Int64[np.ndarray, " steps"]  # rows of each batch that hold data
     rows: Rows
@@ -190,8 +190,8 @@ class GlobalRows(NamedTuple):
 def global_rows(
     dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, steps: int, row_order: RowOrder
 ) -> GlobalRows:
-    """The rows of ``steps`` steps from ``first_step`` on, each batch ordered by locality unless ``row_order`` is
-    ``"stream"``: over the global batch, so that the order does not depend on the number of processes.
+    """The rows of ``steps`` steps from ``first_step`` on. Unless ``row_order`` is ``"stream"``, each batch is ordered
+    by locality, over the global batch, so that the order does not depend on the number of processes.
     """
     length = dataset.length
     dataset, until = dataset.at_step(first_step)
@@ -218,10 +218,10 @@ def plan_window(
     row_order: RowOrder,
     exchange: RowExchange | None = None,
 ) -> WindowPlan:
-    """Plans ``steps`` steps from ``first_step`` on, fewer if rows change their length within them.
+    """Plans ``steps`` steps from ``first_step`` on, fewer if the length of rows changes within them.
 
-    Rows of a step are first ordered over the global batch, and then cut for this process: to the rows that it reads,
-    which are those that it holds unless ``exchange`` says otherwise, and to their columns.
+    The rows of a step are first ordered over the global batch, then cut to the rows that this process reads (those that
+    it holds, unless there is an ``exchange``) and to the columns that it holds.
     """
     window = global_rows(dataset, schedule, first_step, steps, row_order)
     arranged = None if exchange is None else arrange(window, space, exchange)
@@ -275,7 +275,7 @@ def plan_window(
 
 
 def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arranged | None:
-    """The rows of a window as hosts read them under ``exchange``; None: where their places are."""
+    """The rows of a window as hosts read them under ``exchange``; None: each host reads the rows that it holds."""
     return exchange.arrange(
         window.sizes,
         window.valid,
@@ -288,25 +288,25 @@ def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arr
 def stored_blocks(
     dataset: PlannedDataset, space: BlockSpace, rows: Rows
 ) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
-    """Which blocks rows lie in: for each use the row, as its place in ``rows`` (ascending), and the block."""
+    """Which blocks hold the rows: for each use, the row, as an index into ``rows`` (ascending), and the block."""
     pieces = _within_blocks(dataset.joined_rows.pieces(rows.source, rows.row, space.first_array), space)
     return pieces.row, _blocks_of(pieces, space)[0]
 
 
 def _blocks_of(pieces: Pieces, space: BlockSpace) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each piece's block, and the elements from its start to the piece's."""
+    """The number of each piece's block, and the elements from the start of the block to that of the piece."""
     chunk = space.chunk_of(pieces.array)
     number = pieces.start // chunk
     return space.first_block[pieces.array] + number, pieces.start - number * chunk
 
 
 def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """The order of rows by step and locality, ties in the order of the stream."""
+    """The permutation that sorts rows by step and locality; ties stay in the order of the stream."""
     steps = valid.size
-    if steps and (valid == valid[0]).all():  # a table: its rows are sorted on their own
+    if steps and (valid == valid[0]).all():  # a table, whose rows are sorted separately
         size = int(valid[0])
         table = locality.reshape(steps, size)
-        order = np.argsort(table, axis=1)  # twice as fast as a stable sort, and the same where there are no ties
+        order = np.argsort(table, axis=1)  # twice as fast as a stable sort, and equal if there are no ties
         ordered = np.take_along_axis(table, order, axis=1)
         if (ordered[:, 1:] == ordered[:, :-1]).any():
             order = np.argsort(table, axis=1, kind="stable")
@@ -315,7 +315,7 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
-    """Cuts pieces to the columns ``first .. last`` of their rows, which are counted from ``first`` from here on."""
+    """Cuts pieces to the columns ``first .. last`` of their rows; the result counts columns from ``first``."""
     begin = np.maximum(pieces.column, first)
     size = np.minimum(pieces.column + pieces.size, last) - begin
     cut = Pieces(pieces.row, begin - first, pieces.array, pieces.start + begin - pieces.column, size)
@@ -324,7 +324,7 @@ def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
 
 
 def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
-    """Cuts pieces where blocks end, so that each lies within one."""
+    """Cuts pieces where blocks end, so that each is within one block."""
     chunk = space.chunk_of(pieces.array)
     first = pieces.start // chunk
     count = (pieces.start + pieces.size - 1) // chunk - first + 1
@@ -341,7 +341,7 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
 def _local_cut(
     placement: Placement, sizes: np.ndarray, valid: np.ndarray
 ) -> tuple[Int64[np.ndarray, " n"] | None, Int64[np.ndarray, " steps1"]]:
-    """Where this process's rows are among all valid ones of the window (None: it has all); and each step's bounds."""
+    """Indices of this process's rows among the valid ones of the window (None: it has all), and each step's bounds."""
     first = np.cumsum(valid) - valid
     local_rows = {size: placement.local_rows(size) for size in np.unique(sizes).tolist()}
     if all(local.size == size for size, local in local_rows.items()):
@@ -374,7 +374,7 @@ def _cut_arranged(
 
 
 def _local_origin(placement: Placement, arranged: Arranged, sizes: np.ndarray) -> list[Int32[np.ndarray, " l"]]:
-    """Of each step, where the rows of the batch that this process holds lie."""
+    """For each step, the origins of the batch rows that this process holds."""
     first = np.cumsum(sizes) - sizes
     return [
         arranged.origin[at + placement.local_rows(size)]
@@ -385,8 +385,8 @@ def _local_origin(placement: Placement, arranged: Arranged, sizes: np.ndarray) -
 def _distinct_and_ranges(
     source: np.ndarray, row: np.ndarray, step: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct rows of each step, and their runs of neighbours."""
-    bits = int(row.max(initial=0)).bit_length() + 1  # one more: the last row of a source has no neighbour in the next
+    """The number of distinct rows of each step, and of runs of neighbours among them."""
+    bits = int(row.max(initial=0)).bit_length() + 1  # one more: the last row of a source is next to none of another
     number = source << bits | row
     wide = int(number.max(initial=0)).bit_length() + 1
     if wide + steps.bit_length() < 63:
@@ -396,5 +396,5 @@ def _distinct_and_ranges(
         order = np.lexsort((number, step))
         key, step = number[order], step[order]
     gap = np.diff(key, prepend=-2)
-    gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step begins a run
+    gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step starts a run
     return np.bincount(step[gap != 0], minlength=steps), np.bincount(step[gap > 1], minlength=steps)

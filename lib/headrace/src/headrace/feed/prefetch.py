@@ -1,16 +1,17 @@
-"""Runs an iterator in a background thread, a few items ahead, and never leaves the thread behind.
+"""Runs an iterator in a background thread, a few items ahead, and always ends the thread.
 
-Items come in groups, made together and handed over at once: a consumer that waits is woken once for all of them, and so
-is a producer that waits for room. To be woken costs as much as it takes to deliver a batch, and the two threads would
-take turns at the interpreter's lock.
+Items come in groups that are made together and handed over at once. A waiting consumer wakes once per group, and so
+does a producer that waits for room. A wake-up costs as much as delivering a batch, and with one per item, the two
+threads would take turns at the interpreter's lock.
 
-An error in the background reaches the consumer at the item where it happened, and whenever it asks again. Leaving a
-loop early, an exception, Ctrl-C or simply dropping the iterator stops the thread: it holds no reference to the
-iterator, whose finaliser stops it. A group is begun only when those that were not taken as a whole have fewer than
-``depth`` items.
+An error in the background reaches the consumer at the item where it happened, and again at each further request.
+Leaving a loop early, an exception, Ctrl-C or simply dropping the iterator stops the thread: the thread holds no
+reference to the iterator, whose finaliser stops it. A group is begun only while the groups that are not completely
+taken have fewer than ``depth`` items.
 
-Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread the garbage collector happens
-to, which may be one that the background work waits for: it says stop and goes on. The process waits for what is left.
+Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread triggers the garbage collector,
+possibly one that the background work waits for, so it only signals the stop. At exit, the process waits for all threads
+that are left.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class _End:
 class Prefetched(Iterator[T], Generic[T]):
     """Items of the groups of ``make()``, made in a background thread.
 
-    Asked for more after it was closed it raises ReadError: an end that is none must not look like one.
+    After :meth:`close`, ``next`` raises ReadError: an iteration that was stopped must not look complete.
 
     Use it as a context manager, or call :meth:`close`, to stop early; dropping it does the same.
 
     Args:
-        make: Called in the thread; gives an iterator of groups, lists of at least one item, which are emptied. Its
-            ``close`` (if a generator) is called in the thread too.
-        depth: Another group is begun when the groups that were not taken as a whole have fewer items than this; at
-            least 1. For one group to be made while another is taken it is twice the size of a group.
-        stats: Gets each wait.
-        interrupt: Called when stopping, from any thread: makes what the iterator waits for give up.
-        gate: Where this host waits for the others before it hands out an item.
-        finish: What each item goes through when it is asked for, in the thread of whoever asks.
+        make: Called in the thread; returns an iterator of groups, lists of at least one item, which get emptied. The
+            iterator's ``close`` (if it is a generator) is called in the thread too.
+        depth: Another group is begun when the groups that are not completely taken have fewer items than this; at
+            least 1. To make one group while another is taken, give twice the size of a group.
+        stats: Records each wait.
+        interrupt: Called when stopping, from any thread: makes whatever the iterator waits for give up.
+        gate: Makes this host wait for the others before it hands out an item.
+        finish: Applied to each item when it is requested, in the consumer's thread.
 
     Example:
         >>> with Prefetched(lambda: iter([[0], [1, 2]]), depth=2) as items:
@@ -74,10 +75,10 @@ class Prefetched(Iterator[T], Generic[T]):
     ) -> None:
         self._gate, self._finish = gate, finish
         self._queue: SimpleQueue[list[T] | _End] = SimpleQueue()
-        self._group: deque[T] = deque()  # what is left of the one taken last
+        self._group: deque[T] = deque()  # the rest of the group taken last
         self._group_size = 0
         self._made, self._taken = [0], 0
-        self._room: SimpleQueue[int] = SimpleQueue()  # the size of each group that was taken as a whole
+        self._room: SimpleQueue[int] = SimpleQueue()  # the size of each group that was completely taken
         self._stats = stats or QueueStats()
         self._depth = depth
         self._stop = threading.Event()
@@ -143,13 +144,13 @@ class Prefetched(Iterator[T], Generic[T]):
                 group = self._queue.get(timeout=patience)
             except Empty:
                 self._stats.say()
-                patience = self._stats.waiting_now_s  # until it has doubled
+                patience = self._stats.waiting_now_s  # report again when the wait has doubled
                 continue
             if isinstance(group, _End):
                 return group
             self._group.extend(group)
             self._group_size = len(group)
-            group.clear()  # ``make`` may hold the list, but not what it held
+            group.clear()  # ``make`` may keep the list, but not its items
         return self._group.popleft()
 
     def close(self) -> None:
@@ -161,7 +162,7 @@ class Prefetched(Iterator[T], Generic[T]):
             with suppress(Empty):
                 while True:
                     self._queue.get_nowait()
-            self._queue.put(self._ended or _End(_closed()))  # for a consumer that waits in another thread
+            self._queue.put(self._ended or _End(_closed()))  # wakes a consumer that waits in another thread
 
     def __enter__(self) -> Prefetched[T]:
         return self
@@ -184,7 +185,7 @@ def _produce(
     try:
         groups = make()
         try:
-            untaken = 0  # items of groups that were not taken as a whole
+            untaken = 0  # items of groups that are not completely taken
             while True:
                 while untaken >= depth and not stop.is_set():
                     untaken -= room.get()
@@ -199,7 +200,7 @@ def _produce(
                 untaken += len(group)
                 made[0] += len(group)
                 out.put(group)
-                del group  # a ready batch belongs to the queue alone
+                del group  # only the queue may refer to a ready batch
         finally:
             close = getattr(groups, "close", None)
             if close is not None:
@@ -209,7 +210,7 @@ def _produce(
     if not stop.is_set():
         out.put(_End(error))
     _stops.pop(threading.current_thread(), None)
-    error = None  # its traceback leads back to this frame: nothing would be freed before the next garbage collection
+    error = None  # its traceback refers to this frame: nothing would be freed before the next garbage collection
 
 
 def _tell(
@@ -219,24 +220,24 @@ def _tell(
     interrupt: Callable[[], None] | None,
     gate: HostGate | None,
 ) -> None:
-    """Tells the thread to stop. Takes no lock that anybody holds for longer than a moment, and waits for nothing."""
+    """Signals the thread to stop. Takes only locks that are held briefly, and waits for nothing else."""
     stop.set()
     if gate is not None:
         gate.leave()
     if interrupt is not None:
         interrupt()
-    room.put(0)  # for a thread that waits for it, to find that it has to stop
+    room.put(0)  # wakes a thread that waits for room, so that it sees the stop
     if not thread.is_alive():
         _stops.pop(thread, None)
 
 
 _stops: dict[threading.Thread, Callable[[], object]] = {}
-"""Of the threads that may be alive: what stops them."""
+"""For each thread that may be alive, a function that stops it."""
 
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Python cannot end while a thread of its own is inside TensorStore or XLA: it would abort."""
+    """Stops all threads: Python aborts if it exits while one of its threads is inside TensorStore or XLA."""
     for thread, stop in list(_stops.items()):
         stop()
         thread.join()

@@ -1,14 +1,14 @@
 """Reads ahead of the batches: plans, decides what each step fetches, and starts the fetches in order of first use.
 
-There are no borders between windows: a window is only what is planned in one go. A fetch starts as soon as its slot is
-free, as far ahead as :data:`AHEAD` steps. What is fetched, and what makes room for it, follows from the plan and the
-number of slots alone (order/residency.py); only the moment of a fetch depends on how far the batches have come.
+Reading does not stop at the end of a window, which is only the steps that are planned in one go. A fetch starts as soon
+as its slot is free, up to :data:`AHEAD` steps ahead. The plan and the number of slots alone decide what is fetched and
+what makes room for it (order/residency.py); only the time of a fetch depends on the progress of the batches.
 
-A block is a chunk of tokens and, where batches have columns, the chunks of these beside it. All are fetched together,
-once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget. What lies in a
-memory-mapped file stays there, needs no slot, and is held against its checksum once, before the first step that uses it
-(feed/mapped_files.py). What the budget would hold of it is decided and counted all the same, so that a forecast need
-not know where a cache lies.
+A block is a chunk of tokens and, if batches have columns, the corresponding chunks of these. They are fetched together,
+once, directly into their slots (feed/gathering.py), are evicted together, and share one byte budget. Chunks in
+memory-mapped files stay there, need no slots, and are verified against their checksums once, before the first step that
+uses them (feed/mapped_files.py). What the budget would hold of them is decided and counted all the same, so that a
+forecast need not know where a cache is.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _POLL_S = 0.1
 
 @dataclass(eq=False)
 class Window:
-    """A plan, and for each kind of values which of its blocks lie in mapped files.
+    """A plan and, for each kind of values, which of its blocks are in mapped files.
 
     Attributes:
-        plan: Of its steps.
-        mapped: For each kind of values where its blocks lie in mapped files.
-        reads: Whether each block has to be read, or a column of it.
-        fetched: Of each step that was decided the blocks that are read for it.
-        in_files: Of each the blocks in files whose use begins with it.
-        slots: The slots of its pieces; nothing for windows that read nothing.
-        begun: Steps that were begun.
+        plan: The plan of its steps.
+        mapped: For each kind of values, where its blocks are in mapped files.
+        reads: Whether each block, or a column of it, must be read.
+        fetched: For each decided step, the blocks that are read for it.
+        in_files: For each decided step, the blocks in files whose use begins with it.
+        slots: For each decided step, the slots of its pieces; empty for windows that read nothing.
+        begun: Number of steps that have begun.
     """
 
     plan: WindowPlan
@@ -72,14 +72,14 @@ class Window:
 
     @property
     def step(self) -> int:
-        """The step that is begun next."""
+        """The next step to begin."""
         return self.plan.first_step + self.begun
 
 
 class BlockCache:
-    """Blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them. For one thread.
+    """Holds blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them. Used by one thread.
 
-    ``kinds`` is the memory of the tokens and of each column; see :class:`Slots` for the arguments.
+    ``kinds`` has the memory of the tokens and of each column; see :class:`Slots` for the arguments.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class BlockCache:
         for kind in self.kinds:
             kind.allocate(self.num_slots)
         self._pending: dict[int, tuple[tuple[int, int, int], list[tuple[Slots, Pending]]]] = {}
-        """By block: its array, chunk and slot, and what it waits for."""
+        """By block: its array, chunk and slot, and the reads that it waits for."""
         self._interrupted = threading.Event()
 
     def open_window(self, plan: WindowPlan) -> Window:
-        """Finds which blocks of the next window lie in mapped files."""
+        """Finds out which blocks of the next window are in mapped files."""
         blocks = plan.uses.blocks
         array = self.space.array_of(blocks)
         chunk = blocks - self.space.first_block[array]
@@ -112,7 +112,7 @@ class BlockCache:
         return Window(plan, mapped, np.any([kind.must_be_read for kind in mapped], axis=0))
 
     def count_in_files(self, blocks: list[int]) -> None:
-        """Counts blocks that are gathered from mapped files, and need no slots, as if they had been fetched."""
+        """Counts blocks that are gathered from mapped files, and so need no slots, as if they had been fetched."""
         if blocks:
             numbers = np.array(blocks)
             array = self.space.array_of(numbers)
@@ -122,8 +122,8 @@ class BlockCache:
                 kind.count_mapped(array, chunk)
 
     def start(self, window: Window, block: int, slot: int) -> bool:
-        """Starts reading a block of a window into a slot, and says whether there is anything to wait for. The step that
-        used the slot last must have been gathered.
+        """Starts reading a block of a window into a slot. Returns whether there is anything to wait for. The last step
+        that used the slot must have been gathered.
         """
         number, chunk = self.space.place_of(block)
         at = int(np.searchsorted(window.plan.uses.blocks, block))
@@ -144,8 +144,8 @@ class BlockCache:
         return all(kind.files.is_settled(mapped, number) for kind, mapped in kinds)
 
     def settle(self, window: Window, number: int) -> None:
-        """Waits until the chunks in mapped files that a step of a window uses were held against their checksums. One
-        that is not sound is read, which says what is wrong with it, unless the file is another one by now.
+        """Waits until the chunks in mapped files that a step of a window uses are verified against their checksums. A
+        chunk that fails is read: this raises an error that explains the damage, unless the file has been replaced.
         """
         step = window.plan.first_step + number
         for kind, mapped in zip(self.kinds, window.mapped, strict=True):
@@ -165,42 +165,42 @@ class BlockCache:
                 try:
                     if pending.result(0) is False:
                         return False
-                except Exception:  # noqa: BLE001  # not there, or an error, which wait() reports
+                except Exception:  # noqa: BLE001  # not there yet, or an error, which wait() reports
                     return False
         return True
 
     def wait(self, blocks: list[int], step: int) -> None:
-        """Waits until blocks that were started have arrived; ``step`` needs them."""
+        """Waits until the started ones of these blocks have arrived; ``step`` needs them."""
         for block in blocks:
             if block not in self._pending:
                 continue
             (number, chunk, slot), waiting = self._pending[block]
             for kind, pending in waiting:
                 try:
-                    if self._arrived(pending) is False:  # not what its checksum says: TensorStore tells, or reads it
+                    if self._arrived(pending) is False:  # wrong checksum: TensorStore reports it, or reads it right
                         self._arrived(kind.read_again(number, chunk, slot))
                 except HeadraceError as error:
                     raise _not_readable(kind, number, chunk, step, error) from error
             del self._pending[block]
 
     def interrupt(self) -> None:
-        """Makes :meth:`wait` give up, now and from now on. For any thread."""
+        """Makes :meth:`wait` give up, now and from now on. Safe to call from any thread."""
         self._interrupted.set()
 
     def gather(self, window: Window, steps: StepRange, into: Sequence[np.ndarray]) -> list[Callable[[], None]]:
-        """What copies the rows of some steps of a window into one array for each of :attr:`kinds`, see
+        """Calls that copy the rows of some steps of a window into one array for each of :attr:`kinds`; see
         :meth:`Slots.gather`.
         """
         kinds = zip(self.kinds, window.mapped, into, strict=True)
         return [part for kind, mapped, out in kinds for part in kind.gather(steps, mapped, out)]
 
     def check_files(self, window: Window) -> None:
-        """Looks at the mapped files of a window; see :meth:`MappedFiles.check_files`."""
+        """Checks the mapped files of a window; see :meth:`MappedFiles.check_files`."""
         for kind, mapped in zip(self.kinds, window.mapped, strict=True):
             kind.files.check_files(mapped)
 
     def close(self) -> None:
-        """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
+        """Frees the memory. Reads in flight are abandoned; each keeps the memory alive that it may still write to."""
         self._pending.clear()
         for kind in self.kinds:
             kind.allocate(0)
@@ -234,19 +234,20 @@ class _Fetch(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """A fetch that is under way."""
+    """A fetch in flight."""
 
     at: float
-    waited_s: float  # for its slot
-    mapped: bool  # memory-mapped, and not read
-    retries: int  # of this process until then
+    waited_s: float  # for its slot to become free
+    mapped: bool  # memory-mapped, not read
+    retries: int  # of this process before the fetch
     decode_s: float  # likewise
 
 
 class ReadAhead:
-    """The steps ``first_step .. stop_step`` (None: no end), in order, their fetches running ahead.
+    """The steps ``first_step .. stop_step`` (None: no end), in order, with fetches that run ahead.
 
-    ``plan`` plans so many steps from a step on (fewer at the end of a phase); ``waits`` gets the long waits.
+    ``plan(step, steps)`` plans ``steps`` steps from ``step`` on (fewer at the end of a phase); ``waits`` records the
+    long waits.
     """
 
     def __init__(
@@ -262,16 +263,16 @@ class ReadAhead:
         self._first_step, self._stop_step = first_step, stop_step
         self._gathered = first_step - 1
         self._windows: deque[Window] = deque()
-        self._decided: deque[Window] = deque()  # in part, and not begun as a whole
+        self._decided: deque[Window] = deque()  # at least in part, and not all of whose steps have begun
         self._fetches: deque[_Fetch] = deque()
-        self._in_files: list[int] = []  # blocks in files whose use has begun since they were last counted
+        self._in_files: list[int] = []  # blocks in files whose use began after the last count
         self._waits = waits
         self._started: dict[int, _Started] = {}  # by block
 
     def run(self, step: int) -> None:
-        """Decides steps, and starts fetches, as far ahead of ``step`` as it may.
+        """Decides steps and starts fetches as far ahead of ``step`` as allowed.
 
-        The first step runs alone: nothing is to stand in the way of the first batch.
+        The first step runs alone: nothing should delay the first batch.
         """
         residency = self.residency
         until = step + 1 + min(AHEAD, _RAMP * (step - self._first_step))
@@ -289,7 +290,7 @@ class ReadAhead:
         self._start()
 
     def _decide(self, window: Window) -> None:
-        """Decides the next step of a window; of one that reads nothing all others too, if they need not wait."""
+        """Decides the next step of a window; if it reads nothing, also all others, unless these must wait."""
         number, plan, stats = len(window.fetched), window.plan, self._cache.stats
         if window.in_place and (fetched := self.residency.decide_rest()) is not None:
             window.in_files += fetched
@@ -314,7 +315,7 @@ class ReadAhead:
 
     @property
     def next(self) -> Window:
-        """The window whose next step :meth:`begin` gives next."""
+        """The window that has the next step for :meth:`begin`."""
         return self._decided[0]
 
     def may_begin(self) -> bool:
@@ -328,9 +329,9 @@ class ReadAhead:
         return started and self._cache.is_settled(window, number) and self._cache.ready(window.fetched[number])
 
     def begin(self, most: int) -> tuple[int, int]:
-        """Begins steps of :attr:`next`: the first one, for whose blocks it waits, and at most ``most`` in all whose
-        blocks are there. The bounds of their numbers. The steps before must have been gathered unless
-        :meth:`may_begin`.
+        """Begins steps of :attr:`next`: waits for the blocks of the first one, and adds those after it whose blocks are
+        there, up to ``most`` in all. Returns the bounds of their numbers. Unless :meth:`may_begin`, all earlier steps
+        must have been gathered.
         """
         window = self.next
         first, stop = window.begun, min(window.begun + most, len(window.fetched))
@@ -347,7 +348,7 @@ class ReadAhead:
         return first, stop
 
     def gathered(self, step: int) -> None:
-        """Says that ``step`` has been gathered: blocks that make room for others may go."""
+        """Records that ``step`` has been gathered: its blocks may now make room for others."""
         self._gathered = step
         self._cache.count_in_files(self._in_files)
         self._in_files.clear()
@@ -377,7 +378,7 @@ class ReadAhead:
 
     @contextmanager
     def _noting(self, described: Callable[[float], Wait]) -> Iterator[None]:
-        """Notes a wait, if it becomes a long one."""
+        """Records a wait if it becomes a long one."""
         began, self._waits.under_way = time.perf_counter(), described
         try:
             yield
@@ -387,14 +388,14 @@ class ReadAhead:
                 self._waits.add(described(ended))
 
     def _described_check(self, block: int, began: float, ended: float) -> Wait:
-        """A wait for the checks of chunks in mapped files, of which this is one."""
+        """A wait for the checks of chunks in mapped files; ``block`` has one of them."""
         number, chunk = self._cache.space.place_of(block)
         detail = f"check took {(ended - began) * 1000:.0f} ms"
         return Wait("check", began, ended, self._cache.space.arrays[number].url, chunk, detail)
 
     def _described(self, block: int, began: float, started: _Started, ended: float) -> Wait:
-        """A wait for a block. It is put down to the budget if the fetch had waited as long for its slot: else it would
-        have been there.
+        """A wait for a block. Its cause is the budget if the fetch had waited at least as long for its slot: with more
+        room, the block would have been there.
         """
         number, chunk = self._cache.space.place_of(block)
         array = self._cache.space.arrays[number]

@@ -1,8 +1,8 @@
 """Host batches, step after step: plan, read ahead, gather. No devices.
 
-Fetches run ahead of the batches (feed/read_ahead.py), and while some batches are on their way to the devices the next
-ones are gathered in a thread. Where a dataset is planned below functions of ``map``, ``MappedReader`` has it read as
-planned and passes the batches through them. Other datasets are read by ``AsyncReader`` (feed/async_reader.py).
+Fetches run ahead of the batches (feed/read_ahead.py). While some batches are on their way to the devices, a thread
+gathers the next ones. If ``map`` was applied to a planned dataset, ``MappedReader`` reads the planned dataset and
+passes its batches through the functions. ``AsyncReader`` (feed/async_reader.py) reads all other datasets.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency
 
 GROUP = 8
-"""Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
+"""Steps that are gathered together: one handover between threads for all, and warm code from the second batch on."""
 GATHERING = 3
-"""Groups that are gathered, or wait for it, while the ones before are delivered: so many that the thread has work until
-the next window is planned.
+"""Groups that are being gathered, or queued for it, while earlier ones are delivered: enough to keep the thread busy
+until the next window is planned.
 """
 
 
 class Grouping(NamedTuple):
-    """Most steps that are gathered together, in a thread of their own, and groups in flight.
+    """The most steps that are gathered together, in a separate thread, and the number of groups in flight.
 
-    0 steps: all is done by whoever asks for a batch, step by step.
+    0 steps: the caller's thread does everything, step by step.
     """
 
     steps: int = GROUP
@@ -58,11 +58,11 @@ _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
 _SLOW_S = 0.001
-"""Seconds for which mapped batches wait for others of their group."""
+"""Seconds that mapped batches may wait for others of their group."""
 
 
 class _Group(NamedTuple):
-    """Steps that are gathered together, one after the other into one buffer for each kind of values."""
+    """Consecutive steps that are gathered together, into one buffer for each kind of values."""
 
     window: Window
     steps: StepRange
@@ -71,10 +71,10 @@ class _Group(NamedTuple):
 
 
 class PlannedReader(BatchReader):
-    """Reads batches of a planned dataset: the rows of ``placement``, through at most ``max_bytes`` of stored blocks.
+    """Reads batches of a planned dataset: the rows of ``placement``, with at most ``max_bytes`` of stored blocks.
 
-    ``mapping``: whether blocks of local uncompressed arrays are served from memory-mapped files. ``exchange``: which
-    rows are read for other processes, and by others for this one; their batches come as :class:`PooledRows`.
+    ``mapping``: whether to serve blocks of local uncompressed arrays from memory-mapped files. ``exchange``: which rows
+    this process reads for others, and others for this one; batches then come as :class:`PooledRows`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PlannedReader(BatchReader):
         dataset = order.planned
         assert dataset is not None
         self._exchange = exchange
-        self._loose = not order.functions  # these see rows without data as they see those of a run's last batch
+        self._loose = not order.functions  # functions must get zeros in rows without data, as in a run's last batch
         stats = stats or IterationStats()
         self._stats, self._watch, self._waits = stats.reads, stats.watch, stats.waits
         self._dataset, self._schedule, self._placement = dataset, order.schedule, placement
@@ -105,7 +105,7 @@ class PlannedReader(BatchReader):
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
         self._said: set[str] = set()
-        self._names: dict[int, set[str]] = {}  # of columns, by the dataset that serves a step
+        self._names: dict[int, set[str]] = {}  # names of columns, by id of the dataset that serves a step
 
     @property
     def resident_bytes(self) -> int:
@@ -138,7 +138,7 @@ class PlannedReader(BatchReader):
         step = first_step
         while stop_step is None or step < stop_step:
             ahead.run(step)
-            while under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
+            while under_way and not ahead.may_begin():  # a batch never waits for the reads of a later one
                 yield self._gathered(under_way.popleft(), ahead)
             window = ahead.next
             with self._watch.phase("read"):
@@ -160,7 +160,7 @@ class PlannedReader(BatchReader):
         return plan
 
     def _check_fits(self, plan: WindowPlan) -> None:
-        """Raises ConfigError unless the blocks of each step fit at once."""
+        """Raises ConfigError unless the blocks of each step fit into memory together."""
         blocks = np.diff(plan.uses.bounds)
         worst = int(np.argmax(blocks))
         if blocks[worst] > self._cache.num_slots:
@@ -174,8 +174,8 @@ class PlannedReader(BatchReader):
             )
 
     def _most_alike(self, window: Window, steps_before: int) -> int:
-        """The next steps of a window that may share a buffer: of equal shapes, all equally well aligned. No more
-        than the steps before them, so that the first batches do not wait for others.
+        """The number of next steps of a window that may share a buffer: their shapes are equal, and each is aligned.
+        At most as many as were read so far, so that the first batches do not wait for others.
         """
         sizes = window.plan.array_sizes[window.begun :][: max(1, min(self._grouping.steps, steps_before))]
         elements = self._local_rows(int(sizes[0])) * window.plan.row_elements
@@ -210,7 +210,7 @@ class PlannedReader(BatchReader):
         plan, first, stop, rows = group.steps[:4]
         ahead.gathered(plan.first_step + stop - 1)
         self._count(plan, first, stop, sum([values[:1].nbytes for values in group.values]))
-        if group.steps.slots is not None:  # what stays in its file is not read again
+        if group.steps.slots is not None:  # blocks that stay in their files are not read again
             self._warn_of_thrashing()
         self._warn_of_untrained()
         together = self._rows_together(group)
@@ -218,7 +218,7 @@ class PlannedReader(BatchReader):
         return [self._rows_of_step(plan, first + k, together, rows_of_step) for k, rows_of_step in enumerate(at)]
 
     def _rows_together(self, group: _Group) -> HostRows:
-        """The rows of all steps of a group, with what is the same for them."""
+        """The rows of all steps of a group, with everything that they share."""
         plan, (tokens, *columns) = group.steps.plan, group.values
         served, source_id = self._dataset.at_step(plan.first_step + group.steps.first)[0], _source_ids(group.steps)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
@@ -251,7 +251,7 @@ class PlannedReader(BatchReader):
         named = {
             slots.kind.name: values if slots.width == 1 else values.reshape(values.shape[0], -1, slots.width)
             for slots, values in zip(self._cache.kinds[1:], columns, strict=True)
-            if slots.kind.name in self._names[id(served)]  # a mask may begin where documents were removed
+            if slots.kind.name in self._names[id(served)]  # removing documents may add a mask during a run
         }
         return of_batch(named)
 
@@ -265,7 +265,7 @@ class PlannedReader(BatchReader):
         stats.bytes_delivered += count * row_bytes
         content = np.full(count, plan.seq_len) if plan.segments is None else plan.segments[rows].sum(axis=1)
         stats.content_tokens += int(content.sum())
-        if not plan.whole:  # what no piece holds of it was removed
+        if not plan.whole:  # tokens that are in no piece were removed
             first, last = self._placement.local_columns(plan.seq_len)
             pieces = plan.size[plan.piece_bounds[begin] : plan.piece_bounds[end]]
             stats.removed_tokens += int((np.clip(content, first, last) - first).sum() - pieces.sum())
@@ -275,7 +275,7 @@ class PlannedReader(BatchReader):
             stats.exchanged_bytes += sent * row_bytes
 
     def _warn_of_thrashing(self) -> None:
-        """Says once that the budget is too small for the order, when more than a cold start has been read."""
+        """Warns once if the budget is too small for the order, after reading more than a cold start does."""
         stats, cache = self._stats, self._cache
         if stats.bytes_read >= 4 * cache.max_bytes and stats.read_amplification >= _THRASHING:
             self._say(
@@ -286,7 +286,7 @@ class PlannedReader(BatchReader):
             )
 
     def _warn_of_untrained(self) -> None:
-        """Says once that rows are not trained on, when there were enough of them to tell."""
+        """Warns once if many rows are not trained on, after enough rows to tell."""
         stats = self._stats
         if stats.untrained_examples >= _MANY and stats.untrained_examples >= _UNTRAINED * stats.examples_requested:
             self._say(
@@ -303,7 +303,7 @@ class PlannedReader(BatchReader):
 
 
 def _source_ids(steps: StepRange) -> Int32[np.ndarray, " r"]:
-    """The source of each row of the arrays of some steps; -1 for rows that hold no data."""
+    """The source of each row in the arrays of these steps; -1 for rows that hold no data."""
     plan, number = steps.plan, np.arange(steps.stop - steps.first)
     begin = plan.row_bounds[steps.first : steps.stop + 1]
     source = plan.source[begin[0] : begin[-1]].astype(np.int32)
@@ -325,8 +325,8 @@ def _run_each(parts: Sequence[Callable[[], None]]) -> None:
 
 
 class MappedReader(BatchReader):
-    """Passes the batches of a planned dataset through functions, one after the other. Those of slow functions are
-    delivered one by one.
+    """Passes the batches of a planned dataset through functions, one after the other. If functions are slow, batches
+    are delivered one by one.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class MappedReader(BatchReader):
     ) -> None:
         self._reader, self._dataset = reader, dataset
         self._maker = BatchMaker(dataset.eos_id, dataset.pairs)
-        self._functions = [(f, f"map({function_name(f)})") for f in functions]  # a name may hold digests of arrays
+        self._functions = [(f, f"map({function_name(f)})") for f in functions]  # a name may need digests of arrays
         self._schedule, self._watch, self._waits = schedule, stats.watch, stats.waits
 
     @property
@@ -358,7 +358,7 @@ class MappedReader(BatchReader):
                         yield ready
                         ready, began = [], time.perf_counter()
             except Exception:
-                if ready:  # those before one that fails
+                if ready:  # the batches before the one that failed
                     yield ready
                 raise
             if ready:
@@ -394,7 +394,7 @@ def open_reader(
     mapping: bool = True,
     exchange: RowExchange | None = None,
 ) -> BatchReader:
-    """What reads this process's part of the batches of ``order``."""
+    """The reader of this process's part of the batches of ``order``."""
     if order.planned is None:
         return AsyncReader(order.dataset, order.schedule, placement, stats)
     reader = PlannedReader(order, placement, max_bytes, stats, grouping, mapping=mapping, exchange=exchange)

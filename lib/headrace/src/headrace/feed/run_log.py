@@ -60,13 +60,13 @@ Writer: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
 class HasStats(Protocol):
-    """Whatever has counters: a ``DataLoader``."""
+    """An object with counters, such as a ``DataLoader``."""
 
     def stats(self) -> LoaderStats: ...
 
 
 class HasYaml(Protocol):
-    """Whatever can be written as YAML: an ``LmDataConfig``."""
+    """An object that can be written as YAML, such as an ``LmDataConfig``."""
 
     def to_yaml(self) -> str: ...
 
@@ -75,15 +75,15 @@ class RunLog:
     """Writes the counters of a loader into the folder of its run.
 
     Args:
-        loader: The loader; None: there is none, and only the program's own figures are written.
-        folder: Path or URL of the run's folder, as :func:`headrace.run.manifest.open_run` was given.
+        loader: The loader; None: only the program's own figures are written.
+        folder: Path or URL of the run's folder, as passed to :func:`headrace.run.manifest.open_run`.
         config: The config of the run. With it ``headrace report FOLDER`` needs nothing else.
-        every: Steps from one line to the next; the first call always writes, and so does :meth:`close`.
-        host: The number of this host; None: what jax says.
-        hosts: How many there are; None: what jax says.
+        every: Steps between two lines; the first call always writes, and so does :meth:`close`.
+        host: Number of this host; None: jax's process index.
+        hosts: Number of hosts; None: jax's process count.
 
     Attributes:
-        failed: Times that writing failed.
+        failed: Number of failed writes.
 
     Raises:
         ConfigError: ``every`` is below 1.
@@ -126,11 +126,12 @@ class RunLog:
         self._add({**start, "config": None if config is None else config.to_yaml()})
 
     def __call__(self, step: int, **figures: Mapping[str, SupportsFloat]) -> None:
-        """Says that a step is done.
+        """Records that a step is done.
 
         Args:
             step: The step.
-            figures: The program's own, by name, arrays of one number too; the keyword stands before each name.
+            figures: The program's own figures, numbers or arrays of one number, by name; the keyword is the
+                prefix of each name.
 
         Raises:
             ConfigError: a figure is not one number.
@@ -143,7 +144,7 @@ class RunLog:
             self._write(step)
 
     def close(self) -> None:
-        """Writes the counters of the last step that is done, and waits until all is written."""
+        """Writes the counters of the last finished step, and waits until everything is written."""
         if self._last is not None and self._last != self._written:
             self._write(self._last)
         self._guarded(self._sink.close)
@@ -170,7 +171,7 @@ class RunLog:
         self._guarded(lambda: self._sink.add(lines))
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Training goes on without its log."""
+        """Lets training continue if its log cannot be written."""
         try:
             act()
         except (OSError, HeadraceError) as error:
@@ -180,7 +181,7 @@ class RunLog:
 
 
 class _File:
-    """Lines added to a local file."""
+    """Appends lines to a local file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -195,14 +196,14 @@ class _File:
             file.write(lines)
 
     def close(self) -> None:
-        """What was added is on the disk then. Before, its end may be lost: lines are not waited for."""
+        """Syncs the file. Until then, the last lines may be lost, because writes are not waited for."""
         if self._path.exists():
             durable.sync_file(self._path)
             durable.sync_folder(self._path.parent)
 
 
 class _Objects:
-    """Lines in objects of a store, the last of which is written again and again until it is full."""
+    """Stores lines in objects of a store; the last object is rewritten until it is full."""
 
     def __init__(self, base: str) -> None:
         self._base = f"{base}-{time.time_ns() // 1000:017d}"  # later processes sort behind this one
@@ -236,17 +237,17 @@ class _Objects:
 
 
 class LogStats:
-    """Hands the counters of a loader to writers, every so many steps.
+    """Passes the counters of a loader to writers, every ``every`` steps.
 
     ::
 
         log = LogStats(loader, tensorboard("runs/7"), wandb_run(run), every=10)
 
     Args:
-        loader: The loader; None: there is none, and only the program's own figures are handed on.
+        loader: The loader; None: only the program's own figures are passed on.
         writers: Each gets the step and the figures.
-        every: Steps from one time to the next; the first call always writes.
-        prefix: Put before every name of the loader's.
+        every: Steps between two writes; the first call always writes.
+        prefix: Prefix of the names of the loader's counters.
 
     Raises:
         ConfigError: ``every`` is below 1.
@@ -268,7 +269,7 @@ class LogStats:
         self._next: int | None = None
 
     def __call__(self, step: int, **figures: Mapping[str, SupportsFloat]) -> None:
-        """Says that a step is done, with the program's own figures, as :meth:`RunLog.__call__`."""
+        """Records that a step is done, with the program's own figures, like :meth:`RunLog.__call__`."""
         values = _named(figures)
         if self._loader is not None and (self._next is None or step >= self._next):
             self._next = step + self._every
@@ -278,7 +279,7 @@ class LogStats:
 
 
 def _named(figures: Mapping[str, Mapping[str, SupportsFloat]]) -> dict[str, float]:
-    """One number by name; ConfigError for what is none."""
+    """The figures by name; ConfigError for one that is not a number."""
     values: dict[str, float] = {}
     for group, of_group in figures.items():
         if not isinstance(of_group, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -298,8 +299,8 @@ def tensorboard(target: str | Path | Any) -> Writer:
     """Writes scalars for TensorBoard.
 
     Args:
-        target: A folder (written with tensorboardX), or a writer that is there already: whatever has
-            ``add_scalar(name, value, step)``, as those of torch and tensorboardX do.
+        target: A folder (written with tensorboardX), or an existing writer with ``add_scalar(name, value, step)``,
+            such as those of torch and tensorboardX.
 
     Raises:
         ConfigError: a folder is given and tensorboardX is not installed.
@@ -320,10 +321,10 @@ def wandb_run(run: Any = None) -> Writer:
     """Logs to a Weights & Biases run.
 
     Args:
-        run: What ``wandb.init`` gave; None: the run that is under way.
+        run: The result of ``wandb.init``; None: the current run.
 
     Raises:
-        ConfigError: no run is given, and wandb is not installed or none is under way.
+        ConfigError: no run is given, and wandb is not installed or has no current run.
     """
     if run is None:
         run = _library("wandb", "wandb").run

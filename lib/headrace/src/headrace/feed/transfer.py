@@ -1,11 +1,12 @@
-"""Host arrays to global, sharded arrays: ``jax.make_array_from_callback``, its work done once for each kind of array.
+"""Host arrays to global, sharded arrays: ``jax.make_array_from_callback`` with its work done once per kind of array.
 
-For each array JAX works out which device gets what, its type, and whether all fits: 14 us of the 18 that an array takes
-on a CPU. All of that follows from shape, dtype and sharding. So the first array of a kind is made by JAX; for the next
-ones this module calls what JAX calls in the end, ``batched_device_put``, with the first one's type and devices. That
-function is not public: in a release of JAX without it, every array is made like the first.
+For each array, JAX works out which part goes to which device, the type of the array, and whether everything fits. This
+takes 14 of the 18 us that an array takes on a CPU, and depends only on shape, dtype and sharding. So JAX makes the
+first array of a kind. For the next ones, this module calls the function that JAX calls last, ``batched_device_put``,
+with the type and devices of the first. That function is not public: in a release of JAX without it, every array is made
+like the first.
 
-Price: 4 us an array, 1 us more for each further device.
+Price: 4 us per array, 1 us more for each further device.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jax.sharding import NamedSharding
 
 @cache
 def batched_device_put() -> Callable[..., jax.Array] | None:
-    """JAX's function that puts one host array on each device; None if this release has none of that name."""
+    """JAX's function that puts one host array on each device; None if this release has no function of that name."""
     try:
         return import_module("jax._src.lib").xla_client.batched_device_put
     except (ImportError, AttributeError):
@@ -33,9 +34,9 @@ class Transfer:
     """Makes global arrays of one shape and sharding.
 
     Args:
-        shape: Of the global arrays.
-        sharding: Of the global arrays.
-        local_index: Says where in the local array a part of the global one lies, both as tuples of slices.
+        shape: Shape of the global arrays.
+        sharding: Sharding of the global arrays.
+        local_index: Maps the index of a part of the global array to its index in the local one, both tuples of slices.
 
     Example:
         >>> sharding = NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec("data"))
@@ -57,15 +58,15 @@ class Transfer:
         self._parts: list[tuple[Any, ...]] = []
 
     def __call__(self, local: np.ndarray) -> jax.Array:
-        """The global array of a local one, always of the same shape and dtype, which belongs to it from now on: on CPU
-        devices they share memory.
+        """The global array of a local one. Local arrays must always have the same shape and dtype. The local array
+        belongs to the global one from now on: on CPU devices they share memory.
         """
         if self._put is not None:
             return self._put(self._aval, self._sharding, [local[part] for part in self._parts], self._devices)
         made = jax.make_array_from_callback(
             self._shape, self._sharding, lambda index: local[self._local_index(index or ())]
         )
-        if made.dtype == local.dtype:  # JAX may hold 8 bytes as 4: then it converts each array
+        if made.dtype == local.dtype:  # JAX may store 8-byte values in 4 bytes: then it converts each array
             indices = self._sharding.addressable_devices_indices_map(self._shape)
             self._devices = list(indices)
             self._parts = [self._local_index(index or ()) for index in indices.values()]

@@ -1,7 +1,7 @@
-"""A few threads that do work which runs without the interpreter's lock: gathering rows, checking blocks.
+"""A few threads for work that runs without the interpreter's lock: gathering rows, checking blocks.
 
-Jobs are taken in the order in which they were given. The threads start with the first job and end with
-:meth:`Workers.close`; a job that was not begun by then never runs. Price: about 10 us to hand over a job.
+Jobs start in the order in which they were submitted. The threads start with the first job and end with
+:meth:`Workers.close`; a job that has not started by then never runs. Price: about 10 us to submit a job.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """Work handed over; :meth:`result` waits for it."""
+    """Submitted work; :meth:`result` waits for it."""
 
     __slots__ = ("_done", "_error", "_run", "_value")
 
     def __init__(self, run: Callable[[], T]) -> None:
         self._run: Callable[[], T] | None = run
-        self._done = threading.Lock()  # a lock that is held until then: the cheapest event there is
+        self._done = threading.Lock()  # held until the job is done: the cheapest event there is
         self._done.acquire()
         self._error: BaseException | None = None
         self._value: T | None = None
 
     def result(self, timeout: float | None = None) -> T:
-        """What the work gave, or raised; TimeoutError if it is not done within ``timeout`` seconds."""
+        """Returns or raises what the work did; TimeoutError if it is not done within ``timeout`` seconds."""
         if not self._done.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError
         self._done.release()
@@ -38,25 +38,25 @@ class Job(Generic[T]):
         return self._value  # pyright: ignore[reportReturnType]
 
     def run(self) -> None:
-        """Does the work, here."""
-        run, self._run = self._run, None  # what it holds is free as soon as it is done
+        """Does the work in the calling thread."""
+        run, self._run = self._run, None  # frees what the function refers to as soon as it is done
         try:
             assert run is not None
             self._value = run()
-        except BaseException as error:  # noqa: BLE001  # whoever waits gets it
+        except BaseException as error:  # noqa: BLE001  # result() raises it
             self._error = error
         del run
         self._done.release()
 
     def cancel(self) -> None:
-        """Ends a job that nobody has begun and nobody will."""
+        """Ends a job that has not started and never will: :meth:`result` raises ReadError."""
         self._run = None
         self._error = ReadError("the loader was closed before it was done")
         self._done.release()
 
 
 class Workers:
-    """Threads that do jobs; with 0 of them a job is done at once by whoever hands it over.
+    """Threads that do jobs. With 0 threads, :meth:`submit` does each job itself, at once.
 
     Example:
         >>> workers = Workers(2)
@@ -71,7 +71,7 @@ class Workers:
         self._running: list[threading.Thread] = []
 
     def submit(self, run: Callable[[], T]) -> Job[T]:
-        """Hands over work. For one thread."""
+        """Queues work for the threads. Call it from one thread only."""
         job = Job(run)
         if not self._threads:
             job.run()
@@ -84,7 +84,7 @@ class Workers:
         return job
 
     def close(self) -> None:
-        """Ends the threads, after the jobs that they are at."""
+        """Ends the threads after their current jobs."""
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -102,4 +102,4 @@ class Workers:
 def _work(jobs: SimpleQueue[Job[Any] | None]) -> None:
     while (job := jobs.get()) is not None:
         job.run()
-        del job  # its result belongs to whoever waits for it
+        del job  # only those who wait for the result may keep it
