@@ -188,7 +188,6 @@ def ray_nodes() -> Callable[..., AbstractContextManager[RayNodes]]:
         from ray.cluster_utils import Cluster
 
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as parent:
-            patch.setenv("RAY_AUTH_MODE", "disabled")
             patch.setenv("RAY_DEDUP_LOGS", "0")
             try:
                 cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
