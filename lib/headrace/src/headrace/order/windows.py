@@ -15,6 +15,7 @@ Invariant: rows never overlap and never cross a part. Price: one search among th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int64
@@ -79,18 +80,13 @@ class Windows:
         rows = np.diff(self.first_block)
         return rows if self.first_end is None else rows * self.rows_per_block + np.diff(self.first_end)
 
+    @cached_property
+    def _table(self) -> WindowsTable:
+        return WindowsTable([self])
+
     def locate(self, rows: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Part of each row, and its first token there. Rows are not checked."""
-        block = rows if self.rows_per_block == 1 else rows // self.rows_per_block
-        part = np.searchsorted(self.first_block, block, side="right") - 1
-        start = (block - self.first_block[part]) * self.block_size + (rows - block * self.rows_per_block) * self.seq_len
-        if self.first_end is None or not (in_end := rows >= self.block_rows).any():
-            return part, start
-        end = rows[in_end] - self.block_rows
-        part[in_end] = of = np.searchsorted(self.first_end, end, side="right") - 1
-        first = (self.first_block[of + 1] - self.first_block[of]) * self.block_size
-        start[in_end] = first + (end - self.first_end[of]) * self.seq_len
-        return part, start
+        return self._table.locate(0, rows)
 
     def block_behind(self, row: int, block_tokens: int) -> int:
         """The first block after the first ``row`` rows: the number of blocks that they touch or pass.
@@ -126,48 +122,48 @@ class WindowsTable:
 
     def __init__(self, windows: Sequence[Windows]) -> None:
         self._blocks = _JoinedStarts([w.first_block for w in windows])
-        self._ends = _JoinedStarts(
-            [np.zeros_like(w.first_block) if w.first_end is None else w.first_end for w in windows]
-        )
+        ends = [np.zeros_like(w.first_block) if w.first_end is None else w.first_end for w in windows]
+        self._ends = _JoinedStarts(ends) if any(w.first_end is not None for w in windows) else None
         sizes = [(w.rows_per_block, w.block_size, w.seq_len, w.block_rows) for w in windows]
         columns = np.array(sizes, np.int64).reshape(-1, 4).T
         self._rows_per_block, self._block_size, self._seq_len, self._block_rows = columns
-        self._has_ends = any(w.first_end is not None for w in windows)
 
     def locate(
-        self, source: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]
+        self, source: Int64[np.ndarray, " n"] | int, rows: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Part of each row of each source, and its first token there. Rows are not checked."""
+        """Part of each row of each source, or of one source, and its first token there. Rows are not checked."""
         rows_per_block = self._rows_per_block[source]
         block = rows // rows_per_block
         part, first = self._blocks.find(source, block)
         start = (block - first) * self._block_size[source] + (rows - block * rows_per_block) * self._seq_len[source]
-        if not self._has_ends or not (in_end := rows >= self._block_rows[source]).any():
+        if self._ends is None or not (in_end := rows >= self._block_rows[source]).any():
             return part, start
-        of, end = source[in_end], (rows - self._block_rows[source])[in_end]
+        of, end = np.broadcast_to(source, rows.shape)[in_end], (rows - self._block_rows[source])[in_end]
         part[in_end], first = self._ends.find(of, end)
-        blocks_before = self._blocks.size[part[in_end]]
-        start[in_end] = blocks_before * self._block_size[of] + (end - first) * self._seq_len[of]
+        start[in_end] = self._blocks.size_of(part[in_end]) * self._block_size[of] + (end - first) * self._seq_len[of]
         return part, start
 
 
 class _JoinedStarts:
-    """The :func:`~headrace.order.rising.starts` of the parts of several sources, one after the other.
-
-    Attributes:
-        size: Size of each part of all sources.
-    """
+    """The :func:`~headrace.order.rising.starts` of the parts of several sources, one after the other."""
 
     def __init__(self, first: Sequence[Int64[np.ndarray, " p1"]]) -> None:
-        self._base = starts(np.array([int(of_source[-1]) for of_source in first], np.int64))[:-1]
-        self._first = np.concatenate([one[:-1] + base for one, base in zip(first, self._base.tolist(), strict=True)])
-        self.size = np.concatenate([np.diff(of_source) for of_source in first])
+        ends = starts(np.array([int(of_source[-1]) for of_source in first], np.int64))
+        self._base = ends[:-1]
+        self._first = first[0]
+        if len(first) > 1:
+            joined = [of_source[:-1] + base for of_source, base in zip(first, self._base.tolist(), strict=True)]
+            self._first = np.concatenate([*joined, ends[-1:]])
 
-    def find(self, source: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, source: np.ndarray | int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The part at places of sources, and where it begins in its source."""
         base = self._base[source]
         part = np.searchsorted(self._first, base + places, side="right") - 1
         return part, self._first[part] - base
+
+    def size_of(self, part: np.ndarray) -> np.ndarray:
+        """The size of parts."""
+        return self._first[part + 1] - self._first[part]
 
 
 class BlockAligned(Order):
