@@ -79,7 +79,7 @@ def bench_zstd(report: Report, folder: Path, examples: int, repeats: int) -> Non
     layout = CacheLayout("uint16", compression="zstd")
     path = folder / "zstd"
     write_cache(path, [[tokens]], vocab_size=65_536, layout=layout)
-    taken = []
+    measurements = []
     for _ in range(repeats):
         blocks = block_speed(TokenCache.open(path))
         dataset = TokenSeqDataset(TokenCache.open(path), SEQ_LEN).braid_shuffle(batch_size=BATCH, seed=0)
@@ -88,8 +88,8 @@ def bench_zstd(report: Report, folder: Path, examples: int, repeats: int) -> Non
             for batch in loader:
                 batch.token_ids.block_until_ready()
         speed = examples * SEQ_LEN / (time.perf_counter() - started)
-        taken.append((speed / blocks, speed / 1e6, blocks / 1e6))
-    share, speed, blocks = sorted(taken)[len(taken) // 2]
+        measurements.append((speed / blocks, speed / 1e6, blocks / 1e6))
+    share, speed, blocks = sorted(measurements)[len(measurements) // 2]
     columns = ["M tokens/s, braid", "M tokens/s, TensorStore's blocks in order", "share"]
     report.table("zstd: one epoch from nothing, uint16", columns, [[speed, blocks, share]])
     report.bar("zstd: share of TensorStore's block rate", share, at_least=ZSTD_SHARE)
@@ -117,15 +117,17 @@ def bench_columns(report: Report, folder: Path, examples: int, batches: int, rep
         columns = {leaf.name: leaf.name for leaf in specs}
         dataset = STRATEGIES["braid"](TokenSeqDataset(cache, SEQ_LEN, columns=columns)).repeat()
         loader_speed(dataset, batches, examples // BATCH)
-        taken = []
+        measurements = []
         for _ in range(repeats):
             before = loader_speed(plain, batches, examples // BATCH)
             speed, stats, _, _ = loader_speed(dataset, batches, examples // BATCH)
             after = loader_speed(plain, batches, examples // BATCH)[0]
             per_fetch = (stats.reads.mapped_blocks + stats.reads.tensorstore_reads_issued) / stats.reads.block_fetches
             of_plain = 2 * speed / (before[0] + after)
-            taken.append([of_plain, speed / 1e6, stats.reads.block_fetches / before[1].reads.block_fetches, per_fetch])
-        rows.append([name, *sorted(taken)[len(taken) // 2]])
+            measurements.append(
+                [of_plain, speed / 1e6, stats.reads.block_fetches / before[1].reads.block_fetches, per_fetch]
+            )
+        rows.append([name, *sorted(measurements)[len(measurements) // 2]])
     heads = ["column", "share of tokens alone", "M tokens/s", "fetches, of those of tokens alone", "reads per fetch"]
     report.table(f"Columns: {examples:,} examples x {SEQ_LEN}, braid", heads, rows)
     report.bar("leaves that nobody asks for: processor time, of a cache without", unasked / bare_s, at_most=UNASKED)

@@ -100,15 +100,15 @@ class Bench:
     def time(self, name: str, make: Make, skip: int, *, seq_len: int = SEQ_LEN, **options: Any) -> None:
         """Times batches of the datasets that ``make`` gives, one for each repetition."""
         batches = self.batches * max(1, min(SEQ_LEN // seq_len, 4))
-        taken = []
+        measurements = []
         for _ in range(self.repeats):
             before = self.floor.speed(batches, seq_len)
             speed, core_s = loader_speed(make(), batches, skip, **options)
             floor = (before + self.floor.speed(batches, seq_len)) / 2
-            taken.append((speed / floor, speed, core_s, floor))
-        share, speed, core_s, floor = (statistics.median(column) for column in zip(*taken, strict=True))
+            measurements.append((speed / floor, speed, core_s, floor))
+        share, speed, core_s, floor = (statistics.median(column) for column in zip(*measurements, strict=True))
         self.share[name], self.speed[name], self.core_s[name] = share, speed, core_s
-        shares = [one[0] for one in taken]
+        shares = [one[0] for one in measurements]
         dtype = self.floor.dtype.name
         self.rows.append([dtype, name, share, min(shares), max(shares), speed / 1e6, floor / 1e6, core_s])
 
@@ -207,13 +207,13 @@ def bench_kinds(report: Report, folder: Path, rows: int, batches: int, repeats: 
         loader_speed(dataset, min(cache.num_tokens // SEQ_LEN // BATCH, batches), 1, **budget)
     table = []
     for name, dataset in cases.items():
-        taken = []
+        measurements = []
         for _ in range(repeats):
             before = loader_speed(plain, batches, 64, **budget)[0]
             speed, core_s = loader_speed(dataset, batches, 64, **budget)
             beside = (before + loader_speed(plain, batches, 64, **budget)[0]) / 2
-            taken.append((speed / beside, speed / 1e6, beside / 1e6, core_s))
-        table.append([name, *(statistics.median(column) for column in zip(*taken, strict=True))])
+            measurements.append((speed / beside, speed / 1e6, beside / 1e6, core_s))
+        table.append([name, *(statistics.median(column) for column in zip(*measurements, strict=True))])
         report.bar(f"{name}: of plain rows", table[-1][1], at_least=OF_PLAIN)
     report.table(
         "2-byte tokens, beside plain rows of the same cache",
@@ -245,7 +245,7 @@ def bench_cold(report: Report, folder: Path, rows: int, repeats: int) -> None:
     """The first pass of a cache that is not in the page cache."""
     cache = make_cache(folder / "cold", make_tokens(rows, "uint16"))
     paths = sorted(path for path in Path(cache.path).rglob("c/*") if path.is_file())
-    taken = []
+    measurements = []
     for _ in range(repeats):
         forget(paths)
         sequential = sequential_speed(paths) / 2
@@ -256,8 +256,8 @@ def bench_cold(report: Report, folder: Path, rows: int, repeats: int) -> None:
             for batch in loader:
                 batch.token_ids.block_until_ready()
         speed = cache.num_tokens / (time.perf_counter() - started)
-        taken.append((speed / sequential, speed / 1e6, sequential / 1e6))
-    share, speed, sequential = sorted(taken)[len(taken) // 2]
+        measurements.append((speed / sequential, speed / 1e6, sequential / 1e6))
+    share, speed, sequential = sorted(measurements)[len(measurements) // 2]
     columns = ["M tokens/s, braid", "M tokens/s, files in order", "share"]
     report.table("Cold disk, 2-byte tokens: one epoch", columns, [[speed, sequential, share]])
     report.bar("cold disk: of a sequential reader", share, at_least=COLD)

@@ -289,9 +289,9 @@ class MixtureDataset(WrappingDataset):
         elif braided.any():
             ordinal = ordinal.copy()  # a table that others share
             ordinal[braided], located.locality[braided] = self._braids.resolve(part[braided], ordinal[braided])
-        own = self._braids.own_rows[part]
+        is_own_row = self._braids.own_rows[part]
         located.source[:], located.row[:] = self._first_source[component], ordinal
-        for number in np.flatnonzero(np.bincount(part[~own])).tolist():
+        for number in np.flatnonzero(np.bincount(part[~is_own_row])).tolist():
             matches = np.flatnonzero(part == number)
             d = int(component[matches[0]])
             rows = self._braids.below[number].locate(ordinal[matches])

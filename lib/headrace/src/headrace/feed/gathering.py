@@ -136,8 +136,8 @@ class StepRange(NamedTuple):
         """Whether each row is one piece, or may be a copy of one."""
         if not self.plan.whole:
             return False
-        held = np.diff(self.plan.row_bounds[self.first : self.stop + 1])
-        return bool((held == self.rows).all() or (self.loose and (held > 0).all()))
+        row_counts = np.diff(self.plan.row_bounds[self.first : self.stop + 1])
+        return bool((row_counts == self.rows).all() or (self.loose and (row_counts > 0).all()))
 
     @property
     def piece_rows(self) -> Int64[np.ndarray, " p"]:
@@ -284,8 +284,8 @@ class Slots:
         itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
         offset, address = plan.offset[pieces] * self.width * itemsize, mapped.address[plan.block[pieces]]
         if steps.slots is not None:
-            own = self._memory.ctypes.data + steps.slots * self.slot_bytes
-            address = np.where(address, address, own)
+            slot_address = self._memory.ctypes.data + steps.slots * self.slot_bytes
+            address = np.where(address, address, slot_address)
         return address + offset
 
     def _copies(self, steps: StepRange, mapped: MappedBlocks, address: np.ndarray, out: np.ndarray) -> Copies:

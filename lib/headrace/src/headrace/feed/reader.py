@@ -223,8 +223,8 @@ class PlannedReader(BatchReader):
         served, source_id = self._dataset.at_step(plan.first_step + group.steps.first)[0], _source_ids(group.steps)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
-            held = source_id >= 0
-            self._stats.untrained_examples += count_untrained(mask if held.all() else mask[held])
+            has_data = source_id >= 0
+            self._stats.untrained_examples += count_untrained(mask if has_data.all() else mask[has_data])
         return HostRows(tokens, source_id, 0, plan.seq_len, None, mask, extras)
 
     def _rows_of_step(self, plan: WindowPlan, k: int, together: HostRows, at: slice) -> HostRows | PooledRows:
@@ -309,13 +309,13 @@ def _source_ids(steps: StepRange) -> Int32[np.ndarray, " r"]:
     source = plan.source[begin[0] : begin[-1]].astype(np.int32)
     if plan.row_place is None and source.size == number.size * steps.rows:
         return source
-    held = np.diff(begin)
+    row_counts = np.diff(begin)
     if plan.row_place is None:
-        place = np.arange(source.size) - np.repeat(begin[:-1] - begin[0], held)
+        row_place = np.arange(source.size) - np.repeat(begin[:-1] - begin[0], row_counts)
     else:
-        place = plan.row_place[begin[0] : begin[-1]]
+        row_place = plan.row_place[begin[0] : begin[-1]]
     of_rows = np.full(number.size * steps.rows, -1, np.int32)
-    of_rows[place + np.repeat(number * steps.rows, held)] = source
+    of_rows[row_place + np.repeat(number * steps.rows, row_counts)] = source
     return of_rows
 
 

@@ -63,12 +63,12 @@ class Transfer:
         """
         if self._put is not None:
             return self._put(self._aval, self._sharding, [local[part] for part in self._parts], self._devices)
-        made = jax.make_array_from_callback(
+        array = jax.make_array_from_callback(
             self._shape, self._sharding, lambda index: local[self._local_index(index or ())]
         )
-        if made.dtype == local.dtype:  # JAX may store 8-byte values in 4 bytes: then it converts each array
+        if array.dtype == local.dtype:  # JAX may store 8-byte values in 4 bytes: then it converts each array
             indices = self._sharding.addressable_devices_indices_map(self._shape)
             self._devices = list(indices)
             self._parts = [self._local_index(index or ()) for index in indices.values()]
-            self._aval, self._put = made.aval, batched_device_put()
-        return made
+            self._aval, self._put = array.aval, batched_device_put()
+        return array
