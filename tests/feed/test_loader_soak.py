@@ -69,9 +69,13 @@ def wanted(stores):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    """Retries without delay, a background thread that ends between loaders, and a Ctrl-C that is one."""
+    """Retries without delay, a background thread that ends between loaders, and a Ctrl-C that is one.
+
+    At most eight requests at a time: TensorStore keeps a connection for each, and has them all after a few loaders.
+    """
     monkeypatch.setattr(requests, "IDLE_S", 0.02)
-    before = retry.use_policy(retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=5.0))
+    policy = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=5.0, concurrency=8)
+    before = retry.use_policy(policy)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
