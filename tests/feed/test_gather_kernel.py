@@ -2,6 +2,9 @@
 
 import json
 import logging
+import mmap
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +181,58 @@ def test_without_llvmlite_it_is_said_how_to_get_it(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     assert gather_kernel.__wrapped__() is None
     assert "install 'headrace[numba]'" in caplog.text
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("kept", [0, 1, 5000, 4 * mmap.PAGESIZE])
+def test_pages_that_a_file_has_lost_are_zeros_and_counted(tmp_path, threaded, kept):
+    path, size = tmp_path / "f", 4 * mmap.PAGESIZE
+    path.write_bytes(b"\1" * size)
+    with path.open("rb") as file:
+        source = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), np.uint8)
+    out, thread, lost = np.zeros(size, np.uint8), KernelThread(), gather_kernel().lost_pages
+    os.truncate(path, kept)
+    copies = copies_of(source, out, [(0, 0, 10), (size - 10, size - 10, 10), (10, 10, size - 20)])
+    thread.submit([copies]).result() if threaded else copies()
+    thread.close()
+    assert out.sum() == kept
+    assert gather_kernel().lost_pages - lost == 4 - -(-kept // mmap.PAGESIZE)
+
+
+TOUCH_LOST_PAGES = """
+import faulthandler, json, mmap, os, sys
+import numpy as np
+from headrace.feed.gather_kernel import Copies, gather_kernel
+if "before" in sys.argv:
+    faulthandler.enable()
+kernel = gather_kernel()
+if "after" in sys.argv:
+    faulthandler.enable()
+with open(os.path.dirname(__file__) + "/f", "wb+") as file:
+    file.write(bytes(8192))
+    file.flush()
+    source = np.frombuffer(mmap.mmap(file.fileno(), 8192), np.uint8)
+    file.truncate(0)
+out, one = np.ones(8192, np.uint8), np.ones(1, np.int64)
+Copies(one * source.ctypes.data, one * out.ctypes.data, one * 8192)()
+print(json.dumps([int(out.sum()), kernel.lost_pages * mmap.PAGESIZE]), flush=True)
+if "elsewhere" in sys.argv:
+    with open(os.path.dirname(__file__) + "/f", "wb+") as file:
+        file.write(bytes(8192))
+        file.flush()
+        source = mmap.mmap(file.fileno(), 8192)
+        file.truncate(0)
+    print(source[5000])
+"""
+
+
+@pytest.mark.parametrize("faulthandler", ["none", "before", "after"])
+def test_only_copies_survive_lost_pages(tmp_path, faulthandler):
+    script = tmp_path / "script.py"
+    script.write_text(TOUCH_LOST_PAGES)
+    options = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, script, faulthandler], **options)
+    assert (done.returncode, json.loads(done.stdout)) == (0, [0, 8192])
+    done = subprocess.run([sys.executable, script, faulthandler, "elsewhere"], **options)
+    assert (done.returncode, json.loads(done.stdout)) == (-signal.SIGBUS, [0, 8192])
+    assert ("Bus error" in done.stderr) == (faulthandler != "none")

@@ -65,7 +65,7 @@ PEER = Peer(
         _setting("4-byte, within the budget", "documented", "uint32-none-all", quick=True),
         _setting("4-byte, 3 sources", "documented", "uint32-none-mixed"),
         _setting("4-byte, full shuffle", "documented", "uint32-none-all", order="full"),
-        _setting("4-byte, zstd", "documented", "uint32-zstd-all"),
+        _setting("4-byte, zstd, 4 times the budget", "documented", "uint32-zstd-all", quarter=True),
     ),
     write=write,
     stream=stream,

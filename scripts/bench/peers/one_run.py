@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _common import touch_memory
 
 from peers import load
 from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting
@@ -72,6 +73,7 @@ def _heads(rows: np.ndarray) -> np.ndarray:
 
 def time_setting(corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, Any]) -> dict[str, Any]:
     floor_before = floor(corpus, setting.dtype)
+    touch_memory()
     forget_peak()
     seconds, period = job["seconds"], setting.period
     started = time.perf_counter()

@@ -10,6 +10,15 @@ declare i32 @pthread_mutex_lock(ptr)
 declare i32 @pthread_mutex_unlock(ptr)
 declare i32 @pthread_cond_wait(ptr, ptr)
 declare i32 @pthread_cond_signal(ptr)
+declare ptr @pthread_getspecific(i32)
+declare i32 @pthread_setspecific(i32, ptr)
+declare ptr @mmap(ptr, i64, i32, i32, i32, i64)
+declare i32 @sigaction(i32, ptr, ptr)
+
+@key = global i32 0                            ; of the table that a thread processes
+@page = global i64 0                           ; bytes of a page
+@previous = global [152 x i8] zeroinitializer  ; the struct sigaction that was replaced
+@lost = global i64 0                           ; pages that were missing from their files
 
 ; mutex; conditions: work, result; tables submitted, tables done; the table that was begun last
 %state = type { [16 x i64], [16 x i64], [16 x i64], i64, i64, ptr }
@@ -124,6 +133,54 @@ end:
   ret void
 }
 
+; Runs the function of a table.
+define void @process(ptr %table) {
+  %key = load i32, ptr @key
+  %function.at = getelementptr ptr, ptr %table, i64 5
+  %function = load ptr, ptr %function.at
+  call i32 @pthread_setspecific(i32 %key, ptr %table)
+  call void %function(ptr %table)
+  call i32 @pthread_setspecific(i32 %key, ptr null)
+  ret void
+}
+
+; Handles SIGBUS. A page that is missing from its file (BUS_ADRERR, 2) while a table is processed is counted, and becomes
+; zeros. A signal that a handler before this one has sent (0 or less) needs nothing: the instruction faults again. Every
+; other signal is left to the previous action: the instruction faults again.
+define void @on_bus_error(i32 %signal, ptr %info, ptr %context) {
+begin:
+  %key = load i32, ptr @key
+  %table = call ptr @pthread_getspecific(i32 %key)
+  %others = icmp eq ptr %table, null
+  br i1 %others, label %leave, label %ours
+ours:
+  %code.at = getelementptr i32, ptr %info, i64 2
+  %code = load i32, ptr %code.at
+  %sent = icmp sle i32 %code, 0
+  br i1 %sent, label %end, label %fault
+fault:
+  %missing = icmp eq i32 %code, 2
+  br i1 %missing, label %replace, label %leave
+replace:
+  %address.at = getelementptr i64, ptr %info, i64 2
+  %address = load i64, ptr %address.at
+  %bytes = load i64, ptr @page
+  %mask = sub i64 0, %bytes
+  %begin.number = and i64 %address, %mask
+  %begin.at = inttoptr i64 %begin.number to ptr
+  %mapped = call ptr @mmap(ptr %begin.at, i64 %bytes, i32 1, i32 50, i32 -1, i64 0) ; read; private, fixed, anonymous
+  %replaced = icmp eq ptr %mapped, %begin.at
+  br i1 %replaced, label %count, label %leave
+count:
+  atomicrmw add ptr @lost, i64 1 seq_cst
+  br label %end
+leave:
+  call i32 @sigaction(i32 %signal, ptr @previous, ptr null)
+  br label %end
+end:
+  ret void
+}
+
 define void @submit(ptr %state) {
   %work = getelementptr %state, ptr %state, i32 0, i32 1
   %submitted.at = getelementptr %state, ptr %state, i32 0, i32 3
@@ -180,9 +237,7 @@ given:
   %ends = icmp eq ptr %table, null
   br i1 %ends, label %end, label %work.off
 work.off:
-  %function.at = getelementptr ptr, ptr %table, i64 5
-  %function = load ptr, ptr %function.at
-  call void %function(ptr %table)
+  call void @process(ptr %table)
   call i32 @pthread_mutex_lock(ptr %state)
   %done.after = add i64 %done, 1
   store i64 %done.after, ptr %done.at

@@ -3,7 +3,8 @@
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
 ``gather_kernel.ll`` copy from a table of addresses, which may be in memory-mapped files or in slots. LLVM
 (``llvmlite``, which comes with ``headrace[numba]``) assembles them for the machine that runs them. Each piece is a
-``memcpy`` of the C library, which uses the machine's vector instructions.
+``memcpy`` of the C library, which uses the machine's vector instructions. If a mapped file has become shorter, its
+missing pages are counted and read as zeros, in place of SIGBUS, which would end the process.
 
 :class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
 interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
@@ -15,8 +16,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import os
 import signal
+import struct
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,6 +36,7 @@ from headrace.errors import HeadraceError, install_command
 _LOG = logging.getLogger(__name__)
 _COUNT, _NEXT, _AHEAD = 3, 4, 12  # fields of tables
 _SUBMITTED = 48  # the first field after mutex and conditions
+_SA_SIGINFO = 4
 _FAULTS = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
 
 
@@ -107,10 +112,28 @@ class GatherKernel:
         self.serve = ctypes.c_void_p(address("serve"))
         self.wait = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(address("wait"))
         self.submit = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("submit"))  # short: keeps the lock
+        self._process = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address("process"))
+        self._lost = ctypes.c_int64.from_address(self._engine.get_global_value_address("lost"))
+        if sys.platform.startswith("linux"):  # elsewhere, no file is mapped
+            self._survive_bus_errors()
 
     def run(self, table: Int64[np.ndarray, " f"]) -> None:
         """Processes a table in this thread."""
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(table[5]))(table.ctypes.data)
+        self._process(table.ctypes.data)
+
+    @property
+    def lost_pages(self) -> int:
+        """Pages of mapped files that were missing when they were copied, since the process began."""
+        return self._lost.value
+
+    def _survive_bus_errors(self) -> None:
+        """Handles SIGBUS in threads that process a table; other threads keep the action that they have."""
+        library, address = ctypes.CDLL(None), self._engine.get_global_value_address
+        library.pthread_key_create(ctypes.c_void_p(address("key")), None)
+        ctypes.c_int64.from_address(address("page")).value = mmap.PAGESIZE
+        handler = self._engine.get_function_address("on_bus_error")
+        action = struct.pack("@Q128xiQ", handler, _SA_SIGINFO, 0)
+        library.sigaction(signal.SIGBUS, action, ctypes.c_void_p(address("previous")))
 
 
 @cache

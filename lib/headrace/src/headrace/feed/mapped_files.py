@@ -3,13 +3,13 @@
 Such blocks need no slots: rows are gathered in place, and the system keeps the blocks in its page cache. A window of
 steps looks up only the addresses of blocks that the previous window did not have.
 
-A finished cache is never written to. If it is nevertheless, a run that continues would train on other data: touching
-the missing end of a file that became shorter ends the process (SIGBUS), and an overwritten file yields other tokens. So
-the files of a window are looked at before a group of its batches is gathered, and again before the group is delivered.
-If a file has changed, its chunks are verified against their checksums again. A training step takes so much longer than
-a look that no overwritten data are delivered. If batches are consumed faster than that, looks are spaced so that they
-take a two-hundredth of the time, at most :data:`LOOK_S` seconds apart, and changes between two of them may be
-delivered.
+A finished cache is never written to. If it is nevertheless, a run that continues would train on other data. So the
+files of a window are looked at before a group of its batches is gathered, and again before the group is delivered. If a
+file has changed, its chunks are verified against their checksums again. Looks may take a hundredth of the time, saved
+up over :data:`LOOK_S` seconds: at the pace of training, that is enough for every group. If batches are consumed faster,
+looks are at most :data:`LOOK_S` apart, and what is overwritten between two of them may be delivered. A page that is
+missing when it is copied, because its file became shorter, does not end the process (feed/gather_kernel.py): all files
+of the window are then verified before the group is delivered.
 
 Price: about 0.1 us for each block of a window, 5 us for each new array or file, 2 us to look at a file.
 """
@@ -34,7 +34,7 @@ from headrace.store.mapped import MappedArray, MappedFile, native_addresses
 
 LOOK_S = 0.5
 """Longest time between two looks at a file in use."""
-_APART = 200  # time between looks at the files of a window, as a multiple of the processor time of a look
+_APART = 100  # time between looks, as a multiple of the processor time that they take
 _TABLE = 32  # chunks that are verified together
 _NO_FILE = int(np.iinfo(np.int64).min) // 2
 SWEEP_BYTES = 32 << 30
@@ -51,10 +51,12 @@ class _Watched:
         self.losses = array.losses(shard)
         self.looked_at = -math.inf  # an earlier loader may have mapped and checked it long ago
 
-    def look(self) -> bool:
-        """Whether the file has changed. Raises ReadError if it is shorter, or a chunk of it is not what was written."""
+    def look(self, *, verify: bool) -> bool:
+        """Whether the file has changed, or is to be verified in any case. Raises ReadError if it is shorter, or a chunk
+        of it is not what was written.
+        """
         current: MappedFile = self.file.again()
-        changed = current != self.file
+        changed = verify or current != self.file
         intact = not changed or (self.array.check_again(self.shard) and current.size >= self.file.size)
         if not intact or self.array.losses(self.shard) != self.losses:  # another loader may have noticed first
             raise ReadError(
@@ -91,6 +93,7 @@ class MappedBlocks:
         checks: The chunks to verify against their checksums for this window; None: none.
         settled: How many of these are settled.
         replaced: Memory of blocks that were read because their chunks in mapped files are not sound.
+        lost_pages: Pages that files of this process had lost when the window's files were last known to be intact.
     """
 
     blocks: Int64[np.ndarray, " m"]
@@ -101,6 +104,7 @@ class MappedBlocks:
     checks: _Checks | None = None
     settled: int = 0
     replaced: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    lost_pages: int = field(default_factory=lambda: _lost_pages())
 
     @property
     def must_be_read(self) -> Bool[np.ndarray, " m"]:
@@ -140,7 +144,7 @@ class MappedFiles:
         self._windows: weakref.WeakSet[MappedBlocks] = weakref.WeakSet()
         self._looked = self._last, -math.inf  # and until when no new look is due
         self._changes = self._touched = 0
-        self._pause = 0.0  # between two looks at a file
+        self._checked_at, self._allowed_s = -math.inf, 0.0  # processor time that looks may take
 
     def array(self, number: int) -> MappedArray | None:
         """An array's chunks in place; None if they have to be read."""
@@ -289,14 +293,21 @@ class MappedFiles:
         Raises:
             ReadError: a file became shorter, or a chunk of it is not what was written.
         """
-        now, (looked, until) = time.monotonic(), self._looked
-        if looked is window and now < until:
+        now, lost_pages = time.monotonic(), _lost_pages()
+        self._allowed_s = min(self._allowed_s + (now - self._checked_at) / _APART, LOOK_S / _APART)
+        self._checked_at, verify, (looked, until) = now, lost_pages != window.lost_pages, self._looked
+        if looked is window and now < until and self._allowed_s <= 0 and not verify:
             return
-        files = [self._watch(number) for number in window.files]
-        due, began = [file for file in files if now - file.looked_at >= self._pause], time.thread_time()
-        for file in due:
-            file.looked_at = now
-            self._changes += file.look()
-        if due:
-            self._pause = min(LOOK_S, _APART * (time.thread_time() - began) / len(due) * len(files))
-        self._looked = window, min([file.looked_at for file in files], default=now) + self._pause
+        files, began = [self._watch(number) for number in window.files], time.thread_time()
+        for file in files:
+            if verify or self._allowed_s > 0 or now - file.looked_at >= LOOK_S:
+                file.looked_at = now
+                self._changes += file.look(verify=verify)
+        self._allowed_s -= time.thread_time() - began
+        self._looked = window, min([file.looked_at for file in files], default=now) + LOOK_S
+        window.lost_pages = lost_pages
+
+
+def _lost_pages() -> int:
+    kernel = gather_kernel()
+    return 0 if kernel is None else kernel.lost_pages

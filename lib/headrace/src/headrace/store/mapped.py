@@ -6,9 +6,10 @@ in the index at the end of the file. Reading a chunk is therefore one copy from 
 Invariant: a chunk is used only from a shard file whose size and index are intact. :meth:`MappedArray.check` compares
 the chunk with its crc32c in place (:meth:`MappedArray.copy`: the copy), and that with the one that ``zarr.json`` lists
 for its position, if it does. Everything else (a lost or truncated file, a wrong checksum, another layout, a system
-other than Linux) is left to TensorStore, which reads it or reports the problem. A file that is truncated *while* it is
-mapped ends the process (SIGBUS), as with any memory map; finished caches are never written to. On a network filesystem,
-a server's hiccup would do the same, so files there are read and not mapped.
+other than Linux) is left to TensorStore, which reads it or reports the problem. Touching a page that a file has lost
+since it was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and the kernel that
+gathers rows survives it (feed/gather_kernel.py). On a network filesystem, a server's hiccup would do the same, so files
+there are read and not mapped.
 
 Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without the interpreter's
 lock.
