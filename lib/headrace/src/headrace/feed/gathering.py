@@ -134,10 +134,11 @@ class StepRange(NamedTuple):
     @property
     def fills_rows(self) -> bool:
         """Whether each row is one piece, or may be a copy of one."""
+        bounds = self.plan.row_bounds[self.first : self.stop + 1]
         if not self.plan.whole:
             return False
-        row_counts = np.diff(self.plan.row_bounds[self.first : self.stop + 1])
-        return bool((row_counts == self.rows).all() or (self.loose and (row_counts > 0).all()))
+        is_full = int(bounds[-1] - bounds[0]) == self.rows * (self.stop - self.first)  # no step has more rows
+        return is_full or (self.loose and bool((np.diff(bounds) > 0).all()))
 
     @property
     def piece_rows(self) -> Int64[np.ndarray, " p"]:

@@ -100,7 +100,7 @@ class MappedBlocks:
     address: Int64[np.ndarray, " m"]
     sound: Bool[np.ndarray, " m"]
     file: Int64[np.ndarray, " m"]
-    files: Sequence[int] = ()
+    files: Sequence[_Watched] = ()
     checks: _Checks | None = None
     settled: int = 0
     replaced: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
@@ -173,7 +173,7 @@ class MappedFiles:
             window.address[new], window.sound[new], window.file[new] = self._locate(array[new], chunk[new])
         for block, memory in last.replaced.items():  # if this window does not use it, a later one reads it again
             window.replace(block, memory)
-        window.files = [number for number in np.unique(window.file).tolist() if number >= 0]
+        window.files = [self._watch(number) for number in np.unique(window.file).tolist() if number >= 0]
         if not window.sound.all():
             self._begin_checks(window, uses, array, chunk)
         self._windows.add(window)
@@ -298,13 +298,13 @@ class MappedFiles:
         self._checked_at, verify, (looked, until) = now, lost_pages != window.lost_pages, self._looked
         if looked is window and now < until and self._allowed_s <= 0 and not verify:
             return
-        files, began = [self._watch(number) for number in window.files], time.thread_time()
-        for file in files:
+        began = time.thread_time()
+        for file in window.files:
             if verify or self._allowed_s > 0 or now - file.looked_at >= LOOK_S:
                 file.looked_at = now
                 self._changes += file.look(verify=verify)
         self._allowed_s -= time.thread_time() - began
-        self._looked = window, min([file.looked_at for file in files], default=now) + LOOK_S
+        self._looked = window, min([file.looked_at for file in window.files], default=now) + LOOK_S
         window.lost_pages = lost_pages
 
 

@@ -161,6 +161,8 @@ class Residency:
         self._planned = 0
         self._windows: deque[WindowUses] = deque()
         self._window_slots: Int64[np.ndarray, " m"] | None = None  # of the first window, once its turn has come
+        self._latest: tuple[WindowUses | None, int, np.ndarray] = None, 0, _NOTHING  # window, fetches before, its slots
+        self._num_fetched = 0
         self._fetches: _Fetches | None = None  # of the first window, if it could be decided as a whole
         self._slot: dict[int, int] = {}
         room = min(slots, 1024)  # grows as slots come into use
@@ -267,6 +269,7 @@ class Residency:
         missing = missing[np.argsort(first[missing])]
         blocks = window.blocks[missing].tolist()
         into, free_after = self._take_free(missing.size)
+        self._num_fetched += missing.size
         slots[missing] = into
         self._slot.update(zip(blocks, into, strict=True))
         self._block[into] = blocks
@@ -287,6 +290,7 @@ class Residency:
             self._last_use[used[used >= 0]] = step  # so that none of them makes room
             fetched = window.blocks[block[missing]].tolist()
             into, free_after = self._make_room(len(fetched), step, window, slots)
+            self._num_fetched += len(fetched)
             used[missing] = into
             slots[block[missing]] = into
             self._slot.update(zip(fetched, into, strict=True))
@@ -296,7 +300,12 @@ class Residency:
         return fetched, into, free_after
 
     def _slots_of(self, window: WindowUses) -> np.ndarray:
-        return np.array(list(map(self._slot.get, window.blocks.tolist(), repeat(-1))), np.int64)
+        """Slot of each block; -1: none. If nothing was fetched since the last call for this window, the same array."""
+        if self._latest[0] is not window or self._latest[1] != self._num_fetched:
+            blocks = window.blocks.tolist()
+            slots = np.fromiter(map(self._slot.get, blocks, repeat(-1)), np.int64, len(blocks))
+            self._latest = window, self._num_fetched, slots
+        return self._latest[2]
 
     def _idle(self) -> Int64[np.ndarray, " s"]:
         """Slots of blocks without a planned use."""

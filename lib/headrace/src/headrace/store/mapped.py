@@ -170,7 +170,7 @@ class MappedArray:
     def look_up(self, chunks: Int64[np.ndarray, " m"]) -> tuple[Int64[np.ndarray, " m"], Bool[np.ndarray, " m"]]:
         """The :meth:`address` of each chunk, and whether :meth:`check` has verified it."""
         address = self._address[chunks]
-        if address.min(initial=1) <= 0:  # some are not mapped, or not yet
+        if np.count_nonzero(address < 0):  # some are not mapped yet
             for shard in np.unique(chunks[address == _UNSEEN] // self.shard_chunks).tolist():
                 self._map(shard)
             address = self._address[chunks]
