@@ -90,7 +90,7 @@ def measure_lines() -> Measure:
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return Measure(
         [
-            Bar("lines of the library", sum(sizes.values()), 67_650),  # docs/design says what they are for
+            Bar("lines of the library", sum(sizes.values()), 67_700),  # docs/design says what they are for
             Bar("lines of the median file", statistics.median(sizes.values()), 215),
             Bar("lines of the largest file", largest[0][1], 420, [f"{p}: {n} lines" for p, n in largest if n > 420]),
         ]
