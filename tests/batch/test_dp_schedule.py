@@ -16,6 +16,7 @@ from headrace.pack.plan import plan_packs
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SCHEDULE = json.loads((GOLDEN / "slime_dp_schedule.json").read_text())
+BY_FLOPS = json.loads((GOLDEN / "slime_dp_schedule_flops.json").read_text())
 FLOPS = SCHEDULE["flops_model"]
 MODEL = TransformerCost(
     hidden_size=FLOPS["hidden_size"],
@@ -41,10 +42,14 @@ def cases(name):
 
 
 def test_flops_of_slime():
+    assert BY_FLOPS["flops_model"] == FLOPS
+    assert BY_FLOPS["flops_of_1000"] == SCHEDULE["flops_of_1000"]
     assert MODEL.flops(np.array([1000])).tolist() == [SCHEDULE["flops_of_1000"]]
 
 
-@pytest.mark.parametrize("case", SCHEDULE["cases"], ids=lambda c: f"dp{c['dp']}-cp{c['cp']}-vpp{c['vpp']}")
+@pytest.mark.parametrize(
+    "case", SCHEDULE["cases"] + BY_FLOPS["cases"], ids=lambda c: f"dp{c['dp']}-cp{c['cp']}-vpp{c['vpp']}"
+)
 def test_schedules_of_slime(case):
     found = dp_schedule(
         case["lengths"],
@@ -52,7 +57,7 @@ def test_schedules_of_slime(case):
         batch_size=case["global_batch_size"],
         ranks=case["dp"],
         max_tokens=case["max_tokens_per_gpu"] * case["cp"],
-        balance=Balance(MODEL.flops, ranks=case["balance_data"], micro_batches=case["balance_by_flops"]),
+        balance=Balance(MODEL.flops, ranks=case["balance_data"], micro_batches=case["balance_by_flops"], capped=False),
         multiple=case["mb_group"] if case["vpp"] > 1 else 1,
     )
     assert found.samples == case["partitions"]
