@@ -6,7 +6,8 @@ Table 1: zstd. One epoch from nothing, against TensorStore reading the same bloc
 
 Table 2: columns. Rows of 2,048 uint32 tokens alone, in batches of 128, with a float32 for each token, with 8 teacher
 ids and log probabilities for each, and with a number of each document: ``share`` is of the speed of tokens alone, timed
-before and after. A batch has 2, 17 and 2 times the bytes. Tokens alone of a cache that has these leaves take the
+before and after. A batch has 2, 17 and 2 times the bytes. Beside it: the share that ``np.take`` keeps if it takes the
+same rows of a second array too. Tokens alone of a cache that has these leaves take the
 processor time of those of a cache without; the least of several runs in turn counts.
 
 Table 3: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
@@ -129,11 +130,29 @@ def bench_columns(report: Report, folder: Path, examples: int, batches: int, rep
                 [of_plain, speed / 1e6, stats.reads.block_fetches / before[1].reads.block_fetches, per_fetch]
             )
         rows.append([name, *sorted(measurements)[len(measurements) // 2]])
+    tokens = np.concatenate(documents).reshape(-1, SEQ_LEN)
+    taken = sorted(take_share(tokens, tokens.astype(np.float32), batches) for _ in range(repeats))[repeats // 2]
+    report.number("np.take of tokens and a float column: share of tokens alone", taken)
     heads = ["column", "share of tokens alone", "M tokens/s", "fetches, of those of tokens alone", "reads per fetch"]
     report.table(f"Columns: {examples:,} examples x {SEQ_LEN}, braid", heads, rows)
     report.bar("leaves that nobody asks for: processor time, of a cache without", unasked / bare_s, at_most=UNASKED)
     report.bar("a float column: share of tokens alone", rows[0][1], at_least=COLUMN_SHARE)
+    report.bar("a float column: that share, of np.take's", rows[0][1] / taken, at_least=1)
     report.bar("columns: fetches of blocks, of those of tokens alone", max(row[3] for row in rows), at_most=1)
+
+
+def take_share(tokens: np.ndarray, column: np.ndarray, batches: int) -> float:
+    """Speed of ``np.take`` of shuffled rows of both arrays into buffers, as a share of that of tokens alone."""
+    order = np.random.default_rng(1).integers(0, len(tokens), (batches, BATCH))
+    arrays = [(array, np.empty((BATCH, SEQ_LEN), array.dtype)) for array in (tokens, column)]
+    seconds = []
+    for taken in (arrays[:1], arrays):
+        started = time.perf_counter()
+        for rows in order:
+            for array, out in taken:
+                np.take(array, rows, axis=0, out=out, mode="clip")
+        seconds.append(time.perf_counter() - started)
+    return seconds[0] / seconds[1]
 
 
 def column_values(leaf: LeafSpec, ids: np.ndarray) -> np.ndarray:
@@ -184,7 +203,7 @@ def bench_reads(report: Report, folder: Path) -> None:
 
 def measure(args: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        columns_of = EXAMPLES // 16  # 17 times the bytes
+        columns_of = EXAMPLES // 16 if args.quick else EXAMPLES // 4  # 17 times the bytes
         bench_columns(report, Path(folder), columns_of, 64 if args.quick else 512, 2 if args.quick else 7)
         bench_zstd(report, Path(folder), 4 * EXAMPLES, repeats=2 if args.quick else 7)
         bench_reads(report, Path(folder))
