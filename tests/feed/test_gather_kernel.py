@@ -230,9 +230,9 @@ if "elsewhere" in sys.argv:
 def test_only_copies_survive_lost_pages(tmp_path, faulthandler):
     script = tmp_path / "script.py"
     script.write_text(TOUCH_LOST_PAGES)
-    options = {"capture_output": True, "text": True, "check": False}
-    done = subprocess.run([sys.executable, script, faulthandler], **options)
+    command = [sys.executable, script, faulthandler]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)) == (0, [0, 8192])
-    done = subprocess.run([sys.executable, script, faulthandler, "elsewhere"], **options)
+    done = subprocess.run([*command, "elsewhere"], capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)) == (-signal.SIGBUS, [0, 8192])
     assert ("Bus error" in done.stderr) == (faulthandler != "none")
