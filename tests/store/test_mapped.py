@@ -2,6 +2,7 @@
 
 import gc
 import json
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -207,3 +208,13 @@ def test_a_ledger_that_tells_of_other_chunks_misplaces_no_row(tmp_path):
         except HeadraceError:
             continue
         assert np.array_equal(got, wanted), chunk
+
+
+def test_a_chunk_whose_checksum_the_file_has_lost_is_not_sound(tmp_path):
+    """The checksum begins the page after the chunk's."""
+    array, _ = stored(tmp_path / "a", 3 * mmap.PAGESIZE, "uint8", mmap.PAGESIZE, 3)
+    chunks = array.mapped()
+    assert chunks.check(0)
+    os.truncate(shard_file(array, 0), mmap.PAGESIZE)
+    assert not chunks.check(0)
+    assert not content(array, chunks, 0)[1]

@@ -7,9 +7,9 @@ Invariant: a chunk is used only from a shard file whose size and index are intac
 the chunk with its crc32c in place (:meth:`MappedArray.copy`: the copy), and that with the one that ``zarr.json`` lists
 for its position, if it does. Everything else (a lost or truncated file, a wrong checksum, another layout, a system
 other than Linux) is left to TensorStore, which reads it or reports the problem. Touching a page that a file has lost
-since it was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and the kernel that
-gathers rows survives it (feed/gather_kernel.py). On a network filesystem, a server's hiccup would do the same, so files
-there are read and not mapped.
+since it was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and the machine code
+that gathers rows survives it (feed/gather_kernel.py). On a network filesystem, a server's hiccup would do the same, so
+files there are read and not mapped.
 
 Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without the interpreter's
 lock.
@@ -259,7 +259,7 @@ class MappedArray:
         assert self._native is not None
         begin, size = self._shards[chunk // self.shard_chunks].region
         low = max(at // unit * unit, begin)
-        high = min(-(-(at + self.chunk_bytes) // unit) * unit, begin + size)
+        high = min(-(-(at + self.chunk_bytes + CRC_BYTES) // unit) * unit, begin + size)
         return self._native.madvise(low, high - low, advice)
 
     def _map(self, shard: int) -> None:
