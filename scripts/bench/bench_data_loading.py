@@ -7,8 +7,8 @@ Table 1: zstd. One epoch from nothing, against TensorStore reading the same bloc
 Table 2: columns. Rows of 2,048 uint32 tokens alone, in batches of 128, with a float32 for each token, with 8 teacher
 ids and log probabilities for each, and with a number of each document: ``share`` is of the speed of tokens alone, timed
 before and after. A batch has 2, 17 and 2 times the bytes. Beside it: the share that ``np.take`` keeps if it takes the
-same rows of a second array too. Tokens alone of a cache that has these leaves take the
-processor time of those of a cache without; the least of several runs in turn counts.
+same rows of a second array too. Tokens alone of a cache that has these leaves take the processor time of those of a
+cache without; the least of several runs in turn counts.
 
 Table 3: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
 ``get_batch``. ``reads`` counts runs of neighbouring rows, as there; ``blocks`` is what the loader itself reads for the
@@ -131,13 +131,14 @@ def bench_columns(report: Report, folder: Path, examples: int, batches: int, rep
             )
         rows.append([name, *sorted(measurements)[len(measurements) // 2]])
     tokens = np.concatenate(documents).reshape(-1, SEQ_LEN)
-    taken = sorted(take_share(tokens, tokens.astype(np.float32), batches) for _ in range(repeats))[repeats // 2]
-    report.number("np.take of tokens and a float column: share of tokens alone", taken)
+    shares = sorted(take_share(tokens, tokens.astype(np.float32), batches) for _ in range(repeats))
+    share_of_take = shares[repeats // 2]
+    report.number("np.take of tokens and a float column: share of tokens alone", share_of_take)
     heads = ["column", "share of tokens alone", "M tokens/s", "fetches, of those of tokens alone", "reads per fetch"]
     report.table(f"Columns: {examples:,} examples x {SEQ_LEN}, braid", heads, rows)
     report.bar("leaves that nobody asks for: processor time, of a cache without", unasked / bare_s, at_most=UNASKED)
     report.bar("a float column: share of tokens alone", rows[0][1], at_least=COLUMN_SHARE)
-    report.bar("a float column: that share, of np.take's", rows[0][1] / taken, at_least=1)
+    report.bar("a float column: that share, of np.take's", rows[0][1] / share_of_take, at_least=1)
     report.bar("columns: fetches of blocks, of those of tokens alone", max(row[3] for row in rows), at_most=1)
 
 
@@ -146,10 +147,10 @@ def take_share(tokens: np.ndarray, column: np.ndarray, batches: int) -> float:
     order = np.random.default_rng(1).integers(0, len(tokens), (batches, BATCH))
     arrays = [(array, np.empty((BATCH, SEQ_LEN), array.dtype)) for array in (tokens, column)]
     seconds = []
-    for taken in (arrays[:1], arrays):
+    for sources in (arrays[:1], arrays):
         started = time.perf_counter()
         for rows in order:
-            for array, out in taken:
+            for array, out in sources:
                 np.take(array, rows, axis=0, out=out, mode="clip")
         seconds.append(time.perf_counter() - started)
     return seconds[0] / seconds[1]

@@ -14,7 +14,7 @@ as gathering a batch. A CPU device uses a host buffer without copying it, so nob
 or a computation that reads it, is alive. Every user of a buffer holds a reference to its memory (it is the base of each
 view, and XLA holds the view), so a buffer is free when only the pool refers to it.
 
-Price: for each batch, one look at the reference counts of the pool's buffers; for each mapped file, one look a second.
+Price: for each batch, one look at the reference counts of the pool's buffers.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class StepRange(NamedTuple):
     @property
     def fills_rows(self) -> bool:
         """Whether each row is one piece, or may be a copy of one."""
-        bounds = self.plan.row_bounds[self.first : self.stop + 1]
         if not self.plan.whole:
             return False
+        bounds = self.plan.row_bounds[self.first : self.stop + 1]
         is_full = int(bounds[-1] - bounds[0]) == self.rows * (self.stop - self.first)  # no step has more rows
         return is_full or (self.loose and bool((np.diff(bounds) > 0).all()))
 
