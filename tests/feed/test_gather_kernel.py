@@ -1,7 +1,6 @@
 """The copying kernel against NumPy, its thread without an interpreter, and what is said where it cannot be had."""
 
 import json
-import logging
 import mmap
 import os
 import signal
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ReadError
-from headrace.feed import gather_kernel as module
 from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
 
 
@@ -171,16 +169,6 @@ copy(2)
 print(json.dumps([sum(blocking), out.tolist()[:3], signals]))
 """,
     ) == [1, [0, 1, 2], [1]]
-
-
-def test_without_llvmlite_it_is_said_how_to_get_it(monkeypatch, caplog):
-    def missing(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(module, "import_module", missing)
-    caplog.set_level(logging.INFO)
-    assert gather_kernel.__wrapped__() is None
-    assert "install 'headrace[numba]'" in caplog.text
 
 
 @pytest.mark.parametrize("threaded", [False, True])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.spec import PlacedBlocks
-from headrace.order.braid.table import BraidTable, braid
+from headrace.order.braid.table import BraidTable
 from headrace.order.order import Repeat
 
 
@@ -36,35 +35,6 @@ def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> N
     for k, (c, o) in enumerate(draws):
         row, where = Repeat(alone[c]).resolve(np.array([o]), np.zeros(1, np.int64))
         assert (rows[k], locality[k]) == (row[0], where[0])
-
-
-@given(st.sampled_from([0, 1, 2, 3, 5, 6]), st.integers(0, 2**40), st.lists(st.integers(1, 150), max_size=5))
-def test_rows_are_the_same_whatever_was_asked_before(which: int, epoch: int, asked: list[int]) -> None:
-    """Blocks that are kept, for one epoch at a time, change nothing: across its end, nor when it is asked again."""
-    shuffle = some_table()[1][which]
-    n = len(shuffle)
-    kept = PlacedBlocks(shuffle._spec)
-    at = epoch * n % 2**50
-    for size in [*asked, n, n, n]:
-        epochs, places = np.divmod(np.arange(at, at + size), n)
-        for k in (slice(0, size), slice(0, size // 2 + 1)):
-            held = braid(places[k], epochs[k], shuffle._spec, kept)
-            anew = braid(places[k], epochs[k], shuffle._spec)
-            assert np.array_equal(held[0], anew[0])
-            assert np.array_equal(held[1], anew[1])
-        at += size
-
-
-def test_blocks_are_kept_only_where_it_pays() -> None:
-    shuffle = BraidShuffle(10_000, io_block_size=10, strands=100, seed=0)
-    kept, key = PlacedBlocks(shuffle._spec), np.array([7], np.uint64)
-    assert kept.of(key, 600) is None
-    table = kept.of(key, 600)
-    assert table is not None
-    assert table.first.size == 1000
-    assert kept.of(key, 1) is table
-    large = BraidShuffle(10**9, io_block_size=10, strands=100, seed=0)
-    assert PlacedBlocks(large._spec).of(key, 10**9) is None
 
 
 def test_a_table_of_braids() -> None:

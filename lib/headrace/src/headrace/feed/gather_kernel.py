@@ -1,21 +1,20 @@
 """Processes tables of addresses without the interpreter: copies pieces of rows and verifies chunks against checksums.
 
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
-``gather_kernel.ll`` copy from a table of addresses, which may be in memory-mapped files or in slots. LLVM
-(``llvmlite``, which comes with ``headrace[numba]``) assembles them for the machine that runs them. Each piece is a
-``memcpy`` of the C library, which uses the machine's vector instructions. If a mapped file has become shorter, its
-missing pages are counted and read as zeros, in place of SIGBUS, which would end the process.
+``gather_kernel.ll`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
+in slots. Each piece is a ``memcpy`` of the C library, which uses the machine's vector instructions. If a mapped file
+has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS, which would end the process.
 
 :class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
 interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
-does not read from a pipe: Linux wakes the reader of a pipe on the writer's core, where the two take turns.) Price: .1 s
-to load LLVM, .02 s to assemble; about 20 ns a piece, 10 us a table.
+does not read from a pipe: Linux wakes the reader of a pipe on the writer's core, where the two take turns.)
+
+Price: about 20 ns a piece, 10 us a table.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import os
 import signal
@@ -25,15 +24,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module, resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import HeadraceError, install_command
+from headrace.errors import HeadraceError
+from headrace.native import assemble, assembled
 
-_LOG = logging.getLogger(__name__)
 _COUNT, _NEXT, _AHEAD = 3, 4, 12  # fields of tables
 _SUBMITTED = 48  # the first field after mutex and conditions
 _SA_SIGINFO = 4
@@ -100,13 +98,8 @@ def _address(array: np.ndarray) -> int:
 class GatherKernel:
     """The assembled functions."""
 
-    def __init__(self, llvm: Any) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        module = llvm.parse_assembly(resources.files("headrace.feed").joinpath("gather_kernel.ll").read_text())
-        module.verify()
-        self._engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
-        self._engine.finalize_object()  # its memory holds the functions
+    def __init__(self) -> None:
+        self._engine = assemble("headrace.feed", "gather_kernel.ll")  # its memory holds the functions
         address = self._engine.get_function_address
         self.copy_pieces, self.check_chunks = address("copy_pieces"), address("check_chunks")
         self.serve = ctypes.c_void_p(address("serve"))
@@ -147,12 +140,7 @@ def gather_kernel() -> GatherKernel | None:
         >>> row.tolist()
         [6, 7, 1, 2]
     """
-    try:
-        return GatherKernel(import_module("llvmlite.binding"))
-    except Exception as error:  # noqa: BLE001  # llvmlite and the library that it loads raise anything
-        cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
-        _LOG.info("blocks of local caches are copied before rows are gathered, which is slower: %s", cure)
-        return None
+    return assembled(GatherKernel, "blocks of local caches are copied before rows are gathered, which is slower")
 
 
 class KernelThread:

@@ -308,8 +308,8 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
         table = locality.reshape(steps, size)
         order = np.argsort(table, axis=1)  # twice as fast as a stable sort, and equal if there are no ties
         ordered = np.take_along_axis(table, order, axis=1)
-        if (ordered[:, 1:] == ordered[:, :-1]).any():
-            order = np.argsort(table, axis=1, kind="stable")
+        tied = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+        order[tied] = np.argsort(table[tied], axis=1, kind="stable")
         return (order + np.arange(0, steps * size, size or 1)[:, None]).ravel() if size else order.ravel()
     return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
 

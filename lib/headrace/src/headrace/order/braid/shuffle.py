@@ -35,12 +35,12 @@ a lap and the extra one, all have their localities at the very front, where thei
 number of rows in a batch is constant. Reads per block per epoch, 20 components, 64 hosts, default budget: 1.06; 1.69
 with laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
 
-Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n, and a table of at most 1 MiB
-if there are few blocks (:mod:`headrace.order.braid.spec`); successive draws come from different strands, so VR_w <= 1
-up to chance for w up to K (see analysis/icc). Over longer windows, VR tends to the rows of a block; analysis/excess
-forecasts what that costs in loss.
+Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n; successive draws come from
+different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc). Over longer windows, VR tends to the rows
+of a block; analysis/excess forecasts what that costs in loss.
 
-Price: one keyed permutation and about 100 vector operations, 0.5 us per index in batches of 1,024 rows, any n.
+Price: one keyed permutation and about 100 operations, 0.07 us per index (:mod:`headrace.order.braid.kernel`), 0.5 us
+where NumPy computes them for batches of 1,024 rows; any n.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import BLOCK, BRAID_VERSIONS, MAX_STRANDS, PlacedBlocks, braid_spec, check_version
+from headrace.order.braid.spec import BLOCK, BRAID_VERSIONS, MAX_STRANDS, braid_spec, check_version
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.braid.table import (
+    BraidRows,
     Draw,
-    braid,
     braid_key,
     count_laps,
     find_strands,
@@ -135,7 +135,7 @@ class BraidShuffle(Order):
             first_strand=self.first_strand,
             version=version,
         )
-        self._placed = PlacedBlocks(self._spec)
+        self._rows = BraidRows(self._spec)
 
     @property
     def permutes_all(self) -> bool:
@@ -150,10 +150,10 @@ class BraidShuffle(Order):
         return OpenWindow(self.strands, rows, everywhere=self.permutes_all)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        return braid(i, epoch, self._spec, self._placed)[0]
+        return self._rows(None, i, epoch)[0]
 
     def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return braid(i, epoch, self._spec, self._placed)
+        return self._rows(None, i, epoch)
 
     def locality(self, i: np.ndarray, epoch: np.ndarray | None = None) -> np.ndarray:
         return locality_of(self._draw(i, epoch), self._spec)

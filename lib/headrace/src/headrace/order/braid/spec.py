@@ -1,7 +1,6 @@
 """Parameters of braids, checked and prepared: one vector per parameter, one element per component; and their blocks.
 
-In an epoch, full blocks are in keyed order, and the rows of each are permuted differently: 0.06 us per block, once per
-epoch if a table pays, else once per row.
+In an epoch, full blocks are in keyed order, and the rows of each are permuted differently.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _EDGE = 2.0**-10  # localities below belong to the rows that come and go
 # What a child key is for; table.py uses 1. Vectors: numpy warns of overflow, which hashing needs, for scalars
 BLOCK, _INSIDE, _CELL, _ALL_ROWS = (np.array([k], np.uint64) for k in (2, 3, 4, 5))
 _ONE = np.uint64(1)
-_MOST_PLACED = 1 << 16  # blocks of a table that is kept
 FEW_BLOCKS = 64
 """Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than strands."""
 BRAID_VERSIONS = (1, 2)
@@ -232,19 +230,16 @@ def _quotient_sum(g: int, m: int) -> int:
     return total
 
 
-class Placed(NamedTuple):
-    """Positions of blocks of an epoch's sequence."""
-
-    first: UInt64[np.ndarray, " m"]  # physical row at which each begins; for a fully shuffled source, rows
-    keyed: UInt64[np.ndarray, " m"]  # 64 bits each, which say how its rows are turned
-
-
-def place_blocks(block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], s: BraidSpec) -> Placed:
-    """Positions of blocks of an epoch's sequence, in the epoch of a key. The partial block stays at the end."""
+def place_blocks(
+    block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], s: BraidSpec
+) -> tuple[UInt64[np.ndarray, " m"], UInt64[np.ndarray, " m"]]:
+    """The physical rows at which blocks of an epoch's sequence begin, and 64 bits each that say how their rows are
+    turned, in the epoch of a key. The partial block stays at the end.
+    """
     full_block = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
     outer = permute(full_block, s.full_blocks, fold(key, BLOCK)).view(np.uint64)
     first = np.where(block >= s.full_blocks, s.full_blocks, outer) * s.block
-    return Placed(first, fold(fold(key, _INSIDE), block))
+    return first, fold(fold(key, _INSIDE), block)
 
 
 def permute_all(
@@ -252,36 +247,3 @@ def permute_all(
 ) -> UInt64[np.ndarray, " m"]:
     """Rows at positions of an epoch's sequence, for sources of few blocks: a key permutes all ``n`` rows."""
     return permute(place.view(np.int64), n, fold(key, _ALL_ROWS)).view(np.uint64)
-
-
-class PlacedBlocks:
-    """Positions of the blocks of one braid in the current epoch, so that each is hashed once and not once per row; for
-    a fully shuffled braid, positions of its rows.
-
-    The table takes at most 1 MiB. It is made when as many rows of the epoch have been requested as it has entries, so
-    it always pays. Concurrent threads may make it twice.
-    """
-
-    def __init__(self, spec: BraidSpec) -> None:
-        self._spec = spec
-        entries = int(spec.n[0]) if spec.permuted[0] else int(spec.full_blocks[0]) + bool(spec.tail[0])
-        self.entries = entries if entries <= _MOST_PLACED else 0  # of the table, 16 bytes each; 0: too many for one
-        self._asked: tuple[int, int] = (-1, 0)  # key of the epoch; rows
-        self._held: tuple[int, Placed] | None = None
-
-    def of(self, key: np.ndarray, rows: int) -> Placed | None:
-        """The table of the epoch of this key; None if it does not pay (yet). ``rows`` are about to be mapped."""
-        epoch, cached = int(key[0]), self._held
-        if cached is not None and cached[0] == epoch:
-            return cached[1]
-        total_rows = rows + (self._asked[1] if self._asked[0] == epoch else 0)
-        self._asked = (epoch, total_rows)
-        if total_rows < self.entries or not self.entries:
-            return None
-        every = np.arange(self.entries, dtype=np.uint64)
-        if self._spec.permuted[0]:
-            placed = Placed(permute_all(every, key, self._spec.n), every)
-        else:
-            placed = place_blocks(every, key, self._spec)
-        self._held = (epoch, placed)
-        return placed

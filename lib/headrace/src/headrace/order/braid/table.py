@@ -1,31 +1,25 @@
 """Evaluates braids: one for many positions, or those of all components of a mixture in one pass.
 
 A mixture of 200 components has a few rows of each in a batch. Mapping them component by component costs some 100 us
-each, whatever the number of rows. Here, each row has the parameters of its component, and the batch is mapped at once.
-If there are hundreds of rows per component, as in a window of steps, those of one component are mapped together. For
+each, whatever the number of rows. Here, each row has the parameters of its component, and the batch is mapped at once:
+by compiled code (:mod:`headrace.order.braid.kernel`) where LLVM is installed, else by NumPy, with the same result. For
 what a braid is, see :mod:`headrace.order.braid.shuffle`.
 
-Price: 0.5 us per row in batches of 1,024, 0.3 us from 4,096 on; any number of components, any lengths.
+Price in NumPy: 0.5 us per row in batches of 1,024 or more; any number of components, any lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Float64, Int32, Int64, Integer, UInt64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import (
-    GOLDEN32,
-    BraidSpec,
-    Placed,
-    PlacedBlocks,
-    braid_spec,
-    permute_all,
-    place_blocks,
-)
+from headrace.order.braid.kernel import braid_kernel, spec_fields
+from headrace.order.braid.spec import GOLDEN32, BraidSpec, braid_spec, permute_all, place_blocks
 from headrace.order.seeds import derive, fold
 
 _SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
@@ -39,8 +33,6 @@ _LONG = np.uint64(16)  # blocks of a strand from which on it is rare that neighb
 # What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs, for scalars.
 _PHASE = np.array([1], np.uint64)
 _S29, _LOW6, _ODD = np.uint64(29), np.uint64(63), np.uint64(0xBF58476D1CE4E5B9)
-_MANY = 512  # rows of a component from which on it is cheaper alone
-_MOST_ENTRIES = 1 << 20  # of the tables of all components together: 16 MiB
 
 
 class Draw(NamedTuple):
@@ -197,17 +189,14 @@ def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
     return x + np.minimum(gaps, at.over)
 
 
-def _rows(i: np.ndarray, d: Draw, s: BraidSpec, placed: Placed | None) -> np.ndarray:
+def _rows(i: np.ndarray, d: Draw, s: BraidSpec) -> np.ndarray:
     """Physical rows."""
     virtual = virtual_places(find_strands(i, d, s), d.key, s)
     if s.permuted.all():
-        return permute_all(virtual, d.key, s.n) if placed is None else placed.first[virtual]
+        return permute_all(virtual, d.key, s.n)
     block = virtual // s.block
     offset = virtual - block * s.block
-    if placed is None:
-        first, keyed = place_blocks(block, d.key, s)
-    else:
-        first, keyed = placed.first[block], placed.keyed[block]
+    first, keyed = place_blocks(block, d.key, s)
     in_tail = block >= s.full_blocks
     size, step = np.where(in_tail, s.tail, s.block), np.where(in_tail, s.tail_step, s.block_step)
     inner = (offset * step + ((keyed >> _S32) * size >> _S32)) % size
@@ -255,12 +244,11 @@ def scatter(positions: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.nd
 
 
 def braid(
-    i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"], spec: BraidSpec, blocks: PlacedBlocks | None = None
+    i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"], spec: BraidSpec
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
     """Rows of positions ``i`` of epochs, ``0 <= i < n`` (not checked), a bijection for each epoch; and localities.
 
-    ``spec`` has one braid for all or one for each position; ``blocks`` caches the blocks of a single braid between
-    calls, and only saves time.
+    ``spec`` has one braid for all or one for each position.
 
     Example:
         >>> spec = braid_spec(10, io_block_size=3, strands=4, lap=1.7, key=1)
@@ -277,8 +265,7 @@ def braid(
         if (of_part == of_part[0]).all():  # the rule: what depends on the epoch alone is computed once
             of_part = of_part[:1]
         d = place_draws(ordinals[part], of_part, s)
-        placed = blocks.of(d.key, ordinals[part].size) if blocks is not None and d.key.size == 1 else None
-        rows[part] = _rows(ordinals[part], d, s, placed).view(np.int64)
+        rows[part] = _rows(ordinals[part], d, s).view(np.int64)
         where[part] = locality_of(d, s)
     return rows, where
 
@@ -286,6 +273,40 @@ def braid(
 def braid_key(seed: int) -> int:
     """The key of the braid under an integer seed."""
     return derive(seed, "braid")
+
+
+class BraidRows:
+    """Rows of any of the braids of a ``spec``."""
+
+    def __init__(self, spec: BraidSpec) -> None:
+        self._spec = spec
+        self._is_empty = bool((spec.n == 0).any())
+
+    @cached_property
+    def _fields(self) -> UInt64[np.ndarray, "d f"]:
+        return spec_fields(self._spec)
+
+    def __call__(
+        self,
+        component: Integer[np.ndarray, " m"] | None,
+        ordinal: Int64[np.ndarray, " m"],
+        first_epoch: Int64[np.ndarray, " m"] | None = None,
+    ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
+        """Row and locality of each ``ordinal``-th draw of a component (None: the only one), counted over epochs from
+        ``first_epoch`` on (None: 0).
+        """
+        kernel = None if self._is_empty else braid_kernel(ordinal.size)
+        if kernel is not None:
+            return kernel.rows(self._fields, component, ordinal, first_epoch)
+        rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        drawn = ordinal.astype(np.uint64)
+        for lo in range(0, ordinal.size, _SLICE):
+            part = slice(lo, lo + _SLICE)
+            spec = self._spec if component is None else self._spec.take(component[part])
+            passes = drawn[part] // spec.n
+            epoch = passes if first_epoch is None else passes + first_epoch[part].astype(np.uint64)
+            rows[part], where[part] = braid(drawn[part] - passes * spec.n, epoch, spec)
+        return rows, where
 
 
 class BraidTable:
@@ -343,8 +364,7 @@ class BraidTable:
             version=1 if versions is None else versions,
         )
         self.lengths = lengths
-        self._of_one: dict[int, tuple[BraidSpec, PlacedBlocks | None]] = {}  # components that were mapped alone
-        self._entries = 0  # of their tables
+        self._rows = BraidRows(self.spec)
 
     @classmethod
     def of(cls, orders: Sequence[Any]) -> BraidTable:
@@ -368,30 +388,4 @@ class BraidTable:
         """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed, starting at
         ``first_epoch`` (None: 0).
         """
-        rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
-        drawn = ordinal.astype(np.uint64)
-        for part, spec, blocks in self._parts(component):
-            passes = drawn[part] // spec.n
-            epoch = passes if first_epoch is None else passes + first_epoch[part].astype(np.uint64)
-            rows[part], where[part] = braid(drawn[part] - passes * spec.n, epoch, spec, blocks)
-        return rows, where
-
-    def _parts(self, component: Int32[np.ndarray, " m"]) -> Iterator[tuple[Any, BraidSpec, PlacedBlocks | None]]:
-        """Draws that are computed together, and their parameters: all of a component, if it has many, as to divide by
-        one number is far cheaper than by one for each draw; else any.
-        """
-        counts = np.bincount(component)
-        present = np.flatnonzero(counts)
-        if component.size < _MANY * present.size:
-            for lo in range(0, component.size, _SLICE):
-                part = slice(lo, lo + _SLICE)
-                yield part, self.spec.take(component[part]), None
-            return
-        order = np.argsort(component.astype(np.min_scalar_type(counts.size)), kind="stable")  # radix sort
-        for d, stop in zip(present.tolist(), np.cumsum(counts[present]).tolist(), strict=True):
-            if d not in self._of_one:
-                spec = self.spec.take(np.array([d]))
-                placed = PlacedBlocks(spec)
-                self._entries += placed.entries
-                self._of_one[d] = spec, placed if self._entries <= _MOST_ENTRIES else None
-            yield order[stop - int(counts[d]) : stop], *self._of_one[d]
+        return self._rows(component, ordinal, first_epoch)

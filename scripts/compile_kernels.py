@@ -1,0 +1,59 @@
+"""Compile the C sources of the library to LLVM's assembly language, which is what the library loads.
+
+    uv run scripts/compile_kernels.py            write a .ll file beside each .c file; needs clang 16 or newer
+    uv run scripts/compile_kernels.py --check    exit status 1 where a .ll file is not of its .c file; needs no compiler
+
+The result is for any 64-bit machine: target and processor are left out, and chosen where it is loaded. Its first line
+names the source by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "lib" / "headrace" / "src" / "headrace"
+OPTIONS = (
+    *("-S", "-emit-llvm", "-O2", "-ffreestanding", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"),
+    *("-fno-strict-aliasing", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops"),  # shorter text
+    *("-fno-stack-protector", "-fno-ident", "-fno-pic"),
+)
+OF_TARGET = re.compile("target |source_filename|; ModuleID|!llvm.module.flags")
+
+
+def first_line(source: Path) -> str:
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    return f"; Compiled from {source.name} by scripts/compile_kernels.py: {digest}"
+
+
+def compiled(source: Path, clang: str) -> str:
+    text = subprocess.run([clang, *OPTIONS, "-o", "-", source], check=True, capture_output=True, text=True).stdout
+    text = "\n".join(line for line in text.splitlines() if not OF_TARGET.match(line))
+    text = re.sub(r"^(attributes #\d+ = ){.*}$", r"\1{ nounwind }", text, flags=re.MULTILINE)
+    return f"{first_line(source)}\n{text.strip()}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare sources and results, and write nothing")
+    parser.add_argument("--clang", default=os.environ.get("CLANG", "clang"), help="the compiler (default: %(default)s)")
+    args = parser.parse_args()
+    old = []
+    for source in sorted(PACKAGE.rglob("*.c")):
+        result = source.with_suffix(".ll")
+        if not args.check:
+            result.write_text(compiled(source, args.clang))
+        elif not result.exists() or result.read_text().partition("\n")[0] != first_line(source):
+            old.append(result.relative_to(PACKAGE))
+    for result in old:
+        print(f"{result} is not of its source: run scripts/compile_kernels.py, which needs clang", file=sys.stderr)
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

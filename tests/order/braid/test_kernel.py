@@ -1,0 +1,111 @@
+"""Compiled braids are NumPy's, bit for bit."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.order.braid import kernel as module
+from headrace.order.braid.kernel import BraidKernel, braid_kernel, spec_fields
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.spec import LAP_BITS, BraidSpec, braid_spec
+from headrace.order.braid.table import BraidRows, braid
+from headrace.order.order import MAX_LENGTH
+
+KERNEL = BraidKernel()
+
+
+def by_numpy(spec: BraidSpec, component: np.ndarray, ordinal: np.ndarray, first_epoch: np.ndarray | None):
+    of_rows = spec.take(component)
+    passes = ordinal // of_rows.n.astype(np.int64)
+    epoch = passes if first_epoch is None else passes + first_epoch
+    return braid(ordinal - passes * of_rows.n.astype(np.int64), epoch, of_rows)
+
+
+def check_equal(spec: BraidSpec, component: np.ndarray, ordinal: np.ndarray, first_epoch: np.ndarray | None = None):
+    rows, localities = KERNEL.rows(spec_fields(spec), component, ordinal, first_epoch)
+    expected = by_numpy(spec, component, ordinal, first_epoch)
+    np.testing.assert_array_equal(rows, expected[0])
+    np.testing.assert_array_equal(localities, expected[1])
+
+
+@st.composite
+def braids(draw: st.DrawFn) -> dict[str, int | float]:
+    n = draw(st.one_of(st.integers(1, 200), st.integers(1, 10**6), st.integers(1, MAX_LENGTH)))
+    strands = draw(st.integers(1, min(n, draw(st.sampled_from([4, 500, 1 << 22])))))
+    lap = draw(st.one_of(st.just(float(strands)), st.floats(2.0**-LAP_BITS, strands)))
+    if lap == int(lap) and strands % int(lap):
+        lap = float(strands)
+    block = draw(st.one_of(st.integers(1, 80), st.integers(1, 1 << 31)))
+    key = draw(st.integers(0, (1 << 64) - 1))
+    first = draw(st.integers(0, 1 << 22))
+    version = draw(st.sampled_from([1, 2]))
+    names = ("n", "io_block_size", "strands", "lap", "key", "first_strand", "version")
+    return dict(zip(names, (n, block, strands, lap, key, first, version), strict=True))
+
+
+@given(st.lists(braids(), min_size=1, max_size=5), st.integers(0, 300), st.data())
+def test_rows_of_any_braids_in_any_order(parameters: list[dict[str, int | float]], count: int, data: st.DataObject):
+    keys = np.array([one.pop("key") for one in parameters], np.uint64)
+    spec = braid_spec(**{name: np.array([one[name] for one in parameters]) for name in parameters[0]}, key=keys)
+    random = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+    component = random.integers(0, len(parameters), count)
+    n = spec.n.astype(np.int64)[component]
+    anywhere = random.integers(0, np.minimum(n, 1 << 60) * 3, count)
+    late = np.maximum(n - 1 - random.integers(0, 40, count), 0)  # the last draws of an epoch have rules of their own
+    ordinal = np.where(random.random(count) < 0.5, anywhere, late)
+    first_epoch = random.integers(0, 5, count) if data.draw(st.booleans()) else None
+    check_equal(spec, component, ordinal, first_epoch)
+
+
+def some_spec(count: int = 200, rows: int = 10_000) -> BraidSpec:
+    numbers = np.arange(count)
+    return braid_spec(
+        rows + numbers, io_block_size=16, strands=8, lap=1.7, key=numbers.astype(np.uint64), first_strand=8 * numbers,
+        version=1 + numbers % 2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 100, 8192, 20_000])
+def test_a_window_of_200_components(count: int):
+    k = np.arange(count)
+    check_equal(some_spec(), k % 200, 9_000 + k // 200)
+
+
+def test_a_whole_epoch_and_the_next_one_are_permutations():
+    shuffle = BraidShuffle(10_007, io_block_size=32, strands=100, lap=7.3, seed=1, version=2)
+    rows = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(2 * 10_007), None)[0].reshape(2, -1)
+    assert np.array_equal(np.sort(rows, axis=1), np.tile(np.arange(10_007), (2, 1)))
+    assert not np.array_equal(*rows)
+
+
+def test_threads_do_not_disturb_each_other():
+    spec, k = some_spec(), np.arange(40_000)
+    fields = spec_fields(spec)
+    alone = [KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0] for shift in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda shift: KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0], range(4)))
+    assert all(map(np.array_equal, alone, together))
+
+
+def test_it_is_loaded_for_many_rows_and_then_used_for_all(monkeypatch):
+    module._kernel.cache_clear()
+    assert braid_kernel(4095) is None
+    kernel = braid_kernel(4096)
+    assert isinstance(kernel, BraidKernel)
+    assert braid_kernel(1) is kernel
+
+
+def test_without_llvmlite_numpy_gives_the_same(monkeypatch):
+    spec, k = some_spec(), np.arange(9_000)
+    compiled = BraidRows(spec)(k % 200, k)
+    monkeypatch.setattr("headrace.order.braid.table.braid_kernel", lambda rows: None)
+    for values, expected in zip(BraidRows(spec)(k % 200, k), compiled, strict=True):
+        np.testing.assert_array_equal(values, expected)
+
+
+def test_an_empty_braid_divides_by_nothing():
+    shuffle = BraidShuffle(0, io_block_size=4, strands=1, seed=0)
+    assert shuffle(np.zeros(0, np.int64)).size == 0
