@@ -27,7 +27,7 @@ def test_without_llvmlite_it_is_said_how_to_get_it(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     assert assembled(lambda: assemble("headrace.feed", "gather_kernel.ll"), "it is slow") is None
     assert "it is slow" in caplog.text
-    assert "install 'headrace[numba]'" in caplog.text
+    assert "install 'headrace[native]'" in caplog.text
 
 
 def test_a_file_that_llvm_refuses_is_said(monkeypatch, caplog):

@@ -1,6 +1,6 @@
 """Assembles functions from LLVM's assembly language for the machine that runs them.
 
-``llvmlite``, which comes with ``headrace[numba]``, has LLVM: there is no need for a compiler, nor for a wheel for each
+``llvmlite``, which comes with ``headrace[native]``, has LLVM: there is no need for a compiler, nor for a wheel for each
 platform. Price: 0.1 s to load LLVM, 0.03 s for each file.
 """
 
@@ -40,6 +40,6 @@ def assembled(make: Callable[[], _T], consequence: str) -> _T | None:
     try:
         return make()
     except Exception as error:  # noqa: BLE001  # llvmlite and the library that it loads raise anything
-        cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
+        cure = install_command("headrace[native]") if isinstance(error, ModuleNotFoundError) else str(error)
         _LOG.info("%s: %s", consequence, cure)
         return None

@@ -6,8 +6,8 @@ pack.
 Windowed packs are packs of neighbours: almost full, and each read from little more than one stored block. Documents are
 taken window by window; a window is one I/O block (or a few, if blocks are small) and the documents that begin in it. A
 pack starts with the largest document left; exact subset sums over the others, larger ones first, fill the rest. A set
-of reachable sums is one integer and adding a document is one shift, so a pack costs some 10 us, and 2 us where
-``numba`` is installed (:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the
+of reachable sums is one integer and adding a document is one shift, so a pack costs some 10 us, and 2 us compiled
+(:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the
 document that crosses its end go together into the first pack of the next window: no document is packed later than that.
 Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096 and blocks of 65,536
 tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all documents has 0.9999 and 4.9.
@@ -18,26 +18,23 @@ wrap, 3 to 8 us for windowed packs, 0.4 to 0.6 us compiled.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache
-from importlib import import_module
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import ConfigError, install_command
+from headrace.errors import ConfigError
 from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_documents
 from headrace.pack.spec import PackSpec
+from headrace.pack.window_kernel import window_kernel
 
-_LOG = logging.getLogger(__name__)
 _PackWindows: TypeAlias = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 _TOLERANCE = 64  # a pack may leave 1 part in this many empty; with more, its documents wait for the next window
 _MIN_PACKS = 8  # fewest packs in a window: with fewer, too large a share of them carries something over
-_MANY = 1 << 19  # items from which compiled code is worth loading, which takes seconds
+_MANY = 1 << 14  # items from which compiled code is worth loading
 _CANDIDATES = 512  # items whose sums are tried for one pack; after these, anything that fits is taken
 
 
@@ -297,25 +294,13 @@ def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarra
 
 def _compiled(sizes: np.ndarray) -> _PackWindows | None:
     """The compiled :func:`_pack_windows`, if available and worth loading."""
-    return _kernel() if sizes.size >= _MANY and not int(sizes.max()) >> 31 else None
-
-
-@cache
-def _kernel() -> _PackWindows | None:
-    try:
-        kernel: _PackWindows = import_module("headrace.pack.window_kernel").pack_windows
-        kernel(np.ones(1, np.int64), np.array([0, 1]), np.zeros(1, np.bool_), (0, 1, 1, 1), True)  # compiles it
-    except Exception as error:  # noqa: BLE001  # numba and what it loads raise anything, some of it when they compile
-        cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
-        _LOG.info("windows are packed without numba, which takes seven times as long: %s", cure)
-        return None
-    return kernel
+    return window_kernel() if sizes.size >= _MANY and not int(sizes.max()) >> 31 else None
 
 
 def _pack_windows(
     sizes: np.ndarray, bounds: np.ndarray, over: np.ndarray, settings: tuple[int, int, int, int], last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """See :func:`headrace.pack.window_kernel.pack_windows`."""
+    """See :class:`~headrace.pack.window_kernel.WindowKernel`."""
     size: list[int] = sizes.tolist()
     carried, packs = list(range(settings[0])), list[list[int]]()
     for (first, stop), runs_over in zip(pairwise(bounds.tolist()), over.tolist(), strict=True):
