@@ -1,248 +1,323 @@
-; The functions of feed/gather_kernel.py, which says what they are for.
-;
-; A table is a row of 8-byte fields. Of every table:
-;   3  how many entries its arrays have
-;   4  the table that was submitted after it, or 0 at the end of the thread
-;   5  the function that works it off
+; Compiled from gather_kernel.c by scripts/compile_kernels.py: 71fa3132e541e8bedcf4a5670f0c439a51c8ef9a7d841fd9d2486850bf1de92a
+%struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64 }
+%struct.State = type { [16 x i64], [16 x i64], [16 x i64], i64, i64, ptr }
 
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-declare i32 @pthread_mutex_lock(ptr)
-declare i32 @pthread_mutex_unlock(ptr)
-declare i32 @pthread_cond_wait(ptr, ptr)
-declare i32 @pthread_cond_signal(ptr)
-declare ptr @pthread_getspecific(i32)
-declare i32 @pthread_setspecific(i32, ptr)
-declare ptr @mmap(ptr, i64, i32, i32, i32, i64)
-declare i32 @sigaction(i32, ptr, ptr)
+@key = dso_local local_unnamed_addr global i32 0, align 4
+@page = dso_local local_unnamed_addr global i64 0, align 8
+@lost = dso_local global i64 0, align 8
+@previous = dso_local global [152 x i8] zeroinitializer, align 16
 
-@key = global i32 0                            ; of the table that a thread processes
-@page = global i64 0                           ; bytes of a page
-@previous = global [152 x i8] zeroinitializer  ; the struct sigaction that was replaced
-@lost = global i64 0                           ; pages that were missing from their files
+; Function Attrs: nofree nosync nounwind memory(readwrite, inaccessiblemem: none)
+define dso_local void @copy_pieces(ptr nocapture noundef readonly %0) local_unnamed_addr #0 {
+  %2 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 3
+  %3 = load i64, ptr %2, align 8
+  %4 = icmp sgt i64 %3, 0
+  br i1 %4, label %5, label %8
 
-; mutex; conditions: work, result; tables submitted, tables done; the table that was begun last
-%state = type { [16 x i64], [16 x i64], [16 x i64], i64, i64, ptr }
+5:                                                ; preds = %1
+  %6 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
+  %7 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
+  br label %9
 
-; Copies pieces: 0 their addresses, 1 their targets, 2 their bytes.
-define void @copy_pieces(ptr %table) {
-begin:
-  %targets.at = getelementptr ptr, ptr %table, i64 1
-  %sizes.at = getelementptr ptr, ptr %table, i64 2
-  %count.at = getelementptr i64, ptr %table, i64 3
-  %addresses = load ptr, ptr %table
-  %targets = load ptr, ptr %targets.at
-  %sizes = load ptr, ptr %sizes.at
-  %count = load i64, ptr %count.at
-  br label %next
-next:
-  %k = phi i64 [ 0, %begin ], [ %k.after, %copy ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %copy, label %end
-copy:
-  %address.at = getelementptr ptr, ptr %addresses, i64 %k
-  %target.at = getelementptr ptr, ptr %targets, i64 %k
-  %size.at = getelementptr i64, ptr %sizes, i64 %k
-  %address = load ptr, ptr %address.at
-  %target = load ptr, ptr %target.at
-  %size = load i64, ptr %size.at
-  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %address, i64 %size, i1 false)
-  %k.after = add i64 %k, 1
-  br label %next
-end:
+8:                                                ; preds = %9, %1
+  ret void
+
+9:                                                ; preds = %5, %9
+  %10 = phi i64 [ 0, %5 ], [ %20, %9 ]
+  %11 = load ptr, ptr %6, align 8
+  %12 = getelementptr inbounds ptr, ptr %11, i64 %10
+  %13 = load ptr, ptr %12, align 8
+  %14 = load ptr, ptr %0, align 8
+  %15 = getelementptr inbounds ptr, ptr %14, i64 %10
+  %16 = load ptr, ptr %15, align 8
+  %17 = load ptr, ptr %7, align 8
+  %18 = getelementptr inbounds i64, ptr %17, i64 %10
+  %19 = load i64, ptr %18, align 8
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %13, ptr align 1 %16, i64 %19, i1 false)
+  %20 = add nuw nsw i64 %10, 1
+  %21 = load i64, ptr %2, align 8
+  %22 = icmp slt i64 %20, %21
+  br i1 %22, label %9, label %8, !llvm.loop !1
+}
+
+; Function Attrs: mustprogress nocallback nofree nounwind willreturn memory(argmem: readwrite)
+declare void @llvm.memcpy.p0.p0.i64(ptr noalias nocapture writeonly, ptr noalias nocapture readonly, i64, i1 immarg) #1
+
+; Function Attrs: nounwind
+define dso_local void @check_chunks(ptr nocapture noundef readonly %0) local_unnamed_addr #2 {
+  %2 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 12
+  %3 = load i64, ptr %2, align 8
+  %4 = icmp sgt i64 %3, 0
+  br i1 %4, label %5, label %9
+
+5:                                                ; preds = %1
+  %6 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 9
+  %7 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
+  %8 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
+  br label %22
+
+9:                                                ; preds = %22, %1
+  %10 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 3
+  %11 = load i64, ptr %10, align 8
+  %12 = icmp sgt i64 %11, 0
+  br i1 %12, label %13, label %35
+
+13:                                               ; preds = %9
+  %14 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 9
+  %15 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
+  %16 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
+  %17 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 11
+  %18 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 10
+  %19 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6
+  %20 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 7
+  %21 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 8
+  br label %36
+
+22:                                               ; preds = %5, %22
+  %23 = phi i64 [ 0, %5 ], [ %32, %22 ]
+  %24 = load ptr, ptr %6, align 8
+  %25 = load ptr, ptr %7, align 8
+  %26 = getelementptr inbounds ptr, ptr %25, i64 %23
+  %27 = load ptr, ptr %26, align 8
+  %28 = load ptr, ptr %8, align 8
+  %29 = getelementptr inbounds i64, ptr %28, i64 %23
+  %30 = load i64, ptr %29, align 8
+  %31 = tail call i32 %24(ptr noundef %27, i64 noundef %30, i32 noundef 3) #4
+  %32 = add nuw nsw i64 %23, 1
+  %33 = load i64, ptr %2, align 8
+  %34 = icmp slt i64 %32, %33
+  br i1 %34, label %22, label %9, !llvm.loop !4
+
+35:                                               ; preds = %76, %9
+  ret void
+
+36:                                               ; preds = %13, %76
+  %37 = phi i64 [ 0, %13 ], [ %80, %76 ]
+  %38 = load ptr, ptr %14, align 8
+  %39 = load ptr, ptr %15, align 8
+  %40 = getelementptr inbounds ptr, ptr %39, i64 %37
+  %41 = load ptr, ptr %40, align 8
+  %42 = load ptr, ptr %16, align 8
+  %43 = getelementptr inbounds i64, ptr %42, i64 %37
+  %44 = load i64, ptr %43, align 8
+  %45 = load i64, ptr %17, align 8
+  %46 = trunc i64 %45 to i32
+  %47 = tail call i32 %38(ptr noundef %41, i64 noundef %44, i32 noundef %46) #4
+  %48 = icmp eq i32 %47, 0
+  br i1 %48, label %49, label %76
+
+49:                                               ; preds = %36
+  %50 = load ptr, ptr %18, align 8
+  %51 = load ptr, ptr %0, align 8
+  %52 = getelementptr inbounds ptr, ptr %51, i64 %37
+  %53 = load ptr, ptr %52, align 8
+  %54 = load ptr, ptr %19, align 8
+  %55 = getelementptr inbounds i64, ptr %54, i64 %37
+  %56 = load i64, ptr %55, align 8
+  %57 = tail call i32 %50(i32 noundef 0, ptr noundef %53, i64 noundef %56) #4
+  %58 = load ptr, ptr %0, align 8
+  %59 = getelementptr inbounds ptr, ptr %58, i64 %37
+  %60 = load ptr, ptr %59, align 8
+  %61 = load ptr, ptr %19, align 8
+  %62 = getelementptr inbounds i64, ptr %61, i64 %37
+  %63 = load i64, ptr %62, align 8
+  %64 = getelementptr inbounds i8, ptr %60, i64 %63
+  %65 = load i32, ptr %64, align 1
+  %66 = icmp eq i32 %57, %65
+  br i1 %66, label %67, label %76
+
+67:                                               ; preds = %49
+  %68 = load ptr, ptr %20, align 8
+  %69 = getelementptr inbounds i64, ptr %68, i64 %37
+  %70 = load i64, ptr %69, align 8
+  %71 = icmp slt i64 %70, 0
+  br i1 %71, label %76, label %72
+
+72:                                               ; preds = %67
+  %73 = zext i32 %57 to i64
+  %74 = icmp eq i64 %70, %73
+  %75 = zext i1 %74 to i8
+  br label %76
+
+76:                                               ; preds = %36, %49, %67, %72
+  %77 = phi i8 [ 0, %36 ], [ 0, %49 ], [ 1, %67 ], [ %75, %72 ]
+  %78 = load ptr, ptr %21, align 8
+  %79 = getelementptr inbounds i8, ptr %78, i64 %37
+  store i8 %77, ptr %79, align 1
+  %80 = add nuw nsw i64 %37, 1
+  %81 = load i64, ptr %10, align 8
+  %82 = icmp slt i64 %80, %81
+  br i1 %82, label %36, label %35, !llvm.loop !5
+}
+
+; Function Attrs: nounwind
+define dso_local void @process(ptr noundef %0) local_unnamed_addr #2 {
+  %2 = load i32, ptr @key, align 4
+  %3 = tail call i32 @pthread_setspecific(i32 noundef %2, ptr noundef %0) #4
+  %4 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 5
+  %5 = load ptr, ptr %4, align 8
+  tail call void %5(ptr noundef %0) #4
+  %6 = load i32, ptr @key, align 4
+  %7 = tail call i32 @pthread_setspecific(i32 noundef %6, ptr noundef null) #4
   ret void
 }
 
-; Holds chunks against their checksums: 0 their addresses, 1 where their first pages begin, 2 the bytes of their pages,
-; 6 their bytes, which their checksums follow, 7 the checksums that are named for them (-1: none), 8 the results, bytes:
-; 1 where a chunk is right. 9 madvise, 10 crc32c, 11 what to advise so that pages come; 12 for how many of the chunks
-; from these on the system is asked to begin reading, before the first is looked at.
-define void @check_chunks(ptr %table) {
-begin:
-  %lows.at = getelementptr ptr, ptr %table, i64 1
-  %lengths.at = getelementptr ptr, ptr %table, i64 2
-  %count.at = getelementptr i64, ptr %table, i64 3
-  %sizes.at = getelementptr ptr, ptr %table, i64 6
-  %named.at = getelementptr ptr, ptr %table, i64 7
-  %results.at = getelementptr ptr, ptr %table, i64 8
-  %madvise.at = getelementptr ptr, ptr %table, i64 9
-  %crc32c.at = getelementptr ptr, ptr %table, i64 10
-  %advice.at = getelementptr i64, ptr %table, i64 11
-  %ahead.at = getelementptr i64, ptr %table, i64 12
-  %addresses = load ptr, ptr %table
-  %lows = load ptr, ptr %lows.at
-  %lengths = load ptr, ptr %lengths.at
-  %count = load i64, ptr %count.at
-  %sizes = load ptr, ptr %sizes.at
-  %named = load ptr, ptr %named.at
-  %results = load ptr, ptr %results.at
-  %madvise = load ptr, ptr %madvise.at
-  %crc32c = load ptr, ptr %crc32c.at
-  %advice.wide = load i64, ptr %advice.at
-  %advice = trunc i64 %advice.wide to i32
-  %ahead = load i64, ptr %ahead.at
-  br label %ask.next
-ask.next:
-  %j = phi i64 [ 0, %begin ], [ %j.after, %ask ]
-  %ask.more = icmp ult i64 %j, %ahead
-  br i1 %ask.more, label %ask, label %next
-ask:
-  %ask.low.at = getelementptr ptr, ptr %lows, i64 %j
-  %ask.length.at = getelementptr i64, ptr %lengths, i64 %j
-  %ask.low = load ptr, ptr %ask.low.at
-  %ask.length = load i64, ptr %ask.length.at
-  call i32 %madvise(ptr %ask.low, i64 %ask.length, i32 3)
-  %j.after = add i64 %j, 1
-  br label %ask.next
-next:
-  %k = phi i64 [ 0, %ask.next ], [ %k.after, %record ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %bring, label %end
-bring:
-  %low.at = getelementptr ptr, ptr %lows, i64 %k
-  %length.at = getelementptr i64, ptr %lengths, i64 %k
-  %low = load ptr, ptr %low.at
-  %length = load i64, ptr %length.at
-  %refused = call i32 %madvise(ptr %low, i64 %length, i32 %advice)
-  %there = icmp eq i32 %refused, 0
-  br i1 %there, label %compare, label %record
-compare:
-  %address.at = getelementptr ptr, ptr %addresses, i64 %k
-  %size.at = getelementptr i64, ptr %sizes, i64 %k
-  %name.at = getelementptr i64, ptr %named, i64 %k
-  %address = load ptr, ptr %address.at
-  %size = load i64, ptr %size.at
-  %name = load i64, ptr %name.at
-  %crc = call i32 %crc32c(i32 0, ptr %address, i64 %size)
-  %stored.at = getelementptr i8, ptr %address, i64 %size
-  %stored = load i32, ptr %stored.at, align 1
-  %stored.wide = zext i32 %stored to i64
-  %as.stored = icmp eq i32 %crc, %stored
-  %as.named = icmp eq i64 %name, %stored.wide
-  %unnamed = icmp slt i64 %name, 0
-  %of.place = or i1 %as.named, %unnamed
-  %right = and i1 %as.stored, %of.place
-  br label %record
-record:
-  %result = phi i1 [ false, %bring ], [ %right, %compare ]
-  %result.at = getelementptr i8, ptr %results, i64 %k
-  %byte = zext i1 %result to i8
-  store i8 %byte, ptr %result.at
-  %k.after = add i64 %k, 1
-  br label %next
-end:
+declare dso_local i32 @pthread_setspecific(i32 noundef, ptr noundef) local_unnamed_addr #3
+
+; Function Attrs: nounwind
+define dso_local void @on_bus_error(i32 noundef %0, ptr nocapture noundef readonly %1, ptr nocapture noundef readnone %2) local_unnamed_addr #2 {
+  %4 = getelementptr inbounds i32, ptr %1, i64 2
+  %5 = load i32, ptr %4, align 4
+  %6 = load i32, ptr @key, align 4
+  %7 = tail call ptr @pthread_getspecific(i32 noundef %6) #4
+  %8 = icmp eq ptr %7, null
+  br i1 %8, label %24, label %9
+
+9:                                                ; preds = %3
+  %10 = icmp slt i32 %5, 1
+  br i1 %10, label %26, label %11
+
+11:                                               ; preds = %9
+  %12 = icmp eq i32 %5, 2
+  br i1 %12, label %13, label %24
+
+13:                                               ; preds = %11
+  %14 = getelementptr inbounds i32, ptr %1, i64 4
+  %15 = load i64, ptr %14, align 8
+  %16 = load i64, ptr @page, align 8
+  %17 = sub nsw i64 0, %16
+  %18 = and i64 %15, %17
+  %19 = inttoptr i64 %18 to ptr
+  %20 = tail call ptr @mmap(ptr noundef %19, i64 noundef %16, i32 noundef 1, i32 noundef 50, i32 noundef -1, i64 noundef 0) #4
+  %21 = icmp eq ptr %20, %19
+  br i1 %21, label %22, label %24
+
+22:                                               ; preds = %13
+  %23 = atomicrmw add ptr @lost, i64 1 seq_cst, align 8
+  br label %26
+
+24:                                               ; preds = %13, %11, %3
+  %25 = tail call i32 @sigaction(i32 noundef %0, ptr noundef nonnull @previous, ptr noundef null) #4
+  br label %26
+
+26:                                               ; preds = %22, %9, %24
   ret void
 }
 
-; Runs the function of a table.
-define void @process(ptr %table) {
-  %key = load i32, ptr @key
-  %function.at = getelementptr ptr, ptr %table, i64 5
-  %function = load ptr, ptr %function.at
-  call i32 @pthread_setspecific(i32 %key, ptr %table)
-  call void %function(ptr %table)
-  call i32 @pthread_setspecific(i32 %key, ptr null)
+declare dso_local ptr @pthread_getspecific(i32 noundef) local_unnamed_addr #3
+
+declare dso_local ptr @mmap(ptr noundef, i64 noundef, i32 noundef, i32 noundef, i32 noundef, i64 noundef) local_unnamed_addr #3
+
+declare dso_local i32 @sigaction(i32 noundef, ptr noundef, ptr noundef) local_unnamed_addr #3
+
+; Function Attrs: nounwind
+define dso_local void @submit(ptr noundef %0) local_unnamed_addr #2 {
+  %2 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #4
+  %3 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 3
+  %4 = load i64, ptr %3, align 8
+  %5 = add nsw i64 %4, 1
+  store i64 %5, ptr %3, align 8
+  %6 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 1
+  %7 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %6) #4
+  %8 = tail call i32 @pthread_mutex_unlock(ptr noundef %0) #4
   ret void
 }
 
-; Handles SIGBUS. A page that is missing from its file (BUS_ADRERR, 2) while a table is processed is counted, and becomes
-; zeros. A signal that a handler before this one has sent (0 or less) needs nothing: the instruction faults again. Every
-; other signal is left to the previous action: the instruction faults again.
-define void @on_bus_error(i32 %signal, ptr %info, ptr %context) {
-begin:
-  %key = load i32, ptr @key
-  %table = call ptr @pthread_getspecific(i32 %key)
-  %others = icmp eq ptr %table, null
-  br i1 %others, label %leave, label %ours
-ours:
-  %code.at = getelementptr i32, ptr %info, i64 2
-  %code = load i32, ptr %code.at
-  %sent = icmp sle i32 %code, 0
-  br i1 %sent, label %end, label %fault
-fault:
-  %missing = icmp eq i32 %code, 2
-  br i1 %missing, label %replace, label %leave
-replace:
-  %address.at = getelementptr i64, ptr %info, i64 2
-  %address = load i64, ptr %address.at
-  %bytes = load i64, ptr @page
-  %mask = sub i64 0, %bytes
-  %begin.number = and i64 %address, %mask
-  %begin.at = inttoptr i64 %begin.number to ptr
-  %mapped = call ptr @mmap(ptr %begin.at, i64 %bytes, i32 1, i32 50, i32 -1, i64 0) ; read; private, fixed, anonymous
-  %replaced = icmp eq ptr %mapped, %begin.at
-  br i1 %replaced, label %count, label %leave
-count:
-  atomicrmw add ptr @lost, i64 1 seq_cst
-  br label %end
-leave:
-  call i32 @sigaction(i32 %signal, ptr @previous, ptr null)
-  br label %end
-end:
-  ret void
+declare dso_local i32 @pthread_mutex_lock(ptr noundef) local_unnamed_addr #3
+
+declare dso_local i32 @pthread_cond_signal(ptr noundef) local_unnamed_addr #3
+
+declare dso_local i32 @pthread_mutex_unlock(ptr noundef) local_unnamed_addr #3
+
+; Function Attrs: nounwind
+define dso_local i64 @wait(ptr noundef %0, i64 noundef %1) local_unnamed_addr #2 {
+  %3 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #4
+  %4 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 4
+  %5 = load i64, ptr %4, align 8
+  %6 = icmp slt i64 %5, %1
+  br i1 %6, label %7, label %13
+
+7:                                                ; preds = %2
+  %8 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 2
+  br label %9
+
+9:                                                ; preds = %7, %9
+  %10 = tail call i32 @pthread_cond_wait(ptr noundef nonnull %8, ptr noundef nonnull %0) #4
+  %11 = load i64, ptr %4, align 8
+  %12 = icmp slt i64 %11, %1
+  br i1 %12, label %9, label %13, !llvm.loop !6
+
+13:                                               ; preds = %9, %2
+  %14 = phi i64 [ %5, %2 ], [ %11, %9 ]
+  %15 = tail call i32 @pthread_mutex_unlock(ptr noundef nonnull %0) #4
+  ret i64 %14
 }
 
-define void @submit(ptr %state) {
-  %work = getelementptr %state, ptr %state, i32 0, i32 1
-  %submitted.at = getelementptr %state, ptr %state, i32 0, i32 3
-  call i32 @pthread_mutex_lock(ptr %state)
-  %submitted = load i64, ptr %submitted.at
-  %submitted.after = add i64 %submitted, 1
-  store i64 %submitted.after, ptr %submitted.at
-  call i32 @pthread_cond_signal(ptr %work)
-  call i32 @pthread_mutex_unlock(ptr %state)
-  ret void
-}
+declare dso_local i32 @pthread_cond_wait(ptr noundef, ptr noundef) local_unnamed_addr #3
 
-define i64 @wait(ptr %state, i64 %number) {
-begin:
-  %result = getelementptr %state, ptr %state, i32 0, i32 2
-  %done.at = getelementptr %state, ptr %state, i32 0, i32 4
-  call i32 @pthread_mutex_lock(ptr %state)
-  br label %look
-look:
-  %done = load i64, ptr %done.at
-  %enough = icmp sge i64 %done, %number
-  br i1 %enough, label %end, label %sleep
-sleep:
-  call i32 @pthread_cond_wait(ptr %result, ptr %state)
-  br label %look
-end:
-  call i32 @pthread_mutex_unlock(ptr %state)
-  ret i64 %done
-}
+; Function Attrs: nounwind
+define dso_local ptr @serve(ptr noundef %0) local_unnamed_addr #2 {
+  %2 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #4
+  %3 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 5
+  %4 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 3
+  %5 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 4
+  %6 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 1
+  %7 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 2
+  br label %8
 
-define ptr @serve(ptr %state) {
-begin:
-  %work = getelementptr %state, ptr %state, i32 0, i32 1
-  %result = getelementptr %state, ptr %state, i32 0, i32 2
-  %submitted.at = getelementptr %state, ptr %state, i32 0, i32 3
-  %done.at = getelementptr %state, ptr %state, i32 0, i32 4
-  %last.at = getelementptr %state, ptr %state, i32 0, i32 5
-  call i32 @pthread_mutex_lock(ptr %state)
-  br label %look
-look:
-  %submitted = load i64, ptr %submitted.at
-  %done = load i64, ptr %done.at
-  %idle = icmp eq i64 %submitted, %done
-  br i1 %idle, label %sleep, label %given
-sleep:
-  call i32 @pthread_cond_wait(ptr %work, ptr %state)
-  br label %look
-given:
-  %last = load ptr, ptr %last.at
-  %next.at = getelementptr ptr, ptr %last, i64 4
-  %table = load ptr, ptr %next.at
-  store ptr %table, ptr %last.at
-  call i32 @pthread_mutex_unlock(ptr %state)
-  %ends = icmp eq ptr %table, null
-  br i1 %ends, label %end, label %work.off
-work.off:
-  call void @process(ptr %table)
-  call i32 @pthread_mutex_lock(ptr %state)
-  %done.after = add i64 %done, 1
-  store i64 %done.after, ptr %done.at
-  call i32 @pthread_cond_signal(ptr %result)
-  br label %look
-end:
+8:                                                ; preds = %23, %1
+  %9 = load i64, ptr %4, align 8
+  %10 = load i64, ptr %5, align 8
+  %11 = icmp eq i64 %9, %10
+  br i1 %11, label %12, label %17
+
+12:                                               ; preds = %8, %12
+  %13 = tail call i32 @pthread_cond_wait(ptr noundef nonnull %6, ptr noundef nonnull %0) #4
+  %14 = load i64, ptr %4, align 8
+  %15 = load i64, ptr %5, align 8
+  %16 = icmp eq i64 %14, %15
+  br i1 %16, label %12, label %17, !llvm.loop !7
+
+17:                                               ; preds = %12, %8
+  %18 = load ptr, ptr %3, align 8
+  %19 = getelementptr inbounds %struct.Table, ptr %18, i64 0, i32 4
+  %20 = load ptr, ptr %19, align 8
+  store ptr %20, ptr %3, align 8
+  %21 = tail call i32 @pthread_mutex_unlock(ptr noundef nonnull %0) #4
+  %22 = icmp eq ptr %20, null
+  br i1 %22, label %34, label %23
+
+23:                                               ; preds = %17
+  %24 = load i32, ptr @key, align 4
+  %25 = tail call i32 @pthread_setspecific(i32 noundef %24, ptr noundef nonnull %20) #4
+  %26 = getelementptr inbounds %struct.Table, ptr %20, i64 0, i32 5
+  %27 = load ptr, ptr %26, align 8
+  tail call void %27(ptr noundef nonnull %20) #4
+  %28 = load i32, ptr @key, align 4
+  %29 = tail call i32 @pthread_setspecific(i32 noundef %28, ptr noundef null) #4
+  %30 = tail call i32 @pthread_mutex_lock(ptr noundef nonnull %0) #4
+  %31 = load i64, ptr %5, align 8
+  %32 = add nsw i64 %31, 1
+  store i64 %32, ptr %5, align 8
+  %33 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %7) #4
+  br label %8
+
+34:                                               ; preds = %17
   ret ptr null
 }
+
+attributes #0 = { nounwind }
+attributes #1 = { nounwind }
+attributes #2 = { nounwind }
+attributes #3 = { nounwind }
+attributes #4 = { nounwind }
+
+
+!0 = !{i32 1, !"wchar_size", i32 4}
+!1 = distinct !{!1, !2, !3}
+!2 = !{!"llvm.loop.mustprogress"}
+!3 = !{!"llvm.loop.unroll.disable"}
+!4 = distinct !{!4, !2, !3}
+!5 = distinct !{!5, !2, !3}
+!6 = distinct !{!6, !2, !3}
+!7 = distinct !{!7, !2, !3}

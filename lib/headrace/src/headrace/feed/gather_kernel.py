@@ -1,7 +1,7 @@
 """Processes tables of addresses without the interpreter: copies pieces of rows and verifies chunks against checksums.
 
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
-``gather_kernel.ll`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
+``gather_kernel.c`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
 in slots. Each piece is a ``memcpy`` of the C library, which uses the machine's vector instructions. If a mapped file
 has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS, which would end the process.
 
@@ -52,7 +52,7 @@ class Copies(NamedTuple):
     holds: object = None
 
     def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
-        """The fields that the kernel expects; see ``gather_kernel.ll``."""
+        """The fields that the kernel expects; see ``gather_kernel.c``."""
         return np.array([*map(_address, self[:3]), self.size.size, 0, kernel.copy_pieces])
 
     def __call__(self) -> None:
@@ -85,7 +85,7 @@ class Checks(NamedTuple):
         """Does nothing: no condition has to hold beforehand."""
 
     def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
-        """The fields that the kernel expects; see ``gather_kernel.ll``."""
+        """The fields that the kernel expects; see ``gather_kernel.c``."""
         address, low, length, size, named = map(_address, self.columns)
         fields = [address, low, length, self.sound.size, 0, kernel.check_chunks, size, named, _address(self.sound)]
         return np.array([*fields, *self.system, self.ahead])
