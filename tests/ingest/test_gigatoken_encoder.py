@@ -119,6 +119,8 @@ def test_the_ids_are_those_of_tokenizers(both: tuple[FileTokenizer, FileTokenize
 def test_texts_with_a_code_point_that_differs_go_to_tokenizers(path: str):
     texts = ["plain", "has ² in it", "é alone", "", "² first", "last ²"]
     assert same(tokenizer_of(path), texts, ((ord("²"), ord("²") + 1),)) == EncoderCounts(fast=3, slow=3)
+    texts = ["plain", "has \x1c in it", "é alone", "é and \x1c"]
+    assert same(tokenizer_of(path), texts, ((0x1C, 0x1D), (0x110, 0x120))) == EncoderCounts(fast=2, slow=2)
 
 
 def test_it_starts_anew_at_a_bound(bpe_path: str):

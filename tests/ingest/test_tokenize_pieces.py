@@ -1,6 +1,7 @@
 """Long texts in pieces: the ids are those of the whole text, and no piece is too long."""
 
 import os
+import re
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from headrace.ingest.tokenize import cut_points
+from headrace.ingest.tokenize import _candidates, cut_points
 
 TEXT = st.text(st.sampled_from("ab é日。，\n .;'0\t\r{_"), max_size=400) | st.text(max_size=200)
 
@@ -70,6 +71,17 @@ def test_no_piece_is_longer_than_the_limit(text: str):
     cuts = list(cut_points(text, lambda t: [len(t)] * 2, piece_chars=10, max_piece_chars=50))
     assert all(len(p) <= 50 for p in pieces(text, cuts))
     assert "".join(pieces(text, cuts)) == text
+
+
+@given(text=TEXT, first=st.integers(0, 30), missing=st.integers(0, 30))
+def test_candidates_are_where_words_begin_and_sentences_end(text: str, first: int, missing: int):
+    stop = max(len(text) - missing, 0)
+    before, after = (
+        r"(?<=\S\n)(?=[^\W\d_])|(?<=\S)(?= [^\W\d_])",
+        r"(?<=\w)(?=[。！？；，、])|(?<=[。！？；，、])(?=\w)",
+    )
+    expected = [match.start() for match in re.finditer(f"{before}|{after}", text[:stop]) if match.start() >= first]
+    assert list(_candidates(text, first, stop)) == expected
 
 
 def test_short_texts_are_not_touched():

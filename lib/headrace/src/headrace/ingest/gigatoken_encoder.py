@@ -44,7 +44,7 @@ from headrace.ingest.code_points import (
 )
 from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.tokenize import FileTokenizer
-from headrace.store.ledger import canonical_tokenizer, tokenizer_content
+from headrace.store.ledger import canonical_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +113,10 @@ def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
         return f"the package {PACKAGE} is not installed"
     if tokenizer.special_tokens_in_text == "text":
         return "special tokens that a text spells out are to be text"
-    content = _rules_of(tokenizer)
-    for reason in _uncovered(content):
+    for reason in _uncovered(json.loads(tokenizer.rules)):
         return reason
     try:
-        _load(_as_text(content))
+        _load(tokenizer.rules.decode())
     except Exception as error:  # noqa: BLE001 (the library raises plain Exception, with its own words for it)
         return f"gigatoken does not load it ({error})"
     return None
@@ -125,11 +124,12 @@ def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
 
 def code_points_of(tokenizer: FileTokenizer) -> Ranges:
     """The code points on which ``gigatoken`` and ``tokenizers`` disagree, for a supported tokenizer."""
-    content = _rules_of(tokenizer)
+    content = json.loads(tokenizer.rules)
     versions = [f"{name} {importlib.metadata.version(name)}" for name in (PACKAGE, "tokenizers")]
 
     def pair(content: dict[str, Any]) -> tuple[Encode, Encode]:
-        library, fast = tokenizers.Tokenizer.from_str(_as_text(content)), _load(_as_text(content))
+        text = canonical_tokenizer(content).decode()
+        library, fast = tokenizers.Tokenizer.from_str(text), _load(text)
 
         def slow(texts: Sequence[str]) -> list[bytes]:
             encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -138,7 +138,7 @@ def code_points_of(tokenizer: FileTokenizer) -> Ranges:
         return slow, lambda texts: [fast(text).tobytes() for text in texts]
 
     return known_or_computed(
-        digest_of(canonical_tokenizer(content), *versions),
+        digest_of(tokenizer.rules, *versions),
         lambda: differing_code_points(pair(content), pair(probe_of(content))),
     )
 
@@ -166,8 +166,9 @@ class GigatokenEncoder:
         resident_bytes: Callable[[], int | None] = lambda: resident_bytes(),
     ) -> None:
         self.tokenizer = tokenizer
-        self._content, self._resident_bytes = _as_text(_rules_of(tokenizer)), resident_bytes
+        self._content, self._resident_bytes = tokenizer.rules.decode(), resident_bytes
         self._differs = table_of(code_points)
+        self._first_differing = min((start for start, _ in code_points), default=len(self._differs))
         self._lock = threading.Lock()
         self._counts = EncoderCounts()
         self._start()
@@ -194,12 +195,14 @@ class GigatokenEncoder:
 
     def _differing(self, texts: Sequence[str]) -> set[int]:
         """Which of the texts have a code point that differs."""
-        wide = [i for i, text in enumerate(texts) if not text.isascii()]
+        all_ascii_same = self._first_differing > 127
+        wide = [i for i, text in enumerate(texts) if not (all_ascii_same and text.isascii())]
         if not wide:
             return set()
         chosen = [texts[i] for i in wide]
         points = np.frombuffer("".join(chosen).encode("utf-32-le", "surrogatepass"), np.uint32)
-        hits = np.flatnonzero(self._differs[points])
+        suspects = np.flatnonzero(points >= self._first_differing)
+        hits = suspects[self._differs[points[suspects]]]
         if not hits.size:
             return set()
         stops = np.cumsum([len(text) for text in chosen])
@@ -242,10 +245,6 @@ def resident_bytes() -> int | None:
         return None
 
 
-def _rules_of(tokenizer: FileTokenizer) -> dict[str, Any]:
-    return tokenizer_content(tokenizer.content or b"")
-
-
 def _is_installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
@@ -254,10 +253,6 @@ def _load(content: str) -> Callable[[str], np.ndarray]:
     """A function that encodes one text. Batches would be ``awkward`` arrays, whose import takes a second."""
     library: Any = importlib.import_module(PACKAGE)
     return library.Tokenizer.from_json(content).backend.encode
-
-
-def _as_text(content: dict[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False)
 
 
 def _uncovered(content: dict[str, Any]) -> Iterator[str]:

@@ -17,7 +17,6 @@ three encodings of at most 1024 characters: under 1%.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from array import array
@@ -55,10 +54,10 @@ PIECE_CHARS = 1 << 18
 MAX_PIECE_CHARS = 1 << 22
 _WINDOW_CHARS = 512
 _MAX_TRIES = 64
-# After a line's end, before the space of a word, around a full stop of scripts that have no spaces.
-_CANDIDATE = re.compile(
-    r"(?<=\S\n)(?=[^\W\d_])|(?<=\S)(?= [^\W\d_])|(?<=\w)(?=[。！？；，、])|(?<=[。！？；，、])(?=\w)"
-)
+# The line's end or the space before a word, and the full stops of scripts that have no spaces. All of them begin with a
+# character, not a look behind it: then the search skips other characters, and is ten times as fast.
+_BORDER = re.compile(r"\n(?<=\S\n)(?=[^\W\d_])| (?<=\S )(?=[^\W\d_])|[。！？；，、]")
+_WORD = re.compile(r"\w")
 THREADS_VARIABLE = "RAYON_NUM_THREADS"
 """The variable by which the tokenizers library is told how many threads to use."""
 
@@ -206,6 +205,7 @@ class FileTokenizer(Tokenizer):
 
     Attributes:
         encoder: The function that encodes texts; it may replace :meth:`encode_plain` if it gives the same ids.
+        rules: Its content, the same bytes for the same content.
 
     Raises:
         ConfigError: it is not a tokenizer, or does not have the tokens that the policy names.
@@ -223,16 +223,16 @@ class FileTokenizer(Tokenizer):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.path, self.content = path, content
         self.encoder: Callable[[Sequence[str]], list[np.ndarray]] = self.encode_plain
-        text, self._tokenizer = _parse(content, path)
+        self.rules, self._tokenizer, model = _parse(content, path)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = [str(token.content) for _, token in sorted(added.items()) if token.special]
         declared = declared or {}
         self.bos, self.bos_id = resolve_special("bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos"))
         self.eos, self.eos_id = resolve_special("eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos"))
-        self.fingerprint = fingerprint_of(text, self.bos_id, self.eos_id)
+        self.fingerprint = fingerprint_of(self.rules, self.bos_id, self.eos_id)
         refused = [i for i, token in added.items() if token.special or i in (self.bos_id, self.eos_id)]
-        unknown = _unknown_id(text, self.id_of)
+        unknown = _unknown_id(model, self.id_of)
         self._refused = np.zeros(self.vocab_size, np.bool_)
         self._refused[np.array([i for i in refused if i != unknown], np.int64)] = True
 
@@ -336,19 +336,20 @@ def _refusals() -> Iterator[None]:
         raise BadRecordError(f"cannot be encoded by this tokenizer ({one_line(error)})") from error
 
 
-def _unknown_id(content: bytes, id_of: Callable[[str], int | None]) -> int | None:
+def _unknown_id(model: dict[str, Any], id_of: Callable[[str], int | None]) -> int | None:
     """The id for unknown text: a special token by name, which may occur in texts without special tokens."""
-    model: dict[str, Any] = json.loads(content).get("model") or {}
     if model.get("unk_id") is not None:  # Unigram
         return int(model["unk_id"])
     return None if model.get("unk_token") is None else id_of(str(model["unk_token"]))
 
 
-def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
+def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer, dict[str, Any]]:
+    """The rules, what the library makes of them, and its model."""
     try:
         data = tokenizer_content(content)
+        rules = canonical_tokenizer(data)
         with _panics_as_errors():
-            return canonical_tokenizer(data), tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
+            return rules, tokenizers.Tokenizer.from_str(rules.decode()), data.get("model") or {}
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"is not a file of the tokenizers library ({error})",
@@ -407,11 +408,20 @@ def cut_points(
 
 def _next_cut(text: str, start: int, encode: Callable[[str], list[int]], least: int, most: int) -> int:
     limit = min(start + most, len(text))
-    for tries, match in enumerate(_CANDIDATE.finditer(text, start + least, limit)):
-        cut = match.start()
+    for tries, cut in enumerate(_candidates(text, start + least, limit)):
         left_text, right_text = text[max(start, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
         if encode(left_text) + encode(right_text) == encode(left_text + right_text):
             return cut
         if tries >= _MAX_TRIES:
             break
     return limit
+
+
+def _candidates(text: str, first: int, stop: int) -> Iterator[int]:
+    """Where a cut may be made, from ``first`` on: after a line's end, before a word's space, around a full stop."""
+    for match in _BORDER.finditer(text, max(first - 1, 0), stop):
+        at, character = match.start(), match[0]
+        if (character == " " or (character != "\n" and at and _WORD.match(text, at - 1))) and at >= first:
+            yield at
+        if character == "\n" or (character != " " and _WORD.match(text, at + 1, stop)):
+            yield at + 1

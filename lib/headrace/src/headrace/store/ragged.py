@@ -176,7 +176,7 @@ class _LeafWriter:
 
     def _check_range(self, values: np.ndarray) -> None:
         dtype = np.dtype(self._layout.dtype)
-        if not values.size or dtype.kind == "f":
+        if not values.size or dtype.kind == "f" or (values.dtype == dtype and dtype.kind == "u"):
             return
         # Ids are never negative; values of other leaves may be.
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
