@@ -31,11 +31,12 @@ from headrace.errors import ConfigError
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import ChatTemplate, Message, Spans, check_messages, find_template
 from headrace.ingest.choices import Kind
+from headrace.ingest.cut_points import MAX_PIECE_CHARS
 from headrace.ingest.documents import Document
 from headrace.ingest.fim import content_keys, fill_in_middle
 from headrace.ingest.records import BadRecordError, Fields, joined, lookup, numbers, string_of, type_name, utf8_length
 from headrace.ingest.source import FIELDS, ChatConfig, SourceConfig
-from headrace.ingest.tokenize import MAX_PIECE_CHARS, TokenizerConfig, tokenizer_folder
+from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
 

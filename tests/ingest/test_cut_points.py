@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from headrace.ingest.tokenize import _candidates, cut_points
+from headrace.ingest.cut_points import _candidates, cut_points
 
 TEXT = st.text(st.sampled_from("ab é日。，\n .;'0\t\r{_"), max_size=400) | st.text(max_size=200)
 
