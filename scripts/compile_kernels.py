@@ -3,8 +3,8 @@
     uv run scripts/compile_kernels.py            write a .ll file beside each .c file; needs clang 16 or newer
     uv run scripts/compile_kernels.py --check    exit status 1 where a .ll file is not of its .c file; needs no compiler
 
-The result is for any 64-bit machine: target and processor are left out, and chosen where it is loaded. Its first line
-names the source by its SHA-256.
+The result is for any 64-bit machine, or, if its source says "Features:", for processors that have them: target and
+processor are left out, and chosen where it is loaded. Its first line names the source by its SHA-256.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "lib" / "headrace" / "src" / "headrace"
 OPTIONS = (
-    *("-S", "-emit-llvm", "-O2", "-ffreestanding", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"),
+    *("--target=x86_64-linux-gnu", "-S", "-emit-llvm", "-O2", "-ffreestanding", "-Wall", "-Wextra", "-Werror"),
     *("-fno-strict-aliasing", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops"),  # shorter text
-    *("-fno-stack-protector", "-fno-ident", "-fno-pic"),
+    *("-ffp-contract=off", "-fno-stack-protector", "-fno-ident", "-fno-pic"),
 )
 OF_TARGET = re.compile("target |source_filename|; ModuleID|!llvm.module.flags")
 
@@ -32,7 +32,9 @@ def first_line(source: Path) -> str:
 
 
 def compiled(source: Path, clang: str) -> str:
-    text = subprocess.run([clang, *OPTIONS, "-o", "-", source], check=True, capture_output=True, text=True).stdout
+    features = re.search("^// Features: (.*)$", source.read_text(), flags=re.MULTILINE)
+    options = [*OPTIONS, *(f"-m{feature}" for feature in (features[1].split() if features else ()))]
+    text = subprocess.run([clang, *options, "-o", "-", source], check=True, capture_output=True, text=True).stdout
     text = "\n".join(line for line in text.splitlines() if not OF_TARGET.match(line))
     text = re.sub(r"^(attributes #\d+ = ){.*}$", r"\1{ nounwind }", text, flags=re.MULTILINE)
     return f"{first_line(source)}\n{text.strip()}\n"

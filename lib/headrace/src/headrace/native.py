@@ -7,7 +7,7 @@ platform. Price: 0.1 s to load LLVM, 0.03 s for each file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module, resources
 from typing import Any, TypeVar
 
@@ -17,19 +17,26 @@ _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def assemble(package: str, file: str) -> Any:
+def assemble(package: str, file: str, features: Sequence[str] = ()) -> Any:
     """The execution engine of the functions in a file of a package. It must live as long as they are called.
 
     Raises:
-        Exception: ``llvmlite`` is missing or cannot assemble the file; it raises anything.
+        Exception: ``llvmlite`` is missing or cannot assemble the file (it raises anything); the processor lacks one of
+            the ``features``, without which LLVM would end the process.
     """
     llvm: Any = import_module("llvmlite.binding")
+    try:
+        available = llvm.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell on this platform
+        available = llvm.FeatureMap()
+    if lacking := [feature for feature in features if not available.get(feature)]:
+        raise RuntimeError(f"the processor lacks {', '.join(lacking)}")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(resources.files(package).joinpath(file).read_text())
     module.verify()
-    features = llvm.get_host_cpu_features().flatten()  # a virtual machine may lack some of its processor's
-    machine = llvm.Target.from_default_triple().create_target_machine(llvm.get_host_cpu_name(), features)
+    # A virtual machine may lack features of its processor
+    machine = llvm.Target.from_default_triple().create_target_machine(llvm.get_host_cpu_name(), available.flatten())
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     return engine

@@ -88,9 +88,9 @@ void on_bus_error(int signal, int *info, void *context) {
     sigaction(signal, previous, 0);
 }
 
-void submit(State *s) {
+void submit(State *s, i64 tables) {
     pthread_mutex_lock(s->mutex);
-    s->submitted++;
+    s->submitted += tables;
     pthread_cond_signal(s->work);
     pthread_mutex_unlock(s->mutex);
 }

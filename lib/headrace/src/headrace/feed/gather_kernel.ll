@@ -1,4 +1,4 @@
-; Compiled from gather_kernel.c by scripts/compile_kernels.py: 71fa3132e541e8bedcf4a5670f0c439a51c8ef9a7d841fd9d2486850bf1de92a
+; Compiled from gather_kernel.c by scripts/compile_kernels.py: 88500b18836e3936c8ef6965dda5384c5633cc2dc741532d3ecbea9a7e2d6f3f
 %struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64 }
 %struct.State = type { [16 x i64], [16 x i64], [16 x i64], i64, i64, ptr }
 
@@ -211,15 +211,15 @@ declare dso_local ptr @mmap(ptr noundef, i64 noundef, i32 noundef, i32 noundef, 
 declare dso_local i32 @sigaction(i32 noundef, ptr noundef, ptr noundef) local_unnamed_addr #3
 
 ; Function Attrs: nounwind
-define dso_local void @submit(ptr noundef %0) local_unnamed_addr #2 {
-  %2 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #4
-  %3 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 3
-  %4 = load i64, ptr %3, align 8
-  %5 = add nsw i64 %4, 1
-  store i64 %5, ptr %3, align 8
-  %6 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 1
-  %7 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %6) #4
-  %8 = tail call i32 @pthread_mutex_unlock(ptr noundef %0) #4
+define dso_local void @submit(ptr noundef %0, i64 noundef %1) local_unnamed_addr #2 {
+  %3 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #4
+  %4 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 3
+  %5 = load i64, ptr %4, align 8
+  %6 = add nsw i64 %5, %1
+  store i64 %6, ptr %4, align 8
+  %7 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 1
+  %8 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %7) #4
+  %9 = tail call i32 @pthread_mutex_unlock(ptr noundef %0) #4
   ret void
 }
 

@@ -104,7 +104,8 @@ class GatherKernel:
         self.copy_pieces, self.check_chunks = address("copy_pieces"), address("check_chunks")
         self.serve = ctypes.c_void_p(address("serve"))
         self.wait = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(address("wait"))
-        self.submit = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("submit"))  # short: keeps the lock
+        # Short: keeps the interpreter's lock
+        self.submit = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address("submit"))
         self._process = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address("process"))
         self._lost = ctypes.c_int64.from_address(self._engine.get_global_value_address("lost"))
         if sys.platform.startswith("linux"):  # elsewhere, no file is mapped
@@ -173,7 +174,7 @@ class KernelThread:
             table = part.table(kernel)
             self._tables[-1][0][_NEXT] = table.ctypes.data
             self._tables.append((table, part))
-            kernel.submit(self._state.ctypes.data)
+        kernel.submit(self._state.ctypes.data, len(parts))
         return Submitted(self, int(self._state[_SUBMITTED]))
 
     def is_done(self, number: int) -> bool:
@@ -243,5 +244,5 @@ def _end(
 ) -> None:
     """Ends the thread by submitting no table, while ``state`` and ``tables`` still exist. A fork lacks the thread."""
     if os.getpid() == process:
-        kernel.submit(state.ctypes.data)
+        kernel.submit(state.ctypes.data, 1)
         library.pthread_join(thread, None)

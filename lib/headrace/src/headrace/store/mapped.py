@@ -36,6 +36,7 @@ import google_crc32c
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from headrace.native import assemble, assembled
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
 MAX_MAPS = 16_384
@@ -93,15 +94,28 @@ def native() -> _Native | None:
     return native if native.crc32c(0, probe.ctypes.data, probe.size) == 0xE3069283 else None
 
 
+class Crc32c:
+    """``crc32c.c``, which is twice as fast as Google's from memory."""
+
+    def __init__(self) -> None:
+        self._engine = assemble("headrace.store", "crc32c.ll", ("sse4.2", "pclmul"))  # its memory holds the function
+        self.address: int = self._engine.get_function_address("crc32c")
+
+
+@functools.cache
+def _compiled_crc32c() -> Crc32c | None:
+    return assembled(Crc32c, "chunks of local caches are verified at half the speed")
+
+
 @functools.cache
 def native_addresses() -> tuple[int, int, int]:
-    """Addresses of ``madvise`` and of ``crc32c_extend``, and the advice that brings pages: for machine code that checks
-    chunks by their :meth:`MappedArray.check_columns`.
+    """Addresses of ``madvise`` and of a crc32c, and the advice that brings pages: for machine code that checks chunks
+    by their :meth:`MappedArray.check_columns`.
     """
-    system = native()
+    system, compiled = native(), _compiled_crc32c()
     assert system is not None
     madvise, crc32c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (system.madvise, system.crc32c))  # pyright: ignore[reportArgumentType]
-    return madvise, crc32c, system.bring
+    return madvise, crc32c if compiled is None else compiled.address, system.bring
 
 
 class MappedFile(NamedTuple):
