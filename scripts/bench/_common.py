@@ -274,3 +274,17 @@ def run_bench(
             print(bar.line())
         if not all(bar.ok for bar in report.bars):
             sys.exit(1)
+
+
+def take_share(tokens: np.ndarray, column: np.ndarray, batch_size: int, batches: int) -> float:
+    """Speed of ``np.take`` of shuffled rows of both arrays into buffers, as a share of that of tokens alone."""
+    order = np.random.default_rng(1).integers(0, len(tokens), (batches, batch_size))
+    arrays = [(array, np.empty((batch_size, array.shape[1]), array.dtype)) for array in (tokens, column)]
+    seconds = []
+    for sources in (arrays[:1], arrays):
+        started = time.perf_counter()
+        for rows in order:
+            for array, out in sources:
+                np.take(array, rows, axis=0, out=out, mode="clip")
+        seconds.append(time.perf_counter() - started)
+    return seconds[0] / seconds[1]

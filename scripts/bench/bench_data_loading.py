@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Report, run_bench, touch_memory
+from _common import Report, run_bench, take_share, touch_memory
 
 from headrace import DataLoader, TokenCache, TokenSeqDataset
 from headrace.data import AsyncDataset
@@ -131,7 +131,7 @@ def bench_columns(report: Report, folder: Path, examples: int, batches: int, rep
             )
         rows.append([name, *sorted(measurements)[len(measurements) // 2]])
     tokens = np.concatenate(documents).reshape(-1, SEQ_LEN)
-    shares = sorted(take_share(tokens, tokens.astype(np.float32), batches) for _ in range(repeats))
+    shares = sorted(take_share(tokens, tokens.astype(np.float32), BATCH, batches) for _ in range(repeats))
     share_of_take = shares[repeats // 2]
     report.number("np.take of tokens and a float column: share of tokens alone", share_of_take)
     heads = ["column", "share of tokens alone", "M tokens/s", "fetches, of those of tokens alone", "reads per fetch"]
@@ -140,20 +140,6 @@ def bench_columns(report: Report, folder: Path, examples: int, batches: int, rep
     report.bar("a float column: share of tokens alone", rows[0][1], at_least=COLUMN_SHARE)
     report.bar("a float column: that share, of np.take's", rows[0][1] / share_of_take, at_least=1)
     report.bar("columns: fetches of blocks, of those of tokens alone", max(row[3] for row in rows), at_most=1)
-
-
-def take_share(tokens: np.ndarray, column: np.ndarray, batches: int) -> float:
-    """Speed of ``np.take`` of shuffled rows of both arrays into buffers, as a share of that of tokens alone."""
-    order = np.random.default_rng(1).integers(0, len(tokens), (batches, BATCH))
-    arrays = [(array, np.empty((BATCH, SEQ_LEN), array.dtype)) for array in (tokens, column)]
-    seconds = []
-    for sources in (arrays[:1], arrays):
-        started = time.perf_counter()
-        for rows in order:
-            for array, out in sources:
-                np.take(array, rows, axis=0, out=out, mode="clip")
-        seconds.append(time.perf_counter() - started)
-    return seconds[0] / seconds[1]
 
 
 def column_values(leaf: LeafSpec, ids: np.ndarray) -> np.ndarray:

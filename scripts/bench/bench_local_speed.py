@@ -9,8 +9,10 @@ case is timed between two runs of the floor in the same process, several times; 
 
 ``within the budget``: ``prefetch_bytes`` holds the corpus; otherwise the corpus is four times the budget. Both are in
 the page cache, and each block was held against its checksum before, except in ``first pass``. The ``200 sources`` are
-caches of their own. The second table has cases of 2-byte tokens beside plain rows of the same cache. ``cold disk`` is
-the first pass over files that the system was asked to drop, against reading them one after the other, 4 MiB at a time.
+caches of their own. The second table has cases of 2-byte tokens beside plain rows of the same cache; a batch with masks
+has half as many bytes again, so the share that ``np.take`` keeps if it takes both is measured beside it. ``cold disk``
+is the first pass over files that the system was asked to drop, against reading them one after the other, 4 MiB at a
+time.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Report, run_bench, touch_memory
+from _common import Report, run_bench, take_share, touch_memory
 
 from headrace import DataLoader, MixtureDataset, PackedBatch, TokenCache, TokenSeqDataset
 from headrace.data import AsyncDataset, PackedTokenDataset
@@ -215,6 +217,9 @@ def bench_kinds(report: Report, folder: Path, rows: int, batches: int, repeats: 
             measurements.append((speed / beside, speed / 1e6, beside / 1e6, core_s))
         table.append([name, *(statistics.median(column) for column in zip(*measurements, strict=True))])
         report.bar(f"{name}: of plain rows", table[-1][1], at_least=OF_PLAIN)
+    both = tokens.reshape(-1, SEQ_LEN), (tokens % 3 > 0).astype(np.uint8).reshape(-1, SEQ_LEN)
+    share = sorted(take_share(*both, BATCH, batches) for _ in range(repeats))[repeats // 2]
+    report.bar("loss masks: that share, of np.take's of tokens and masks", table[0][1] / share, at_least=1)
     report.table(
         "2-byte tokens, beside plain rows of the same cache",
         ["case", "of plain rows", "M tokens/s", "plain M tokens/s", "core s per 1e9"],
