@@ -4,7 +4,8 @@
     uv run scripts/compile_kernels.py --check    exit status 1 where a .ll file is not of its .c file; needs no compiler
 
 The result is for any 64-bit machine, or, if its source says "Features:", for processors that have them: target and
-processor are left out, and chosen where it is loaded. Its first line names the source by its SHA-256.
+processor are left out, and chosen where it is loaded. Its first line has the SHA-256 of the source with the compiler's
+options, and that of the rest.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ OPTIONS = (
 OF_TARGET = re.compile("target |source_filename|; ModuleID|!llvm.module.flags")
 
 
-def first_line(source: Path) -> str:
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    return f"; Compiled from {source.name} by scripts/compile_kernels.py: {digest}"
+def first_line(source: Path, text: str) -> str:
+    made_of = f"{OPTIONS}\n{source.read_text()}"
+    digests = [hashlib.sha256(part.encode()).hexdigest() for part in (made_of, text)]
+    return f"; Compiled from {source.name} by scripts/compile_kernels.py: {' '.join(digests)}"
 
 
 def compiled(source: Path, clang: str) -> str:
@@ -37,7 +39,7 @@ def compiled(source: Path, clang: str) -> str:
     text = subprocess.run([clang, *options, "-o", "-", source], check=True, capture_output=True, text=True).stdout
     text = "\n".join(line for line in text.splitlines() if not OF_TARGET.match(line))
     text = re.sub(r"^(attributes #\d+ = ){.*}$", r"\1{ nounwind }", text, flags=re.MULTILINE)
-    return f"{first_line(source)}\n{text.strip()}\n"
+    return f"{first_line(source, text := text.strip())}\n{text}\n"
 
 
 def main() -> int:
@@ -50,7 +52,9 @@ def main() -> int:
         result = source.with_suffix(".ll")
         if not args.check:
             result.write_text(compiled(source, args.clang))
-        elif not result.exists() or result.read_text().partition("\n")[0] != first_line(source):
+            continue
+        head, _, text = result.read_text().partition("\n") if result.exists() else ("", "", "")
+        if head != first_line(source, text.strip()):
             old.append(result.relative_to(PACKAGE))
     for result in old:
         print(f"{result} is not of its source: run scripts/compile_kernels.py, which needs clang", file=sys.stderr)

@@ -55,6 +55,11 @@ def test_packs_of_documents_of_one_token_and_of_huge_ones(lengths):
     check_equal(PackSpec(4096, "windowed", "keep"), [lengths])
 
 
+def test_packs_of_many_items():
+    drawn = np.random.default_rng(2).integers(0, 6, 60_000)
+    check_equal(PackSpec(1 << 14, "windowed", "split"), [drawn])
+
+
 def test_few_items_and_huge_ones_are_left_to_python(monkeypatch):
     assert stream._compiled(np.ones(1 << 10, np.int64)) is None
     assert isinstance(stream._compiled(np.ones(1 << 14, np.int64)), WindowKernel)

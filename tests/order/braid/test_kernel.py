@@ -90,10 +90,31 @@ def test_threads_do_not_disturb_each_other():
     assert all(map(np.array_equal, alone, together))
 
 
-def test_it_is_loaded_for_many_rows_and_then_used_for_all(monkeypatch):
-    module._kernel.cache_clear()
-    assert braid_kernel(4095) is None
-    kernel = braid_kernel(4096)
+def test_many_components_share_what_is_kept_of_epochs():
+    spec, k = some_spec(5000, 100), np.random.default_rng(0).integers(0, 5000, 3000)
+    check_equal(spec, k, np.arange(3000))
+    check_equal(spec, k[:1], np.arange(1))
+
+
+def test_shapes_are_broadcast_and_components_checked():
+    shuffle, table = BraidShuffle(1000, io_block_size=16, strands=8, seed=0), some_spec(2, 1000)
+    one = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(12), np.array([3]))
+    assert np.array_equal(one[0], shuffle.at(np.arange(12), np.full(12, 3)))
+    square = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(12).reshape(3, 4), None)
+    assert np.array_equal(square[0], shuffle(np.arange(12)).reshape(3, 4))
+    same = KERNEL.rows(spec_fields(table), np.array([1]), np.arange(12), None)
+    assert np.array_equal(same[0], KERNEL.rows(spec_fields(table), np.full(12, 1), np.arange(12), None)[0])
+    assert KERNEL.rows(spec_fields(table), np.zeros(0, np.int32), np.zeros(0, np.int64), None)[0].shape == (0,)
+    for component in (-1, 2, 10**9):
+        with pytest.raises(IndexError, match="of 2"):
+            KERNEL.rows(spec_fields(table), np.array([0, component]), np.arange(2), None)
+
+
+def test_it_is_loaded_after_many_rows_and_then_used_for_all(monkeypatch):
+    monkeypatch.setattr(module, "_asked", [0])
+    assert braid_kernel(4000) is None
+    assert braid_kernel(95) is None
+    kernel = braid_kernel(1)
     assert isinstance(kernel, BraidKernel)
     assert braid_kernel(1) is kernel
 

@@ -14,16 +14,19 @@ from typing import Any, TypeVar
 from headrace.errors import install_command
 
 _LOG = logging.getLogger(__name__)
+_ENGINES: dict[tuple[str, str], Any] = {}  # their memory holds the functions, so none is ever dropped
 _T = TypeVar("_T")
 
 
 def assemble(package: str, file: str, features: Sequence[str] = ()) -> Any:
-    """The execution engine of the functions in a file of a package. It must live as long as they are called.
+    """The execution engine of the functions in a file of a package: one for all calls, from any thread.
 
     Raises:
         Exception: ``llvmlite`` is missing or cannot assemble the file (it raises anything); the processor lacks one of
             the ``features``, without which LLVM would end the process.
     """
+    if (known := _ENGINES.get((package, file))) is not None:
+        return known
     llvm: Any = import_module("llvmlite.binding")
     try:
         available = llvm.get_host_cpu_features()
@@ -39,7 +42,7 @@ def assemble(package: str, file: str, features: Sequence[str] = ()) -> Any:
     machine = llvm.Target.from_default_triple().create_target_machine(llvm.get_host_cpu_name(), available.flatten())
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    return engine
+    return _ENGINES.setdefault((package, file), engine)  # another thread may have been faster
 
 
 def assembled(make: Callable[[], _T], consequence: str) -> _T | None:

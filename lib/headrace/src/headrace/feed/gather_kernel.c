@@ -44,6 +44,8 @@ typedef struct {
     Table *last; // the table that was begun last
 } State;
 
+_Static_assert(sizeof(Table) == 13 * 8 && sizeof(State) == 51 * 8, "gather_kernel.py lays them out");
+
 void copy_pieces(Table *t) {
     for (i64 k = 0; k < t->count; k++)
         __builtin_memcpy(t->places[k], t->addresses[k], (unsigned long)t->bytes[k]);

@@ -1,4 +1,4 @@
-; Compiled from gather_kernel.c by scripts/compile_kernels.py: 88500b18836e3936c8ef6965dda5384c5633cc2dc741532d3ecbea9a7e2d6f3f
+; Compiled from gather_kernel.c by scripts/compile_kernels.py: 0f2670d5c04e19d3ef556bfb5c69fca4388c1fa893912e3ff35b6d5afa1bdb80 7ad8a1d54d75789affa23be86522b07ecb1bd8676eeb4a863d7637eaee12d348
 %struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64 }
 %struct.State = type { [16 x i64], [16 x i64], [16 x i64], i64, i64, ptr }
 

@@ -20,6 +20,7 @@ import os
 import signal
 import struct
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from headrace.native import assemble, assembled
 _COUNT, _NEXT, _AHEAD = 3, 4, 12  # fields of tables
 _SUBMITTED = 48  # the first field after mutex and conditions
 _SA_SIGINFO = 4
+_lock = threading.Lock()
 _FAULTS = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
 
 
@@ -99,7 +101,7 @@ class GatherKernel:
     """The assembled functions."""
 
     def __init__(self) -> None:
-        self._engine = assemble("headrace.feed", "gather_kernel.ll")  # its memory holds the functions
+        self._engine = assemble("headrace.feed", "gather_kernel.ll")
         address = self._engine.get_function_address
         self.copy_pieces, self.check_chunks = address("copy_pieces"), address("check_chunks")
         self.serve = ctypes.c_void_p(address("serve"))
@@ -141,6 +143,12 @@ def gather_kernel() -> GatherKernel | None:
         >>> row.tolist()
         [6, 7, 1, 2]
     """
+    with _lock:  # the first callers may be several threads, and SIGBUS must be handled once
+        return _made_kernel()
+
+
+@cache
+def _made_kernel() -> GatherKernel | None:
     return assembled(GatherKernel, "blocks of local caches are copied before rows are gathered, which is slower")
 
 
@@ -170,8 +178,8 @@ class KernelThread:
                 part.check()
         except HeadraceError as error:
             return Submitted(self, 0, error)
-        for part in parts:
-            table = part.table(kernel)
+        tables = [part.table(kernel) for part in parts]  # all of them, or none is submitted
+        for table, part in zip(tables, parts, strict=True):
             self._tables[-1][0][_NEXT] = table.ctypes.data
             self._tables.append((table, part))
         kernel.submit(self._state.ctypes.data, len(parts))

@@ -20,7 +20,8 @@ typedef struct {
     i64 row_words;
 } Choice;
 
-enum { BESIDE = 16 }; // words of each row of `reached` that are 0, so that whole vectors are read and written
+enum { FEW = 16, BESIDE = 16 }; // BESIDE: words of each row of `reached` that are 0: whole vectors are read and written
+const i64 words_beside = BESIDE;
 
 static void sift(u64 *keys, i64 root, i64 count) {
     for (i64 child; (child = 2 * root + 1) < count; root = child) {
@@ -34,6 +35,16 @@ static void sift(u64 *keys, i64 root, i64 count) {
 }
 
 static void sort(u64 *keys, i64 count) {
+    if (count <= FEW) { // by insertion
+        for (i64 k = 1; k < count; k++) {
+            u64 key = keys[k];
+            i64 slot = k;
+            for (; slot && keys[slot - 1] > key; slot--)
+                keys[slot] = keys[slot - 1];
+            keys[slot] = key;
+        }
+        return;
+    }
     for (i64 root = count / 2; root--;)
         sift(keys, root, count);
     for (i64 end = count; end-- > 1;) {
@@ -108,12 +119,11 @@ static i64 choose(Choice *c, const Waiting *w, i64 *gap) {
 static void move_chosen(Choice *c, i64 number, Waiting *w, i64 *pack) {
     i64 due = w->due, count = 0;
     for (i64 nth = 0; nth < number; nth++) {
-        i64 position = c->chosen[nth], item = w->item[position], slot = nth;
+        i64 position = c->chosen[nth];
         c->used[position] = 1, due -= position < w->due;
-        for (; slot && pack[slot - 1] > item; slot--) // there are only a few
-            pack[slot] = pack[slot - 1];
-        pack[slot] = item;
+        pack[nth] = w->item[position];
     }
+    sort((u64 *)pack, number);
     for (i64 k = 0; k < w->count; k++)
         if (c->used[k])
             c->used[k] = 0;

@@ -1,4 +1,6 @@
-; Compiled from window_kernel.c by scripts/compile_kernels.py: 081f52e3bacf323642268be6fea3c8d69b8213cd528361534be3704c054101b0
+; Compiled from window_kernel.c by scripts/compile_kernels.py: 1bab554e4c7b961a86e676b4ba167ab2b479faff1e83f410c22eb641cf6b88c1 a400e40a5b9ba34042eab1a9431fc44ac886f9c22bd7d5edf9f7b3195072e599
+@words_beside = dso_local local_unnamed_addr constant i64 16, align 8
+
 ; Function Attrs: nofree nosync nounwind memory(readwrite, inaccessiblemem: none)
 define dso_local i64 @pack_windows(i64 noundef %0, ptr nocapture noundef readonly %1, ptr nocapture noundef readonly %2, ptr nocapture noundef readonly %3, i64 noundef %4, i64 noundef %5, i64 noundef %6, i64 noundef %7, ptr nocapture noundef %8, ptr nocapture noundef writeonly %9, ptr noundef %10, ptr nocapture noundef %11, ptr noundef %12, ptr noundef %13, ptr noundef %14, i64 noundef %15) local_unnamed_addr #0 {
   %17 = sdiv i64 %4, 64
@@ -16,10 +18,10 @@ define dso_local i64 @pack_windows(i64 noundef %0, ptr nocapture noundef readonl
   %29 = getelementptr inbounds i64, ptr %2, i64 %0
   br label %30
 
-30:                                               ; preds = %439, %16
-  %31 = phi i64 [ 0, %16 ], [ %62, %439 ]
-  %32 = phi i64 [ 0, %16 ], [ %426, %439 ]
-  %33 = phi ptr [ %8, %16 ], [ %427, %439 ]
+30:                                               ; preds = %427, %16
+  %31 = phi i64 [ 0, %16 ], [ %62, %427 ]
+  %32 = phi i64 [ 0, %16 ], [ %414, %427 ]
+  %33 = phi ptr [ %8, %16 ], [ %415, %427 ]
   %34 = icmp slt i64 %31, %0
   br i1 %34, label %48, label %35
 
@@ -191,7 +193,7 @@ define dso_local i64 @pack_windows(i64 noundef %0, ptr nocapture noundef readonl
 144:                                              ; preds = %147, %141
   %145 = phi i64 [ 0, %141 ], [ %152, %147 ]
   %146 = icmp eq i64 %142, 0
-  br i1 %146, label %412, label %155
+  br i1 %146, label %400, label %155
 
 147:                                              ; preds = %141, %147
   %148 = phi i64 [ %153, %147 ], [ 0, %141 ]
@@ -203,17 +205,17 @@ define dso_local i64 @pack_windows(i64 noundef %0, ptr nocapture noundef readonl
   %154 = icmp eq i64 %153, %142
   br i1 %154, label %144, label %147, !llvm.loop !5
 
-155:                                              ; preds = %144, %403
-  %156 = phi ptr [ %406, %403 ], [ %33, %144 ]
-  %157 = phi i64 [ %408, %403 ], [ %145, %144 ]
-  %158 = phi i64 [ %404, %403 ], [ %32, %144 ]
-  %159 = phi i64 [ %352, %403 ], [ %74, %144 ]
-  %160 = phi i64 [ %400, %403 ], [ %142, %144 ]
+155:                                              ; preds = %144, %391
+  %156 = phi ptr [ %394, %391 ], [ %33, %144 ]
+  %157 = phi i64 [ %396, %391 ], [ %145, %144 ]
+  %158 = phi i64 [ %392, %391 ], [ %32, %144 ]
+  %159 = phi i64 [ %352, %391 ], [ %74, %144 ]
+  %160 = phi i64 [ %388, %391 ], [ %142, %144 ]
   %161 = icmp ne i64 %159, 0
   %162 = select i1 %64, i1 true, i1 %161
   %163 = icmp sge i64 %157, %4
   %164 = select i1 %162, i1 true, i1 %163
-  br i1 %164, label %165, label %410
+  br i1 %164, label %165, label %398
 
 165:                                              ; preds = %155
   %166 = load i64, ptr %19, align 8
@@ -469,266 +471,279 @@ define dso_local i64 @pack_windows(i64 noundef %0, ptr nocapture noundef readonl
   %346 = mul nsw i64 %344, %5
   %347 = icmp sle i64 %346, %4
   %348 = select i1 %162, i1 true, i1 %347
-  br i1 %348, label %349, label %410
+  br i1 %348, label %349, label %398
 
 349:                                              ; preds = %343
   %350 = icmp sgt i64 %345, 0
   br i1 %350, label %358, label %351
 
-351:                                              ; preds = %379, %349
-  %352 = phi i64 [ %159, %349 ], [ %368, %379 ]
+351:                                              ; preds = %358, %349
+  %352 = phi i64 [ %159, %349 ], [ %366, %358 ]
+  tail call fastcc void @sort(ptr noundef %156, i64 noundef %345) #3
   %353 = icmp sgt i64 %160, 0
-  br i1 %353, label %384, label %354
+  br i1 %353, label %372, label %354
 
 354:                                              ; preds = %351
   %355 = add nsw i64 %158, 1
   %356 = getelementptr inbounds i64, ptr %9, i64 %158
   store i64 %345, ptr %356, align 8
   %357 = getelementptr inbounds i64, ptr %156, i64 %345
-  br label %412
+  br label %400
 
-358:                                              ; preds = %349, %379
-  %359 = phi i64 [ %368, %379 ], [ %159, %349 ]
-  %360 = phi i64 [ %382, %379 ], [ 0, %349 ]
+358:                                              ; preds = %349, %358
+  %359 = phi i64 [ %366, %358 ], [ %159, %349 ]
+  %360 = phi i64 [ %370, %358 ], [ 0, %349 ]
   %361 = getelementptr inbounds i64, ptr %21, i64 %360
   %362 = load i64, ptr %361, align 8
-  %363 = getelementptr inbounds i64, ptr %12, i64 %362
-  %364 = load i64, ptr %363, align 8
-  %365 = getelementptr inbounds i8, ptr %13, i64 %362
-  store i8 1, ptr %365, align 1
-  %366 = icmp slt i64 %362, %159
-  %367 = sext i1 %366 to i64
-  %368 = add i64 %359, %367
-  %369 = icmp eq i64 %360, 0
-  br i1 %369, label %379, label %370
+  %363 = getelementptr inbounds i8, ptr %13, i64 %362
+  store i8 1, ptr %363, align 1
+  %364 = icmp slt i64 %362, %159
+  %365 = sext i1 %364 to i64
+  %366 = add i64 %359, %365
+  %367 = getelementptr inbounds i64, ptr %12, i64 %362
+  %368 = load i64, ptr %367, align 8
+  %369 = getelementptr inbounds i64, ptr %156, i64 %360
+  store i64 %368, ptr %369, align 8
+  %370 = add nuw nsw i64 %360, 1
+  %371 = icmp eq i64 %370, %345
+  br i1 %371, label %351, label %358, !llvm.loop !15
 
-370:                                              ; preds = %358, %376
-  %371 = phi i64 [ %372, %376 ], [ %360, %358 ]
-  %372 = add nsw i64 %371, -1
-  %373 = getelementptr inbounds i64, ptr %156, i64 %372
-  %374 = load i64, ptr %373, align 8
-  %375 = icmp sgt i64 %374, %364
-  br i1 %375, label %376, label %379
+372:                                              ; preds = %351, %387
+  %373 = phi i64 [ %389, %387 ], [ 0, %351 ]
+  %374 = phi i64 [ %388, %387 ], [ 0, %351 ]
+  %375 = getelementptr inbounds i8, ptr %13, i64 %373
+  %376 = load i8, ptr %375, align 1
+  %377 = icmp eq i8 %376, 0
+  br i1 %377, label %379, label %378
 
-376:                                              ; preds = %370
-  %377 = getelementptr inbounds i64, ptr %156, i64 %371
-  store i64 %374, ptr %377, align 8
-  %378 = icmp eq i64 %372, 0
-  br i1 %378, label %379, label %370, !llvm.loop !15
+378:                                              ; preds = %372
+  store i8 0, ptr %375, align 1
+  br label %387
 
-379:                                              ; preds = %376, %370, %358
-  %380 = phi i64 [ 0, %358 ], [ %371, %370 ], [ 0, %376 ]
-  %381 = getelementptr inbounds i64, ptr %156, i64 %380
-  store i64 %364, ptr %381, align 8
-  %382 = add nuw nsw i64 %360, 1
-  %383 = icmp eq i64 %382, %345
-  br i1 %383, label %351, label %358, !llvm.loop !16
+379:                                              ; preds = %372
+  %380 = getelementptr inbounds i64, ptr %12, i64 %373
+  %381 = load i64, ptr %380, align 8
+  %382 = getelementptr inbounds i64, ptr %12, i64 %374
+  store i64 %381, ptr %382, align 8
+  %383 = getelementptr inbounds i64, ptr %19, i64 %373
+  %384 = load i64, ptr %383, align 8
+  %385 = add nsw i64 %374, 1
+  %386 = getelementptr inbounds i64, ptr %19, i64 %374
+  store i64 %384, ptr %386, align 8
+  br label %387
 
-384:                                              ; preds = %351, %399
-  %385 = phi i64 [ %401, %399 ], [ 0, %351 ]
-  %386 = phi i64 [ %400, %399 ], [ 0, %351 ]
-  %387 = getelementptr inbounds i8, ptr %13, i64 %385
-  %388 = load i8, ptr %387, align 1
-  %389 = icmp eq i8 %388, 0
-  br i1 %389, label %391, label %390
+387:                                              ; preds = %379, %378
+  %388 = phi i64 [ %374, %378 ], [ %385, %379 ]
+  %389 = add nuw nsw i64 %373, 1
+  %390 = icmp eq i64 %389, %160
+  br i1 %390, label %391, label %372, !llvm.loop !16
 
-390:                                              ; preds = %384
-  store i8 0, ptr %387, align 1
-  br label %399
+391:                                              ; preds = %387
+  %392 = add nsw i64 %158, 1
+  %393 = getelementptr inbounds i64, ptr %9, i64 %158
+  store i64 %345, ptr %393, align 8
+  %394 = getelementptr inbounds i64, ptr %156, i64 %345
+  %395 = sub i64 %157, %4
+  %396 = add i64 %395, %344
+  %397 = icmp eq i64 %388, 0
+  br i1 %397, label %400, label %155
 
-391:                                              ; preds = %384
-  %392 = getelementptr inbounds i64, ptr %12, i64 %385
-  %393 = load i64, ptr %392, align 8
-  %394 = getelementptr inbounds i64, ptr %12, i64 %386
-  store i64 %393, ptr %394, align 8
-  %395 = getelementptr inbounds i64, ptr %19, i64 %385
-  %396 = load i64, ptr %395, align 8
-  %397 = add nsw i64 %386, 1
-  %398 = getelementptr inbounds i64, ptr %19, i64 %386
-  store i64 %396, ptr %398, align 8
-  br label %399
+398:                                              ; preds = %155, %343
+  %399 = icmp sgt i64 %160, 0
+  br i1 %399, label %405, label %400
 
-399:                                              ; preds = %391, %390
-  %400 = phi i64 [ %386, %390 ], [ %397, %391 ]
-  %401 = add nuw nsw i64 %385, 1
-  %402 = icmp eq i64 %401, %160
-  br i1 %402, label %403, label %384, !llvm.loop !17
+400:                                              ; preds = %391, %398, %144, %354
+  %401 = phi ptr [ %156, %398 ], [ %357, %354 ], [ %33, %144 ], [ %394, %391 ]
+  %402 = phi i64 [ %158, %398 ], [ %355, %354 ], [ %32, %144 ], [ %392, %391 ]
+  %403 = phi i64 [ %160, %398 ], [ 0, %354 ], [ 0, %144 ], [ 0, %391 ]
+  tail call fastcc void @sort(ptr noundef %23, i64 noundef %403) #3
+  br label %412
 
-403:                                              ; preds = %399
-  %404 = add nsw i64 %158, 1
-  %405 = getelementptr inbounds i64, ptr %9, i64 %158
-  store i64 %345, ptr %405, align 8
-  %406 = getelementptr inbounds i64, ptr %156, i64 %345
-  %407 = sub i64 %157, %4
-  %408 = add i64 %407, %344
-  %409 = icmp eq i64 %400, 0
-  br i1 %409, label %412, label %155
-
-410:                                              ; preds = %155, %343
-  %411 = icmp sgt i64 %160, 0
-  br i1 %411, label %417, label %412
-
-412:                                              ; preds = %403, %410, %144, %354
-  %413 = phi ptr [ %156, %410 ], [ %357, %354 ], [ %33, %144 ], [ %406, %403 ]
-  %414 = phi i64 [ %158, %410 ], [ %355, %354 ], [ %32, %144 ], [ %404, %403 ]
-  %415 = phi i64 [ %160, %410 ], [ 0, %354 ], [ 0, %144 ], [ 0, %403 ]
-  tail call fastcc void @sort(ptr noundef %23, i64 noundef %415) #3
-  br label %424
-
-416:                                              ; preds = %417
+404:                                              ; preds = %405
   tail call fastcc void @sort(ptr noundef nonnull %23, i64 noundef %160) #3
-  br i1 %411, label %428, label %424
+  br i1 %399, label %416, label %412
 
-417:                                              ; preds = %410, %417
-  %418 = phi i64 [ %422, %417 ], [ 0, %410 ]
-  %419 = getelementptr inbounds i64, ptr %12, i64 %418
-  %420 = load i64, ptr %419, align 8
-  %421 = getelementptr inbounds i64, ptr %23, i64 %418
-  store i64 %420, ptr %421, align 8
-  %422 = add nuw nsw i64 %418, 1
-  %423 = icmp eq i64 %422, %160
-  br i1 %423, label %416, label %417, !llvm.loop !18
+405:                                              ; preds = %398, %405
+  %406 = phi i64 [ %410, %405 ], [ 0, %398 ]
+  %407 = getelementptr inbounds i64, ptr %12, i64 %406
+  %408 = load i64, ptr %407, align 8
+  %409 = getelementptr inbounds i64, ptr %23, i64 %406
+  store i64 %408, ptr %409, align 8
+  %410 = add nuw nsw i64 %406, 1
+  %411 = icmp eq i64 %410, %160
+  br i1 %411, label %404, label %405, !llvm.loop !17
 
-424:                                              ; preds = %428, %412, %416
-  %425 = phi i64 [ %415, %412 ], [ %160, %416 ], [ %160, %428 ]
-  %426 = phi i64 [ %414, %412 ], [ %158, %416 ], [ %158, %428 ]
-  %427 = phi ptr [ %413, %412 ], [ %156, %416 ], [ %156, %428 ]
+412:                                              ; preds = %416, %400, %404
+  %413 = phi i64 [ %403, %400 ], [ %160, %404 ], [ %160, %416 ]
+  %414 = phi i64 [ %402, %400 ], [ %158, %404 ], [ %158, %416 ]
+  %415 = phi ptr [ %401, %400 ], [ %156, %404 ], [ %156, %416 ]
+  store i64 %413, ptr %11, align 8
+  br i1 %72, label %423, label %427
+
+416:                                              ; preds = %404, %416
+  %417 = phi i64 [ %421, %416 ], [ 0, %404 ]
+  %418 = getelementptr inbounds i64, ptr %23, i64 %417
+  %419 = load i64, ptr %418, align 8
+  %420 = getelementptr inbounds i64, ptr %10, i64 %417
+  store i64 %419, ptr %420, align 8
+  %421 = add nuw nsw i64 %417, 1
+  %422 = icmp eq i64 %421, %160
+  br i1 %422, label %412, label %416, !llvm.loop !18
+
+423:                                              ; preds = %412
+  %424 = add nsw i64 %61, -1
+  %425 = add nsw i64 %413, 1
   store i64 %425, ptr %11, align 8
-  br i1 %72, label %435, label %439
+  %426 = getelementptr inbounds i64, ptr %10, i64 %413
+  store i64 %424, ptr %426, align 8
+  br label %427
 
-428:                                              ; preds = %416, %428
-  %429 = phi i64 [ %433, %428 ], [ 0, %416 ]
-  %430 = getelementptr inbounds i64, ptr %23, i64 %429
-  %431 = load i64, ptr %430, align 8
-  %432 = getelementptr inbounds i64, ptr %10, i64 %429
-  store i64 %431, ptr %432, align 8
-  %433 = add nuw nsw i64 %429, 1
-  %434 = icmp eq i64 %433, %160
-  br i1 %434, label %424, label %428, !llvm.loop !19
-
-435:                                              ; preds = %424
-  %436 = add nsw i64 %61, -1
-  %437 = add nsw i64 %425, 1
-  store i64 %437, ptr %11, align 8
-  %438 = getelementptr inbounds i64, ptr %10, i64 %425
-  store i64 %436, ptr %438, align 8
-  br label %439
-
-439:                                              ; preds = %435, %424
-  br label %30, !llvm.loop !20
+427:                                              ; preds = %423, %412
+  br label %30, !llvm.loop !19
 }
 
 ; Function Attrs: nofree norecurse nosync nounwind memory(argmem: readwrite)
 define internal fastcc void @sort(ptr nocapture noundef %0, i64 noundef %1) unnamed_addr #1 {
-  %3 = add i64 %1, 1
-  %4 = icmp ult i64 %3, 3
-  br i1 %4, label %41, label %5
+  %3 = icmp slt i64 %1, 17
+  br i1 %3, label %4, label %24
 
-5:                                                ; preds = %2
-  %6 = sdiv i64 %1, 2
-  br label %9
+4:                                                ; preds = %2
+  %5 = icmp sgt i64 %1, 1
+  br i1 %5, label %6, label %93
 
-7:                                                ; preds = %39
-  %8 = icmp sgt i64 %1, 1
-  br i1 %8, label %42, label %41
+6:                                                ; preds = %4, %19
+  %7 = phi i64 [ %22, %19 ], [ 1, %4 ]
+  %8 = getelementptr inbounds i64, ptr %0, i64 %7
+  %9 = load i64, ptr %8, align 8
+  br label %10
 
-9:                                                ; preds = %5, %39
-  %10 = phi i64 [ %11, %39 ], [ %6, %5 ]
-  %11 = add nsw i64 %10, -1
-  %12 = shl nsw i64 %11, 1
-  %13 = or i64 %12, 1
-  %14 = icmp slt i64 %13, %1
-  br i1 %14, label %15, label %39
+10:                                               ; preds = %6, %16
+  %11 = phi i64 [ %7, %6 ], [ %12, %16 ]
+  %12 = add nsw i64 %11, -1
+  %13 = getelementptr inbounds i64, ptr %0, i64 %12
+  %14 = load i64, ptr %13, align 8
+  %15 = icmp ugt i64 %14, %9
+  br i1 %15, label %16, label %19
 
-15:                                               ; preds = %9, %35
-  %16 = phi i64 [ %37, %35 ], [ %13, %9 ]
-  %17 = phi i64 [ %36, %35 ], [ %12, %9 ]
-  %18 = phi i64 [ %29, %35 ], [ %11, %9 ]
-  %19 = add i64 %17, 2
-  %20 = icmp slt i64 %19, %1
-  br i1 %20, label %21, label %28
+16:                                               ; preds = %10
+  %17 = getelementptr inbounds i64, ptr %0, i64 %11
+  store i64 %14, ptr %17, align 8
+  %18 = icmp eq i64 %12, 0
+  br i1 %18, label %19, label %10, !llvm.loop !20
 
-21:                                               ; preds = %15
-  %22 = getelementptr inbounds i64, ptr %0, i64 %16
-  %23 = load i64, ptr %22, align 8
-  %24 = getelementptr inbounds i64, ptr %0, i64 %19
-  %25 = load i64, ptr %24, align 8
-  %26 = icmp ult i64 %23, %25
-  %27 = select i1 %26, i64 %19, i64 %16
+19:                                               ; preds = %16, %10
+  %20 = phi i64 [ 0, %16 ], [ %11, %10 ]
+  %21 = getelementptr inbounds i64, ptr %0, i64 %20
+  store i64 %9, ptr %21, align 8
+  %22 = add nuw nsw i64 %7, 1
+  %23 = icmp eq i64 %22, %1
+  br i1 %23, label %93, label %6, !llvm.loop !21
+
+24:                                               ; preds = %2
+  %25 = lshr i64 %1, 1
   br label %28
 
-28:                                               ; preds = %21, %15
-  %29 = phi i64 [ %16, %15 ], [ %27, %21 ]
-  %30 = getelementptr inbounds i64, ptr %0, i64 %18
-  %31 = load i64, ptr %30, align 8
-  %32 = getelementptr inbounds i64, ptr %0, i64 %29
-  %33 = load i64, ptr %32, align 8
-  %34 = icmp ult i64 %31, %33
-  br i1 %34, label %35, label %39
+26:                                               ; preds = %58
+  %27 = icmp sgt i64 %1, 1
+  br i1 %27, label %60, label %93
 
-35:                                               ; preds = %28
-  store i64 %33, ptr %30, align 8
-  store i64 %31, ptr %32, align 8
-  %36 = shl nsw i64 %29, 1
-  %37 = or i64 %36, 1
-  %38 = icmp slt i64 %37, %1
-  br i1 %38, label %15, label %39, !llvm.loop !21
+28:                                               ; preds = %24, %58
+  %29 = phi i64 [ %30, %58 ], [ %25, %24 ]
+  %30 = add nsw i64 %29, -1
+  %31 = shl nsw i64 %30, 1
+  %32 = or i64 %31, 1
+  %33 = icmp slt i64 %32, %1
+  br i1 %33, label %34, label %58
 
-39:                                               ; preds = %28, %35, %9
-  %40 = icmp eq i64 %11, 0
-  br i1 %40, label %7, label %9, !llvm.loop !22
+34:                                               ; preds = %28, %54
+  %35 = phi i64 [ %56, %54 ], [ %32, %28 ]
+  %36 = phi i64 [ %55, %54 ], [ %31, %28 ]
+  %37 = phi i64 [ %48, %54 ], [ %30, %28 ]
+  %38 = add i64 %36, 2
+  %39 = icmp slt i64 %38, %1
+  br i1 %39, label %40, label %47
 
-41:                                               ; preds = %42, %73, %2, %7
-  ret void
+40:                                               ; preds = %34
+  %41 = getelementptr inbounds i64, ptr %0, i64 %35
+  %42 = load i64, ptr %41, align 8
+  %43 = getelementptr inbounds i64, ptr %0, i64 %38
+  %44 = load i64, ptr %43, align 8
+  %45 = icmp ult i64 %42, %44
+  %46 = select i1 %45, i64 %38, i64 %35
+  br label %47
 
-42:                                               ; preds = %7, %73
-  %43 = phi i64 [ %44, %73 ], [ %1, %7 ]
-  %44 = add nsw i64 %43, -1
-  %45 = load i64, ptr %0, align 8
-  %46 = getelementptr inbounds i64, ptr %0, i64 %44
-  %47 = load i64, ptr %46, align 8
-  store i64 %47, ptr %0, align 8
-  store i64 %45, ptr %46, align 8
-  %48 = icmp ugt i64 %44, 1
-  br i1 %48, label %49, label %41
+47:                                               ; preds = %40, %34
+  %48 = phi i64 [ %35, %34 ], [ %46, %40 ]
+  %49 = getelementptr inbounds i64, ptr %0, i64 %37
+  %50 = load i64, ptr %49, align 8
+  %51 = getelementptr inbounds i64, ptr %0, i64 %48
+  %52 = load i64, ptr %51, align 8
+  %53 = icmp ult i64 %50, %52
+  br i1 %53, label %54, label %58
 
-49:                                               ; preds = %42, %69
-  %50 = phi i64 [ %71, %69 ], [ 1, %42 ]
-  %51 = phi i64 [ %70, %69 ], [ 0, %42 ]
-  %52 = phi i64 [ %63, %69 ], [ 0, %42 ]
-  %53 = add i64 %51, 2
-  %54 = icmp slt i64 %53, %44
-  br i1 %54, label %55, label %62
+54:                                               ; preds = %47
+  store i64 %52, ptr %49, align 8
+  store i64 %50, ptr %51, align 8
+  %55 = shl nsw i64 %48, 1
+  %56 = or i64 %55, 1
+  %57 = icmp slt i64 %56, %1
+  br i1 %57, label %34, label %58, !llvm.loop !22
 
-55:                                               ; preds = %49
-  %56 = getelementptr inbounds i64, ptr %0, i64 %50
-  %57 = load i64, ptr %56, align 8
-  %58 = getelementptr inbounds i64, ptr %0, i64 %53
-  %59 = load i64, ptr %58, align 8
-  %60 = icmp ult i64 %57, %59
-  %61 = select i1 %60, i64 %53, i64 %50
-  br label %62
+58:                                               ; preds = %47, %54, %28
+  %59 = icmp eq i64 %30, 0
+  br i1 %59, label %26, label %28, !llvm.loop !23
 
-62:                                               ; preds = %55, %49
-  %63 = phi i64 [ %50, %49 ], [ %61, %55 ]
-  %64 = getelementptr inbounds i64, ptr %0, i64 %52
+60:                                               ; preds = %26, %91
+  %61 = phi i64 [ %62, %91 ], [ %1, %26 ]
+  %62 = add nsw i64 %61, -1
+  %63 = load i64, ptr %0, align 8
+  %64 = getelementptr inbounds i64, ptr %0, i64 %62
   %65 = load i64, ptr %64, align 8
-  %66 = getelementptr inbounds i64, ptr %0, i64 %63
-  %67 = load i64, ptr %66, align 8
-  %68 = icmp ult i64 %65, %67
-  br i1 %68, label %69, label %73
+  store i64 %65, ptr %0, align 8
+  store i64 %63, ptr %64, align 8
+  %66 = icmp ugt i64 %62, 1
+  br i1 %66, label %67, label %93
 
-69:                                               ; preds = %62
-  store i64 %67, ptr %64, align 8
-  store i64 %65, ptr %66, align 8
-  %70 = shl nsw i64 %63, 1
-  %71 = or i64 %70, 1
-  %72 = icmp slt i64 %71, %44
-  br i1 %72, label %49, label %73, !llvm.loop !21
+67:                                               ; preds = %60, %87
+  %68 = phi i64 [ %89, %87 ], [ 1, %60 ]
+  %69 = phi i64 [ %88, %87 ], [ 0, %60 ]
+  %70 = phi i64 [ %81, %87 ], [ 0, %60 ]
+  %71 = add i64 %69, 2
+  %72 = icmp slt i64 %71, %62
+  br i1 %72, label %73, label %80
 
-73:                                               ; preds = %62, %69
-  %74 = icmp sgt i64 %43, 2
-  br i1 %74, label %42, label %41, !llvm.loop !23
+73:                                               ; preds = %67
+  %74 = getelementptr inbounds i64, ptr %0, i64 %68
+  %75 = load i64, ptr %74, align 8
+  %76 = getelementptr inbounds i64, ptr %0, i64 %71
+  %77 = load i64, ptr %76, align 8
+  %78 = icmp ult i64 %75, %77
+  %79 = select i1 %78, i64 %71, i64 %68
+  br label %80
+
+80:                                               ; preds = %73, %67
+  %81 = phi i64 [ %68, %67 ], [ %79, %73 ]
+  %82 = getelementptr inbounds i64, ptr %0, i64 %70
+  %83 = load i64, ptr %82, align 8
+  %84 = getelementptr inbounds i64, ptr %0, i64 %81
+  %85 = load i64, ptr %84, align 8
+  %86 = icmp ult i64 %83, %85
+  br i1 %86, label %87, label %91
+
+87:                                               ; preds = %80
+  store i64 %85, ptr %82, align 8
+  store i64 %83, ptr %84, align 8
+  %88 = shl nsw i64 %81, 1
+  %89 = or i64 %88, 1
+  %90 = icmp slt i64 %89, %62
+  br i1 %90, label %67, label %91, !llvm.loop !22
+
+91:                                               ; preds = %80, %87
+  %92 = icmp sgt i64 %61, 2
+  br i1 %92, label %60, label %93, !llvm.loop !24
+
+93:                                               ; preds = %60, %91, %19, %26, %4
+  ret void
 }
 
 ; Function Attrs: nocallback nofree nosync nounwind speculatable willreturn memory(none)
@@ -767,3 +782,4 @@ attributes #3 = { nounwind }
 !21 = distinct !{!21, !2, !3}
 !22 = distinct !{!22, !2, !3}
 !23 = distinct !{!23, !2, !3}
+!24 = distinct !{!24, !2, !3}

@@ -1,4 +1,4 @@
-"""Compiled packing for :class:`~headrace.pack.stream.WindowedPacks`: bit-identical, seven times as fast.
+"""Compiled packing for :class:`~headrace.pack.stream.WindowedPacks`: bit-identical, several times as fast.
 
 ``scripts/compile_kernels.py`` makes ``window_kernel.ll`` of ``window_kernel.c``. Other threads run meanwhile, so that
 lengths are read and files written.
@@ -14,17 +14,16 @@ from jaxtyping import Bool, Int64
 
 from headrace.native import assemble, assembled
 
-_BESIDE = 16  # words of each row of sums that stay empty
-
 
 class WindowKernel:
     """The assembled function."""
 
     def __init__(self) -> None:
-        self._engine = assemble("headrace.pack", "window_kernel.ll")  # its memory holds the function
+        engine = assemble("headrace.pack", "window_kernel.ll")
         integer, address = ctypes.c_int64, ctypes.c_void_p
         arguments = integer, *[address] * 3, *[integer] * 4, *[address] * 7, integer
-        self._call = ctypes.CFUNCTYPE(integer, *arguments)(self._engine.get_function_address("pack_windows"))
+        self._call = ctypes.CFUNCTYPE(integer, *arguments)(engine.get_function_address("pack_windows"))
+        self._beside = integer.from_address(engine.get_global_value_address("words_beside")).value
 
     def __call__(
         self,
@@ -51,7 +50,7 @@ class WindowKernel:
         order, counts, carry, *_ = scratch = np.empty((7, n), np.int64)
         carry[:carried] = np.arange(carried)
         used = np.zeros(n, np.bool_)
-        reached = np.empty((min(candidates, n) + 1) * (capacity // 64 + 1 + _BESIDE), np.uint64)
+        reached = np.empty((min(candidates, n) + 1) * (capacity // 64 + 1 + self._beside), np.uint64)
         dtypes = (np.int64, np.int64, np.bool_)
         inputs = [np.ascontiguousarray(*pair) for pair in zip((sizes, bounds, over), dtypes, strict=True)]
         packs = self._call(
@@ -64,4 +63,4 @@ class WindowKernel:
 @cache
 def window_kernel() -> WindowKernel | None:
     """The kernel; None if it cannot be assembled."""
-    return assembled(WindowKernel, "windows are packed without compiled code, which takes seven times as long")
+    return assembled(WindowKernel, "windows are packed without compiled code, which takes several times as long")

@@ -1,5 +1,5 @@
-// CRC-32C with the instructions of x86 processors, three streams at a time: as fast as memory is read. For stored chunks of
-// some 64 KiB, which other implementations read at half that speed. scripts/compile_kernels.py compiles it to crc32c.ll.
+// CRC-32C with the instructions of x86 processors, three streams at a time: chunks of 64 KiB and more are read as fast as
+// memory gives them. scripts/compile_kernels.py compiles it to crc32c.ll.
 //
 // Features: sse4.2 pclmul
 
@@ -8,15 +8,16 @@ typedef unsigned long long u64;
 typedef unsigned char u8;
 typedef long long Pair __attribute__((vector_size(16)));
 
-// Bytes of a stream, and x**(8 bytes - 33) and x**(16 bytes - 33) modulo the polynomial: the product with them moves a
-// checksum over one stream and over two.
+// The bytes of a stream, and two powers of x modulo the polynomial, bits reflected: x to 8 * bytes - 33, and to
+// 2 * 8 * bytes - 33. The product with them moves a checksum over one stream, and over two. (x**0 is 0x80000000; once
+// more times x is a shift to the right, and an exclusive or with 0x82F63B78 if a bit falls out.)
 typedef struct {
     u64 bytes, over_one, over_two;
 } Stream;
 
 static const Stream STREAMS[] = {{21824, 0x40CA35E7, 0x2F2E10E0}, {1024, 0x170076FA, 0xA51B6135}};
 
-enum { AHEAD = 1024 }; // bytes that are asked for before they are needed: streams are too short for the processor to guess
+enum { AHEAD = 1024 }; // bytes before their use at which they are fetched: streams end before the processor detects them
 
 static u64 word(const u8 *p) {
     u64 w;

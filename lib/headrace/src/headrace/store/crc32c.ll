@@ -1,4 +1,4 @@
-; Compiled from crc32c.c by scripts/compile_kernels.py: c176b7cd87a2c962f2b8cc11b113e8b4b2abcc6e6abe2fd7c8348ea77fc48099
+; Compiled from crc32c.c by scripts/compile_kernels.py: 5637194957615298d7d130786293cd2900280ba3a4ceadd00e79bd32c3d772da 459578083b723dcdf5a424a22a04613a02b0aba8007f4b238c079a02e9f16f75
 %struct.Stream = type { i64, i64, i64 }
 
 @STREAMS = internal constant [2 x %struct.Stream] [%struct.Stream { i64 21824, i64 1086993895, i64 791548128 }, %struct.Stream { i64 1024, i64 385906426, i64 2770034997 }], align 16

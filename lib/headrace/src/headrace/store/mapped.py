@@ -94,17 +94,12 @@ def native() -> _Native | None:
     return native if native.crc32c(0, probe.ctypes.data, probe.size) == 0xE3069283 else None
 
 
-class Crc32c:
-    """``crc32c.c``, which is twice as fast as Google's from memory."""
-
-    def __init__(self) -> None:
-        self._engine = assemble("headrace.store", "crc32c.ll", ("sse4.2", "pclmul"))  # its memory holds the function
-        self.address: int = self._engine.get_function_address("crc32c")
-
-
 @functools.cache
-def _compiled_crc32c() -> Crc32c | None:
-    return assembled(Crc32c, "chunks of local caches are verified at half the speed")
+def _compiled_crc32c() -> int | None:
+    """Address of ``crc32c.c``, which is twice as fast as Google's from memory; None if it cannot be assembled."""
+    files = "headrace.store", "crc32c.ll", ("sse4.2", "pclmul")
+    make: Callable[[], int] = lambda: assemble(*files).get_function_address("crc32c")  # noqa: E731
+    return assembled(make, "chunks of local caches are verified at half the speed")
 
 
 @functools.cache
@@ -115,7 +110,7 @@ def native_addresses() -> tuple[int, int, int]:
     system, compiled = native(), _compiled_crc32c()
     assert system is not None
     madvise, crc32c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (system.madvise, system.crc32c))  # pyright: ignore[reportArgumentType]
-    return madvise, crc32c if compiled is None else compiled.address, system.bring
+    return madvise, crc32c if compiled is None else compiled, system.bring
 
 
 class MappedFile(NamedTuple):

@@ -20,9 +20,10 @@ typedef struct {
     u64 above, column_longer, over, rounds_before, among;
 } Kind;
 
-// What the draws of a component have in common in an epoch.
+// What the draws of a component have in common in an epoch. Components share entries.
 typedef struct {
-    u64 number, is_known, begin, first_visit, regular, phase_key, block_key, inside_key, all_rows_key;
+    const Spec *spec;
+    u64 number, begin, first_visit, regular, phase_key, block_key, inside_key, all_rows_key;
     Kind kinds[2];
     u64 key;
 } Epoch;
@@ -32,6 +33,8 @@ typedef struct {
     const Spec *spec;
     u64 key, block, first, keyed;
 } Placed;
+
+const u64 spec_bytes = sizeof(Spec), epoch_bytes = sizeof(Epoch), placed_bytes = sizeof(Placed); // kernel.py asks
 
 enum { PHASE = 1, BLOCK = 2, INSIDE = 3, ALL_ROWS = 5, LONG = 16, LAST = 8 };
 static const u64 LOW32 = 0xFFFFFFFF, EXACT = 1ull << 40, EPOCHS = (1ull << 21) - 1;
@@ -89,6 +92,8 @@ static u64 transposed(u64 k, u64 n, u64 columns) {
     return column * height + least(column, n - height * columns) + turn;
 }
 
+// Nothing is divided by zero: n, block, period, ring, extra and depth are at least 1, and so are the strands of each kind
+// of which there are draws.
 static void begin_kind(Kind *k, u64 draws, u64 cells, u64 depth, u64 earlier, u64 block) {
     k->draws = draws, k->cells = cells, k->depth = depth, k->strands = cells * depth;
     if (!k->strands) // no draw is of this kind
@@ -106,7 +111,7 @@ static void begin_kind(Kind *k, u64 draws, u64 cells, u64 depth, u64 earlier, u6
 
 static void begin_epoch(Epoch *e, const Spec *s, u64 number) {
     u64 offset;
-    e->number = number, e->is_known = 1, e->key = fold(s->key, number);
+    e->spec = s, e->number = number, e->key = fold(s->key, number);
     e->begin = s->begin * (number & EPOCHS) % s->period;
     e->first_visit = count_laps(e->begin, s, &offset);
     e->regular = count_laps(e->begin + s->n, s, &offset) - e->first_visit;
@@ -128,7 +133,7 @@ static u64 virtual_place(u64 i, u64 visits, u64 cell, u64 extra, const Epoch *e,
     const Kind *k = &e->kinds[extra];
     u64 base = extra ? e->regular : 0, own_visits = visits - e->first_visit, draw = extra ? i - own_visits : own_visits;
     long long late = (long long)(draw + k->over - k->draws);
-    if (late >= 0) {
+    if (late >= 0) { // one of the last draws of the epoch, which take what is left over by whole laps
         u64 blocks = least(most(k->draws / s->block, 1), k->over), gap = k->draws / k->over;
         u64 nth = transposed((u64)late, k->over, blocks) + 1;
         u64 uneven = k->draws < EXACT ? k->draws - gap * k->over : 0;
@@ -181,17 +186,17 @@ static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed
     return p->first + (p->keyed & 1 ? size - 1 - inner : inner);
 }
 
-// The draws `ordinal` of components (null: the first), counted over epochs from `first_epoch` on (null: 0). `epochs` has
-// an entry for each component and `placed` mask + 1, all zeros.
+// The draws `ordinal` of components (null: the first), counted over epochs from `first_epoch` on (null: 0). `epochs` and
+// `placed` have a power of two of entries, all zeros; their masks are one less.
 void braid_rows(u64 count, const Spec *specs, const u64 *component, const u64 *ordinal, const u64 *first_epoch,
-                Epoch *epochs, Placed *placed, u64 mask, u64 *rows, double *localities) {
+                Epoch *epochs, u64 epoch_mask, Placed *placed, u64 placed_mask, u64 *rows, double *localities) {
     for (u64 k = 0; k < count; k++) {
         u64 which = component ? component[k] : 0, offset;
         const Spec *s = &specs[which];
-        Epoch *e = &epochs[which];
+        Epoch *e = &epochs[which & epoch_mask];
         u64 passes = ordinal[k] / s->n, i = ordinal[k] - passes * s->n;
         u64 number = passes + (first_epoch ? first_epoch[k] : 0);
-        if (!e->is_known || e->number != number)
+        if (e->spec != s || e->number != number)
             begin_epoch(e, s, number);
         u64 visits = count_laps(e->begin + i, s, &offset), extra = offset >= s->cells, cell = 0;
         if (offset >= s->first) // place 0 keeps cell 0 if that one comes and goes
@@ -200,6 +205,6 @@ void braid_rows(u64 count, const Spec *specs, const u64 *component, const u64 *o
             localities[k] = s->low * (s->corner + (double)extra * 0x1p-21);
         else
             localities[k] = s->low + ((double)(long long)(cell - s->first) + s->corner) * s->pitch;
-        rows[k] = physical_row(virtual_place(i, visits, cell, extra, e, s), e, s, placed, mask);
+        rows[k] = physical_row(virtual_place(i, visits, cell, extra, e, s), e, s, placed, placed_mask);
     }
 }

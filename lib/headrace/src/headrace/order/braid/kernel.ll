@@ -1,928 +1,934 @@
-; Compiled from kernel.c by scripts/compile_kernels.py: c80d0ac2c772a5470f4cd8c2dc508375152a79871e038819cff199d09f94a968
+; Compiled from kernel.c by scripts/compile_kernels.py: e73e899e9e02c7a47223399efca79e8382b450637475c6925a163d8eca20b5fa e0a19198f28411ff07543f112b4e49d2559888602b4ca23c26eb20cf696d0631
 %struct.Spec = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double, i64, i64, [2 x i64], [2 x i64] }
-%struct.Epoch = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind], i64 }
+%struct.Epoch = type { ptr, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind], i64 }
 %struct.Kind = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64 }
 %struct.Placed = type { ptr, i64, i64, i64, i64 }
 
+@spec_bytes = dso_local local_unnamed_addr constant i64 232, align 8
+@epoch_bytes = dso_local local_unnamed_addr constant i64 336, align 8
+@placed_bytes = dso_local local_unnamed_addr constant i64 40, align 8
+
 ; Function Attrs: nofree nosync nounwind memory(read, argmem: readwrite, inaccessiblemem: none)
-define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef readonly %2, ptr nocapture noundef readonly %3, ptr noundef readonly %4, ptr noundef %5, ptr nocapture noundef %6, i64 noundef %7, ptr nocapture noundef writeonly %8, ptr nocapture noundef writeonly %9) local_unnamed_addr #0 {
-  %11 = alloca [2 x i64], align 16
+define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef readonly %2, ptr nocapture noundef readonly %3, ptr noundef readonly %4, ptr noundef %5, i64 noundef %6, ptr nocapture noundef %7, i64 noundef %8, ptr nocapture noundef writeonly %9, ptr nocapture noundef writeonly %10) local_unnamed_addr #0 {
   %12 = alloca [2 x i64], align 16
-  %13 = icmp eq i64 %0, 0
-  br i1 %13, label %19, label %14
+  %13 = alloca [2 x i64], align 16
+  %14 = icmp eq i64 %0, 0
+  br i1 %14, label %20, label %15
 
-14:                                               ; preds = %10
-  %15 = icmp eq ptr %2, null
-  %16 = icmp eq ptr %4, null
-  %17 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 1
-  %18 = getelementptr inbounds [2 x i64], ptr %11, i64 0, i64 1
-  br label %20
+15:                                               ; preds = %11
+  %16 = icmp eq ptr %2, null
+  %17 = icmp eq ptr %4, null
+  %18 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 1
+  %19 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 1
+  br label %21
 
-19:                                               ; preds = %740, %10
+20:                                               ; preds = %743, %11
   ret void
 
-20:                                               ; preds = %14, %740
-  %21 = phi i64 [ 0, %14 ], [ %743, %740 ]
-  br i1 %15, label %25, label %22
+21:                                               ; preds = %15, %743
+  %22 = phi i64 [ 0, %15 ], [ %746, %743 ]
+  br i1 %16, label %26, label %23
 
-22:                                               ; preds = %20
-  %23 = getelementptr inbounds i64, ptr %2, i64 %21
-  %24 = load i64, ptr %23, align 8
-  br label %25
+23:                                               ; preds = %21
+  %24 = getelementptr inbounds i64, ptr %2, i64 %22
+  %25 = load i64, ptr %24, align 8
+  br label %26
 
-25:                                               ; preds = %20, %22
-  %26 = phi i64 [ %24, %22 ], [ 0, %20 ]
-  %27 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26
-  %28 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26
-  %29 = getelementptr inbounds i64, ptr %3, i64 %21
-  %30 = load i64, ptr %29, align 8
-  %31 = load i64, ptr %27, align 8
-  %32 = udiv i64 %30, %31
-  %33 = mul i64 %32, %31
-  %34 = urem i64 %30, %31
-  br i1 %16, label %38, label %35
+26:                                               ; preds = %21, %23
+  %27 = phi i64 [ %25, %23 ], [ 0, %21 ]
+  %28 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27
+  %29 = and i64 %27, %6
+  %30 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29
+  %31 = getelementptr inbounds i64, ptr %3, i64 %22
+  %32 = load i64, ptr %31, align 8
+  %33 = load i64, ptr %28, align 8
+  %34 = udiv i64 %32, %33
+  %35 = mul i64 %34, %33
+  %36 = urem i64 %32, %33
+  br i1 %17, label %40, label %37
 
-35:                                               ; preds = %25
-  %36 = getelementptr inbounds i64, ptr %4, i64 %21
-  %37 = load i64, ptr %36, align 8
-  br label %38
+37:                                               ; preds = %26
+  %38 = getelementptr inbounds i64, ptr %4, i64 %22
+  %39 = load i64, ptr %38, align 8
+  br label %40
 
-38:                                               ; preds = %25, %35
-  %39 = phi i64 [ %37, %35 ], [ 0, %25 ]
-  %40 = add i64 %39, %32
-  %41 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 1
-  %42 = load i64, ptr %41, align 8
-  %43 = icmp eq i64 %42, 0
-  br i1 %43, label %47, label %44
+40:                                               ; preds = %26, %37
+  %41 = phi i64 [ %39, %37 ], [ 0, %26 ]
+  %42 = add i64 %41, %34
+  %43 = load ptr, ptr %30, align 8
+  %44 = icmp eq ptr %43, %28
+  br i1 %44, label %45, label %49
 
-44:                                               ; preds = %38
-  %45 = load i64, ptr %28, align 8
-  %46 = icmp eq i64 %45, %40
-  br i1 %46, label %268, label %47
+45:                                               ; preds = %40
+  %46 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 1
+  %47 = load i64, ptr %46, align 8
+  %48 = icmp eq i64 %47, %42
+  br i1 %48, label %271, label %49
 
-47:                                               ; preds = %44, %38
-  store i64 %40, ptr %28, align 8
-  store i64 1, ptr %41, align 8
-  %48 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 18
-  %49 = load i64, ptr %48, align 8
-  %50 = add i64 %49, -7046029254386353131
-  %51 = mul i64 %40, -3335678366873096957
-  %52 = add i64 %51, -4658895280553007687
-  %53 = lshr i64 %52, 30
-  %54 = xor i64 %53, %52
-  %55 = mul i64 %54, -4658895280553007687
-  %56 = lshr i64 %55, 27
+49:                                               ; preds = %45, %40
+  store ptr %28, ptr %30, align 8
+  %50 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 1
+  store i64 %42, ptr %50, align 8
+  %51 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 18
+  %52 = load i64, ptr %51, align 8
+  %53 = add i64 %52, -7046029254386353131
+  %54 = mul i64 %42, -3335678366873096957
+  %55 = add i64 %54, -4658895280553007687
+  %56 = lshr i64 %55, 30
   %57 = xor i64 %56, %55
-  %58 = mul i64 %57, -7723592293110705685
-  %59 = lshr i64 %58, 31
-  %60 = xor i64 %59, %50
-  %61 = xor i64 %60, %58
-  %62 = lshr i64 %61, 30
-  %63 = xor i64 %62, %61
-  %64 = mul i64 %63, -4658895280553007687
-  %65 = lshr i64 %64, 27
+  %58 = mul i64 %57, -4658895280553007687
+  %59 = lshr i64 %58, 27
+  %60 = xor i64 %59, %58
+  %61 = mul i64 %60, -7723592293110705685
+  %62 = lshr i64 %61, 31
+  %63 = xor i64 %62, %53
+  %64 = xor i64 %63, %61
+  %65 = lshr i64 %64, 30
   %66 = xor i64 %65, %64
-  %67 = mul i64 %66, -7723592293110705685
-  %68 = lshr i64 %67, 31
+  %67 = mul i64 %66, -4658895280553007687
+  %68 = lshr i64 %67, 27
   %69 = xor i64 %68, %67
-  %70 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 10
-  store i64 %69, ptr %70, align 8
-  %71 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 13
-  %72 = load i64, ptr %71, align 8
-  %73 = and i64 %40, 2097151
-  %74 = mul i64 %72, %73
-  %75 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 12
-  %76 = load i64, ptr %75, align 8
-  %77 = urem i64 %74, %76
-  %78 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 2
-  store i64 %77, ptr %78, align 8
-  %79 = load i64, ptr %75, align 8
-  %80 = udiv i64 %77, %79
-  %81 = mul i64 %80, %79
-  %82 = urem i64 %77, %79
-  %83 = add i64 %82, 1
-  %84 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 11
-  %85 = load i64, ptr %84, align 8
-  %86 = shl i64 %83, %85
-  %87 = add i64 %86, -1
-  %88 = udiv i64 %87, %79
-  %89 = mul i64 %88, %79
-  %90 = lshr i64 %89, %85
-  %91 = sub i64 %82, %90
-  %92 = shl i64 %80, %85
-  %93 = add i64 %92, %88
-  %94 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 6
-  %95 = load i64, ptr %94, align 8
-  %96 = mul i64 %93, %95
-  %97 = tail call i64 @llvm.umin.i64(i64 %91, i64 %95)
-  %98 = add i64 %97, %96
-  %99 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 3
-  store i64 %98, ptr %99, align 8
-  %100 = load i64, ptr %27, align 8
-  %101 = add i64 %100, %77
-  %102 = load i64, ptr %75, align 8
-  %103 = udiv i64 %101, %102
-  %104 = mul i64 %103, %102
-  %105 = urem i64 %101, %102
-  %106 = add i64 %105, 1
-  %107 = load i64, ptr %84, align 8
-  %108 = shl i64 %106, %107
-  %109 = add i64 %108, -1
-  %110 = udiv i64 %109, %102
-  %111 = mul i64 %110, %102
-  %112 = lshr i64 %111, %107
-  %113 = sub i64 %105, %112
-  %114 = shl i64 %103, %107
-  %115 = add i64 %114, %110
-  %116 = load i64, ptr %94, align 8
-  %117 = mul i64 %115, %116
-  %118 = tail call i64 @llvm.umin.i64(i64 %113, i64 %116)
-  %119 = sub i64 %117, %98
-  %120 = add i64 %118, %119
-  %121 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 4
-  store i64 %120, ptr %121, align 8
-  %122 = add i64 %69, -7046029254386353131
-  %123 = xor i64 %122, -5099307698220928417
-  %124 = lshr i64 %123, 30
-  %125 = xor i64 %124, %123
-  %126 = mul i64 %125, -4658895280553007687
-  %127 = lshr i64 %126, 27
+  %70 = mul i64 %69, -7723592293110705685
+  %71 = lshr i64 %70, 31
+  %72 = xor i64 %71, %70
+  %73 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
+  store i64 %72, ptr %73, align 8
+  %74 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 13
+  %75 = load i64, ptr %74, align 8
+  %76 = and i64 %42, 2097151
+  %77 = mul i64 %75, %76
+  %78 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
+  %79 = load i64, ptr %78, align 8
+  %80 = urem i64 %77, %79
+  %81 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+  store i64 %80, ptr %81, align 8
+  %82 = load i64, ptr %78, align 8
+  %83 = udiv i64 %80, %82
+  %84 = mul i64 %83, %82
+  %85 = urem i64 %80, %82
+  %86 = add i64 %85, 1
+  %87 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 11
+  %88 = load i64, ptr %87, align 8
+  %89 = shl i64 %86, %88
+  %90 = add i64 %89, -1
+  %91 = udiv i64 %90, %82
+  %92 = mul i64 %91, %82
+  %93 = lshr i64 %92, %88
+  %94 = sub i64 %85, %93
+  %95 = shl i64 %83, %88
+  %96 = add i64 %95, %91
+  %97 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 6
+  %98 = load i64, ptr %97, align 8
+  %99 = mul i64 %96, %98
+  %100 = tail call i64 @llvm.umin.i64(i64 %94, i64 %98)
+  %101 = add i64 %100, %99
+  %102 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
+  store i64 %101, ptr %102, align 8
+  %103 = load i64, ptr %28, align 8
+  %104 = add i64 %103, %80
+  %105 = load i64, ptr %78, align 8
+  %106 = udiv i64 %104, %105
+  %107 = mul i64 %106, %105
+  %108 = urem i64 %104, %105
+  %109 = add i64 %108, 1
+  %110 = load i64, ptr %87, align 8
+  %111 = shl i64 %109, %110
+  %112 = add i64 %111, -1
+  %113 = udiv i64 %112, %105
+  %114 = mul i64 %113, %105
+  %115 = lshr i64 %114, %110
+  %116 = sub i64 %108, %115
+  %117 = shl i64 %106, %110
+  %118 = add i64 %117, %113
+  %119 = load i64, ptr %97, align 8
+  %120 = mul i64 %118, %119
+  %121 = tail call i64 @llvm.umin.i64(i64 %116, i64 %119)
+  %122 = sub i64 %120, %101
+  %123 = add i64 %121, %122
+  %124 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
+  store i64 %123, ptr %124, align 8
+  %125 = add i64 %72, -7046029254386353131
+  %126 = xor i64 %125, -5099307698220928417
+  %127 = lshr i64 %126, 30
   %128 = xor i64 %127, %126
-  %129 = mul i64 %128, -7723592293110705685
-  %130 = lshr i64 %129, 31
+  %129 = mul i64 %128, -4658895280553007687
+  %130 = lshr i64 %129, 27
   %131 = xor i64 %130, %129
-  %132 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 5
-  store i64 %131, ptr %132, align 8
-  %133 = xor i64 %122, -2339995689698515380
-  %134 = lshr i64 %133, 30
-  %135 = xor i64 %134, %133
-  %136 = mul i64 %135, -4658895280553007687
-  %137 = lshr i64 %136, 27
+  %132 = mul i64 %131, -7723592293110705685
+  %133 = lshr i64 %132, 31
+  %134 = xor i64 %133, %132
+  %135 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  store i64 %134, ptr %135, align 8
+  %136 = xor i64 %125, -2339995689698515380
+  %137 = lshr i64 %136, 30
   %138 = xor i64 %137, %136
-  %139 = mul i64 %138, -7723592293110705685
-  %140 = lshr i64 %139, 31
+  %139 = mul i64 %138, -4658895280553007687
+  %140 = lshr i64 %139, 27
   %141 = xor i64 %140, %139
-  %142 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 6
-  store i64 %141, ptr %142, align 8
-  %143 = xor i64 %122, 4834670637226298483
-  %144 = lshr i64 %143, 30
-  %145 = xor i64 %144, %143
-  %146 = mul i64 %145, -4658895280553007687
-  %147 = lshr i64 %146, 27
+  %142 = mul i64 %141, -7723592293110705685
+  %143 = lshr i64 %142, 31
+  %144 = xor i64 %143, %142
+  %145 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
+  store i64 %144, ptr %145, align 8
+  %146 = xor i64 %125, 4834670637226298483
+  %147 = lshr i64 %146, 30
   %148 = xor i64 %147, %146
-  %149 = mul i64 %148, -7723592293110705685
-  %150 = lshr i64 %149, 31
+  %149 = mul i64 %148, -4658895280553007687
+  %150 = lshr i64 %149, 27
   %151 = xor i64 %150, %149
-  %152 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 7
-  store i64 %151, ptr %152, align 8
-  %153 = xor i64 %122, 165690204361845564
-  %154 = lshr i64 %153, 30
-  %155 = xor i64 %154, %153
-  %156 = mul i64 %155, -4658895280553007687
-  %157 = lshr i64 %156, 27
+  %152 = mul i64 %151, -7723592293110705685
+  %153 = lshr i64 %152, 31
+  %154 = xor i64 %153, %152
+  %155 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  store i64 %154, ptr %155, align 8
+  %156 = xor i64 %125, 165690204361845564
+  %157 = lshr i64 %156, 30
   %158 = xor i64 %157, %156
-  %159 = mul i64 %158, -7723592293110705685
-  %160 = lshr i64 %159, 31
+  %159 = mul i64 %158, -4658895280553007687
+  %160 = lshr i64 %159, 27
   %161 = xor i64 %160, %159
-  %162 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 8
-  store i64 %161, ptr %162, align 8
-  %163 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9
-  %164 = load i64, ptr %94, align 8
-  %165 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 7
-  %166 = load i64, ptr %165, align 8
-  %167 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 1
-  %168 = load i64, ptr %167, align 8
-  store i64 %120, ptr %163, align 8
-  %169 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 1
-  store i64 %164, ptr %169, align 8
-  %170 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 2
-  store i64 %166, ptr %170, align 8
-  %171 = mul i64 %166, %164
-  %172 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 3
-  store i64 %171, ptr %172, align 8
-  %173 = icmp eq i64 %171, 0
-  br i1 %173, label %220, label %174
+  %162 = mul i64 %161, -7723592293110705685
+  %163 = lshr i64 %162, 31
+  %164 = xor i64 %163, %162
+  %165 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  store i64 %164, ptr %165, align 8
+  %166 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
+  %167 = load i64, ptr %97, align 8
+  %168 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 7
+  %169 = load i64, ptr %168, align 8
+  %170 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %171 = load i64, ptr %170, align 8
+  store i64 %123, ptr %166, align 8
+  %172 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 1
+  store i64 %167, ptr %172, align 8
+  %173 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 2
+  store i64 %169, ptr %173, align 8
+  %174 = mul i64 %169, %167
+  %175 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 3
+  store i64 %174, ptr %175, align 8
+  %176 = icmp eq i64 %174, 0
+  br i1 %176, label %223, label %177
 
-174:                                              ; preds = %47
-  %175 = udiv i64 %120, %171
-  %176 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 4
-  store i64 %175, ptr %176, align 8
-  %177 = mul i64 %175, %171
-  %178 = urem i64 %120, %171
-  %179 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 5
+177:                                              ; preds = %49
+  %178 = udiv i64 %123, %174
+  %179 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 4
   store i64 %178, ptr %179, align 8
-  %180 = shl i64 %168, 4
-  %181 = icmp ult i64 %175, %180
-  %182 = zext i1 %181 to i64
-  %183 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 6
-  store i64 %182, ptr %183, align 8
-  br i1 %181, label %184, label %186
+  %180 = mul i64 %178, %174
+  %181 = urem i64 %123, %174
+  %182 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 5
+  store i64 %181, ptr %182, align 8
+  %183 = shl i64 %171, 4
+  %184 = icmp ult i64 %178, %183
+  %185 = zext i1 %184 to i64
+  %186 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 6
+  store i64 %185, ptr %186, align 8
+  br i1 %184, label %187, label %189
 
-184:                                              ; preds = %174
-  %185 = udiv i64 %178, %164
-  br label %186
+187:                                              ; preds = %177
+  %188 = udiv i64 %181, %167
+  br label %189
 
-186:                                              ; preds = %184, %174
-  %187 = phi i64 [ %185, %184 ], [ 0, %174 ]
-  %188 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 7
-  store i64 %187, ptr %188, align 8
-  %189 = mul i64 %175, %166
-  %190 = udiv i64 %189, %168
-  %191 = tail call i64 @llvm.umax.i64(i64 %190, i64 1)
-  %192 = tail call i64 @llvm.umin.i64(i64 %191, i64 %166)
-  %193 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 8
-  store i64 %192, ptr %193, align 8
-  %194 = udiv i64 %166, %192
-  %195 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 9
-  store i64 %194, ptr %195, align 8
-  %196 = mul i64 %194, %192
-  %197 = urem i64 %166, %192
-  %198 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 10
+189:                                              ; preds = %187, %177
+  %190 = phi i64 [ %188, %187 ], [ 0, %177 ]
+  %191 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 7
+  store i64 %190, ptr %191, align 8
+  %192 = mul i64 %178, %169
+  %193 = udiv i64 %192, %171
+  %194 = tail call i64 @llvm.umax.i64(i64 %193, i64 1)
+  %195 = tail call i64 @llvm.umin.i64(i64 %194, i64 %169)
+  %196 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 8
+  store i64 %195, ptr %196, align 8
+  %197 = udiv i64 %169, %195
+  %198 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 9
   store i64 %197, ptr %198, align 8
-  %199 = udiv i64 %187, %192
-  %200 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 11
-  store i64 %199, ptr %200, align 8
-  %201 = mul i64 %199, %192
-  %202 = urem i64 %187, %192
-  %203 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 12
+  %199 = mul i64 %197, %195
+  %200 = urem i64 %169, %195
+  %201 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 10
+  store i64 %200, ptr %201, align 8
+  %202 = udiv i64 %190, %195
+  %203 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 11
   store i64 %202, ptr %203, align 8
-  %204 = mul i64 %187, %164
-  %205 = sub i64 %178, %204
-  %206 = select i1 %181, i64 %205, i64 0
-  %207 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 13
-  store i64 %206, ptr %207, align 8
-  %208 = udiv i64 %98, %171
-  %209 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 14
-  store i64 %208, ptr %209, align 8
-  %210 = icmp ult i64 %120, 1099511627776
-  br i1 %210, label %211, label %213
+  %204 = mul i64 %202, %195
+  %205 = urem i64 %190, %195
+  %206 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 12
+  store i64 %205, ptr %206, align 8
+  %207 = mul i64 %190, %167
+  %208 = sub i64 %181, %207
+  %209 = select i1 %184, i64 %208, i64 0
+  %210 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 13
+  store i64 %209, ptr %210, align 8
+  %211 = udiv i64 %101, %174
+  %212 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 14
+  store i64 %211, ptr %212, align 8
+  %213 = icmp ult i64 %123, 1099511627776
+  br i1 %213, label %214, label %216
 
-211:                                              ; preds = %186
-  %212 = sub i64 %120, %206
-  br label %217
-
-213:                                              ; preds = %186
-  %214 = tail call i64 @llvm.umax.i64(i64 %206, i64 1)
-  %215 = udiv i64 %120, %214
-  %216 = add i64 %215, -1
-  br label %217
-
-217:                                              ; preds = %213, %211
-  %218 = phi i64 [ %212, %211 ], [ %216, %213 ]
-  %219 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 0, i32 15
-  store i64 %218, ptr %219, align 8
+214:                                              ; preds = %189
+  %215 = sub i64 %123, %209
   br label %220
 
-220:                                              ; preds = %217, %47
-  %221 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1
-  %222 = load i64, ptr %27, align 8
-  %223 = sub i64 %222, %120
-  %224 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 9
-  %225 = load i64, ptr %224, align 8
-  %226 = sub i64 %77, %98
-  %227 = load i64, ptr %167, align 8
-  store i64 %223, ptr %221, align 8
-  %228 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 1
-  store i64 %225, ptr %228, align 8
-  %229 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 2
-  store i64 1, ptr %229, align 8
-  %230 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 3
-  store i64 %225, ptr %230, align 8
-  %231 = icmp eq i64 %225, 0
-  br i1 %231, label %268, label %232
+216:                                              ; preds = %189
+  %217 = tail call i64 @llvm.umax.i64(i64 %209, i64 1)
+  %218 = udiv i64 %123, %217
+  %219 = add i64 %218, -1
+  br label %220
 
-232:                                              ; preds = %220
-  %233 = udiv i64 %223, %225
-  %234 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 4
-  store i64 %233, ptr %234, align 8
-  %235 = mul i64 %233, %225
-  %236 = urem i64 %223, %225
-  %237 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 5
+220:                                              ; preds = %216, %214
+  %221 = phi i64 [ %215, %214 ], [ %219, %216 ]
+  %222 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 15
+  store i64 %221, ptr %222, align 8
+  br label %223
+
+223:                                              ; preds = %220, %49
+  %224 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1
+  %225 = load i64, ptr %28, align 8
+  %226 = sub i64 %225, %123
+  %227 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
+  %228 = load i64, ptr %227, align 8
+  %229 = sub i64 %80, %101
+  %230 = load i64, ptr %170, align 8
+  store i64 %226, ptr %224, align 8
+  %231 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 1
+  store i64 %228, ptr %231, align 8
+  %232 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 2
+  store i64 1, ptr %232, align 8
+  %233 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 3
+  store i64 %228, ptr %233, align 8
+  %234 = icmp eq i64 %228, 0
+  br i1 %234, label %271, label %235
+
+235:                                              ; preds = %223
+  %236 = udiv i64 %226, %228
+  %237 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 4
   store i64 %236, ptr %237, align 8
-  %238 = shl i64 %227, 4
-  %239 = icmp ult i64 %233, %238
-  %240 = zext i1 %239 to i64
-  %241 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 6
-  store i64 %240, ptr %241, align 8
-  br i1 %239, label %242, label %244
+  %238 = mul i64 %236, %228
+  %239 = urem i64 %226, %228
+  %240 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 5
+  store i64 %239, ptr %240, align 8
+  %241 = shl i64 %230, 4
+  %242 = icmp ult i64 %236, %241
+  %243 = zext i1 %242 to i64
+  %244 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 6
+  store i64 %243, ptr %244, align 8
+  br i1 %242, label %245, label %247
 
-242:                                              ; preds = %232
-  %243 = udiv i64 %236, %225
-  br label %244
+245:                                              ; preds = %235
+  %246 = udiv i64 %239, %228
+  br label %247
 
-244:                                              ; preds = %242, %232
-  %245 = phi i64 [ %243, %242 ], [ 0, %232 ]
-  %246 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 7
-  store i64 %245, ptr %246, align 8
-  %247 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 8
-  store i64 1, ptr %247, align 8
-  %248 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 9
-  store i64 1, ptr %248, align 8
-  %249 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 10
-  store i64 0, ptr %249, align 8
-  %250 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 11
-  store i64 %245, ptr %250, align 8
-  %251 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 12
-  store i64 0, ptr %251, align 8
-  %252 = mul i64 %245, %225
-  %253 = sub i64 %236, %252
-  %254 = select i1 %239, i64 %253, i64 0
-  %255 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 13
-  store i64 %254, ptr %255, align 8
-  %256 = udiv i64 %226, %225
-  %257 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 14
-  store i64 %256, ptr %257, align 8
-  %258 = icmp ult i64 %223, 1099511627776
-  br i1 %258, label %259, label %261
+247:                                              ; preds = %245, %235
+  %248 = phi i64 [ %246, %245 ], [ 0, %235 ]
+  %249 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 7
+  store i64 %248, ptr %249, align 8
+  %250 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 8
+  store i64 1, ptr %250, align 8
+  %251 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 9
+  store i64 1, ptr %251, align 8
+  %252 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 10
+  store i64 0, ptr %252, align 8
+  %253 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 11
+  store i64 %248, ptr %253, align 8
+  %254 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 12
+  store i64 0, ptr %254, align 8
+  %255 = mul i64 %248, %228
+  %256 = sub i64 %239, %255
+  %257 = select i1 %242, i64 %256, i64 0
+  %258 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 13
+  store i64 %257, ptr %258, align 8
+  %259 = udiv i64 %229, %228
+  %260 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 14
+  store i64 %259, ptr %260, align 8
+  %261 = icmp ult i64 %226, 1099511627776
+  br i1 %261, label %262, label %264
 
-259:                                              ; preds = %244
-  %260 = sub i64 %223, %254
-  br label %265
-
-261:                                              ; preds = %244
-  %262 = tail call i64 @llvm.umax.i64(i64 %254, i64 1)
-  %263 = udiv i64 %223, %262
-  %264 = add i64 %263, -1
-  br label %265
-
-265:                                              ; preds = %261, %259
-  %266 = phi i64 [ %260, %259 ], [ %264, %261 ]
-  %267 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 1, i32 15
-  store i64 %266, ptr %267, align 8
+262:                                              ; preds = %247
+  %263 = sub i64 %226, %257
   br label %268
 
-268:                                              ; preds = %265, %220, %44
-  %269 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 2
-  %270 = load i64, ptr %269, align 8
-  %271 = add i64 %270, %34
-  %272 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 12
+264:                                              ; preds = %247
+  %265 = tail call i64 @llvm.umax.i64(i64 %257, i64 1)
+  %266 = udiv i64 %226, %265
+  %267 = add i64 %266, -1
+  br label %268
+
+268:                                              ; preds = %264, %262
+  %269 = phi i64 [ %263, %262 ], [ %267, %264 ]
+  %270 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 15
+  store i64 %269, ptr %270, align 8
+  br label %271
+
+271:                                              ; preds = %268, %223, %45
+  %272 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
   %273 = load i64, ptr %272, align 8
-  %274 = udiv i64 %271, %273
-  %275 = mul i64 %274, %273
-  %276 = urem i64 %271, %273
-  %277 = add i64 %276, 1
-  %278 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 11
-  %279 = load i64, ptr %278, align 8
-  %280 = shl i64 %277, %279
-  %281 = add i64 %280, -1
-  %282 = udiv i64 %281, %273
-  %283 = mul i64 %282, %273
-  %284 = lshr i64 %283, %279
-  %285 = sub i64 %276, %284
-  %286 = shl i64 %274, %279
-  %287 = add i64 %286, %282
-  %288 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 6
-  %289 = load i64, ptr %288, align 8
-  %290 = mul i64 %287, %289
-  %291 = tail call i64 @llvm.umin.i64(i64 %285, i64 %289)
-  %292 = add i64 %291, %290
-  %293 = icmp uge i64 %285, %289
-  %294 = zext i1 %293 to i64
-  %295 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 14
-  %296 = load i64, ptr %295, align 8
-  %297 = icmp ult i64 %285, %296
-  br i1 %297, label %322, label %298
+  %274 = add i64 %273, %36
+  %275 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
+  %276 = load i64, ptr %275, align 8
+  %277 = udiv i64 %274, %276
+  %278 = mul i64 %277, %276
+  %279 = urem i64 %274, %276
+  %280 = add i64 %279, 1
+  %281 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 11
+  %282 = load i64, ptr %281, align 8
+  %283 = shl i64 %280, %282
+  %284 = add i64 %283, -1
+  %285 = udiv i64 %284, %276
+  %286 = mul i64 %285, %276
+  %287 = lshr i64 %286, %282
+  %288 = sub i64 %279, %287
+  %289 = shl i64 %277, %282
+  %290 = add i64 %289, %285
+  %291 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 6
+  %292 = load i64, ptr %291, align 8
+  %293 = mul i64 %290, %292
+  %294 = tail call i64 @llvm.umin.i64(i64 %288, i64 %292)
+  %295 = add i64 %294, %293
+  %296 = icmp uge i64 %288, %292
+  %297 = zext i1 %296 to i64
+  %298 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 14
+  %299 = load i64, ptr %298, align 8
+  %300 = icmp ult i64 %288, %299
+  br i1 %300, label %325, label %301
 
-298:                                              ; preds = %268
-  %299 = sub i64 %285, %296
-  %300 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 16
-  %301 = load i64, ptr %300, align 8
-  %302 = mul i64 %301, %299
-  %303 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 17
+301:                                              ; preds = %271
+  %302 = sub i64 %288, %299
+  %303 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 16
   %304 = load i64, ptr %303, align 8
-  %305 = add i64 %302, %304
-  %306 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 15
+  %305 = mul i64 %304, %302
+  %306 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 17
   %307 = load i64, ptr %306, align 8
-  %308 = urem i64 %305, %307
-  %309 = add i64 %308, %296
-  br i1 %293, label %322, label %310
+  %308 = add i64 %305, %307
+  %309 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 15
+  %310 = load i64, ptr %309, align 8
+  %311 = urem i64 %308, %310
+  %312 = add i64 %311, %299
+  br i1 %296, label %325, label %313
 
-310:                                              ; preds = %298
-  %311 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 21
-  %312 = load double, ptr %311, align 8
-  %313 = sitofp i64 %308 to double
-  %314 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 20
+313:                                              ; preds = %301
+  %314 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 21
   %315 = load double, ptr %314, align 8
-  %316 = fadd double %315, %313
-  %317 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 22
+  %316 = sitofp i64 %311 to double
+  %317 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 20
   %318 = load double, ptr %317, align 8
-  %319 = fmul double %316, %318
-  %320 = fadd double %312, %319
-  %321 = getelementptr inbounds double, ptr %9, i64 %21
-  store double %320, ptr %321, align 8
-  br label %336
+  %319 = fadd double %318, %316
+  %320 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 22
+  %321 = load double, ptr %320, align 8
+  %322 = fmul double %319, %321
+  %323 = fadd double %315, %322
+  %324 = getelementptr inbounds double, ptr %10, i64 %22
+  store double %323, ptr %324, align 8
+  br label %339
 
-322:                                              ; preds = %298, %268
-  %323 = phi i64 [ %309, %298 ], [ 0, %268 ]
-  %324 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 21
-  %325 = load double, ptr %324, align 8
-  %326 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 20
-  %327 = load double, ptr %326, align 8
-  %328 = uitofp i1 %293 to double
-  %329 = fmul double %328, 0x3EA0000000000000
-  %330 = fadd double %329, %327
-  %331 = fmul double %325, %330
-  %332 = getelementptr inbounds double, ptr %9, i64 %21
-  store double %331, ptr %332, align 8
-  br i1 %293, label %333, label %336
+325:                                              ; preds = %301, %271
+  %326 = phi i64 [ %312, %301 ], [ 0, %271 ]
+  %327 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 21
+  %328 = load double, ptr %327, align 8
+  %329 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 20
+  %330 = load double, ptr %329, align 8
+  %331 = uitofp i1 %296 to double
+  %332 = fmul double %331, 0x3EA0000000000000
+  %333 = fadd double %332, %330
+  %334 = fmul double %328, %333
+  %335 = getelementptr inbounds double, ptr %10, i64 %22
+  store double %334, ptr %335, align 8
+  br i1 %296, label %336, label %339
 
-333:                                              ; preds = %322
-  %334 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 4
-  %335 = load i64, ptr %334, align 8
-  br label %336
+336:                                              ; preds = %325
+  %337 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
+  %338 = load i64, ptr %337, align 8
+  br label %339
 
-336:                                              ; preds = %310, %333, %322
-  %337 = phi i64 [ %323, %333 ], [ %323, %322 ], [ %309, %310 ]
-  %338 = phi i64 [ %335, %333 ], [ 0, %322 ], [ 0, %310 ]
-  %339 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294
-  %340 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 3
-  %341 = load i64, ptr %340, align 8
-  %342 = sub i64 %292, %341
-  %343 = sub i64 %34, %342
-  %344 = select i1 %293, i64 %343, i64 %342
-  %345 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 13
-  %346 = load i64, ptr %345, align 8
-  %347 = load i64, ptr %339, align 8
-  %348 = sub i64 %346, %347
-  %349 = add i64 %348, %344
-  %350 = icmp sgt i64 %349, -1
-  br i1 %350, label %351, label %378
+339:                                              ; preds = %313, %336, %325
+  %340 = phi i64 [ %326, %336 ], [ %326, %325 ], [ %312, %313 ]
+  %341 = phi i64 [ %338, %336 ], [ 0, %325 ], [ 0, %313 ]
+  %342 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297
+  %343 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
+  %344 = load i64, ptr %343, align 8
+  %345 = sub i64 %295, %344
+  %346 = sub i64 %36, %345
+  %347 = select i1 %296, i64 %346, i64 %345
+  %348 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 13
+  %349 = load i64, ptr %348, align 8
+  %350 = load i64, ptr %342, align 8
+  %351 = sub i64 %349, %350
+  %352 = add i64 %351, %347
+  %353 = icmp sgt i64 %352, -1
+  br i1 %353, label %354, label %381
 
-351:                                              ; preds = %336
-  %352 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 1
-  %353 = load i64, ptr %352, align 8
-  %354 = udiv i64 %347, %353
-  %355 = tail call i64 @llvm.umax.i64(i64 %354, i64 1)
-  %356 = tail call i64 @llvm.umin.i64(i64 %355, i64 %346)
-  %357 = udiv i64 %347, %346
-  %358 = udiv i64 %349, %356
-  %359 = mul i64 %358, %356
-  %360 = urem i64 %349, %356
-  %361 = udiv i64 %346, %356
-  %362 = mul i64 %360, %361
-  %363 = mul i64 %361, %356
-  %364 = urem i64 %346, %356
-  %365 = tail call i64 @llvm.umin.i64(i64 %360, i64 %364)
-  %366 = add nuw i64 %358, 1
-  %367 = add i64 %366, %362
-  %368 = add i64 %367, %365
-  %369 = icmp ult i64 %347, 1099511627776
-  %370 = mul i64 %357, %346
-  %371 = urem i64 %347, %346
-  %372 = select i1 %369, i64 %371, i64 0
-  %373 = mul i64 %368, %357
-  %374 = mul i64 %368, %372
-  %375 = udiv i64 %374, %346
-  %376 = add i64 %375, -1
-  %377 = add i64 %376, %373
-  br label %534
+354:                                              ; preds = %339
+  %355 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %356 = load i64, ptr %355, align 8
+  %357 = udiv i64 %350, %356
+  %358 = tail call i64 @llvm.umax.i64(i64 %357, i64 1)
+  %359 = tail call i64 @llvm.umin.i64(i64 %358, i64 %349)
+  %360 = udiv i64 %350, %349
+  %361 = udiv i64 %352, %359
+  %362 = mul i64 %361, %359
+  %363 = urem i64 %352, %359
+  %364 = udiv i64 %349, %359
+  %365 = mul i64 %363, %364
+  %366 = mul i64 %364, %359
+  %367 = urem i64 %349, %359
+  %368 = tail call i64 @llvm.umin.i64(i64 %363, i64 %367)
+  %369 = add nuw i64 %361, 1
+  %370 = add i64 %369, %365
+  %371 = add i64 %370, %368
+  %372 = icmp ult i64 %350, 1099511627776
+  %373 = mul i64 %360, %349
+  %374 = urem i64 %350, %349
+  %375 = select i1 %372, i64 %374, i64 0
+  %376 = mul i64 %371, %360
+  %377 = mul i64 %371, %375
+  %378 = udiv i64 %377, %349
+  %379 = add i64 %378, -1
+  %380 = add i64 %379, %376
+  br label %537
 
-378:                                              ; preds = %336
-  %379 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 3
-  %380 = load i64, ptr %379, align 8
-  %381 = udiv i64 %344, %380
-  %382 = mul i64 %381, %380
-  %383 = urem i64 %344, %380
-  %384 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 1
-  %385 = load i64, ptr %384, align 8
-  %386 = udiv i64 %383, %385
-  br i1 %293, label %387, label %394
+381:                                              ; preds = %339
+  %382 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 3
+  %383 = load i64, ptr %382, align 8
+  %384 = udiv i64 %347, %383
+  %385 = mul i64 %384, %383
+  %386 = urem i64 %347, %383
+  %387 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 1
+  %388 = load i64, ptr %387, align 8
+  %389 = udiv i64 %386, %388
+  br i1 %296, label %390, label %397
 
-387:                                              ; preds = %378
-  %388 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 10
-  %389 = load i64, ptr %388, align 8
-  %390 = mul i64 %389, %383
-  %391 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 9
+390:                                              ; preds = %381
+  %391 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 10
   %392 = load i64, ptr %391, align 8
-  %393 = urem i64 %390, %392
-  br label %394
+  %393 = mul i64 %392, %386
+  %394 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
+  %395 = load i64, ptr %394, align 8
+  %396 = urem i64 %393, %395
+  br label %397
 
-394:                                              ; preds = %387, %378
-  %395 = phi i64 [ %393, %387 ], [ %337, %378 ]
-  %396 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 8
-  %397 = load i64, ptr %396, align 8
-  %398 = udiv i64 %386, %397
-  %399 = mul i64 %398, %397
-  %400 = urem i64 %386, %397
-  %401 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 2
-  %402 = load i64, ptr %401, align 8
-  %403 = mul i64 %402, %395
-  %404 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 9
+397:                                              ; preds = %390, %381
+  %398 = phi i64 [ %396, %390 ], [ %340, %381 ]
+  %399 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 8
+  %400 = load i64, ptr %399, align 8
+  %401 = udiv i64 %389, %400
+  %402 = mul i64 %401, %400
+  %403 = urem i64 %389, %400
+  %404 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 2
   %405 = load i64, ptr %404, align 8
-  %406 = mul i64 %400, %405
-  %407 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 10
+  %406 = mul i64 %405, %398
+  %407 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 9
   %408 = load i64, ptr %407, align 8
-  %409 = tail call i64 @llvm.umin.i64(i64 %400, i64 %408)
-  %410 = add i64 %403, %398
-  %411 = add i64 %410, %406
-  %412 = add i64 %411, %409
-  %413 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 6
-  %414 = load i64, ptr %413, align 8
-  %415 = icmp eq i64 %414, 0
-  br i1 %415, label %438, label %416
+  %409 = mul i64 %403, %408
+  %410 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 10
+  %411 = load i64, ptr %410, align 8
+  %412 = tail call i64 @llvm.umin.i64(i64 %403, i64 %411)
+  %413 = add i64 %406, %401
+  %414 = add i64 %413, %409
+  %415 = add i64 %414, %412
+  %416 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 6
+  %417 = load i64, ptr %416, align 8
+  %418 = icmp eq i64 %417, 0
+  br i1 %418, label %441, label %419
 
-416:                                              ; preds = %394
-  %417 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 11
-  %418 = load i64, ptr %417, align 8
-  %419 = mul i64 %418, %400
-  %420 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 12
+419:                                              ; preds = %397
+  %420 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 11
   %421 = load i64, ptr %420, align 8
-  %422 = tail call i64 @llvm.umin.i64(i64 %400, i64 %421)
-  %423 = add i64 %422, %419
-  %424 = icmp ult i64 %400, %421
-  %425 = zext i1 %424 to i64
-  %426 = add i64 %418, %425
-  %427 = tail call i64 @llvm.umin.i64(i64 %398, i64 %426)
-  %428 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 4
-  %429 = load i64, ptr %428, align 8
-  %430 = mul i64 %429, %412
-  %431 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 7
+  %422 = mul i64 %421, %403
+  %423 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 12
+  %424 = load i64, ptr %423, align 8
+  %425 = tail call i64 @llvm.umin.i64(i64 %403, i64 %424)
+  %426 = add i64 %425, %422
+  %427 = icmp ult i64 %403, %424
+  %428 = zext i1 %427 to i64
+  %429 = add i64 %421, %428
+  %430 = tail call i64 @llvm.umin.i64(i64 %401, i64 %429)
+  %431 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 4
   %432 = load i64, ptr %431, align 8
-  %433 = mul i64 %432, %395
-  %434 = add i64 %423, %430
-  %435 = add i64 %434, %433
-  %436 = add i64 %435, %427
-  %437 = icmp ult i64 %386, %432
-  br label %447
+  %433 = mul i64 %432, %415
+  %434 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 7
+  %435 = load i64, ptr %434, align 8
+  %436 = mul i64 %435, %398
+  %437 = add i64 %426, %433
+  %438 = add i64 %437, %436
+  %439 = add i64 %438, %430
+  %440 = icmp ult i64 %389, %435
+  br label %450
 
-438:                                              ; preds = %394
-  %439 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 4
-  %440 = load i64, ptr %439, align 8
-  %441 = mul i64 %440, %383
-  %442 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 5
+441:                                              ; preds = %397
+  %442 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 4
   %443 = load i64, ptr %442, align 8
-  %444 = tail call i64 @llvm.umin.i64(i64 %383, i64 %443)
-  %445 = add i64 %444, %441
-  %446 = icmp ult i64 %383, %443
-  br label %447
+  %444 = mul i64 %443, %386
+  %445 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 5
+  %446 = load i64, ptr %445, align 8
+  %447 = tail call i64 @llvm.umin.i64(i64 %386, i64 %446)
+  %448 = add i64 %447, %444
+  %449 = icmp ult i64 %386, %446
+  br label %450
 
-447:                                              ; preds = %438, %416
-  %448 = phi i1 [ %446, %438 ], [ %437, %416 ]
-  %449 = phi i64 [ %440, %438 ], [ %429, %416 ]
-  %450 = phi i64 [ %445, %438 ], [ %436, %416 ]
-  %451 = zext i1 %448 to i64
-  %452 = add i64 %449, %451
-  %453 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 8
-  %454 = load i64, ptr %453, align 8
-  %455 = select i1 %293, i64 %454, i64 0
-  %456 = add i64 %455, %412
-  %457 = mul i64 %456, 2654435769
-  %458 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 19
-  %459 = load i64, ptr %458, align 8
-  %460 = add i64 %457, %459
-  %461 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 1
+450:                                              ; preds = %441, %419
+  %451 = phi i1 [ %449, %441 ], [ %440, %419 ]
+  %452 = phi i64 [ %443, %441 ], [ %432, %419 ]
+  %453 = phi i64 [ %448, %441 ], [ %439, %419 ]
+  %454 = zext i1 %451 to i64
+  %455 = add i64 %452, %454
+  %456 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 8
+  %457 = load i64, ptr %456, align 8
+  %458 = select i1 %296, i64 %457, i64 0
+  %459 = add i64 %458, %415
+  %460 = mul i64 %459, 2654435769
+  %461 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 19
   %462 = load i64, ptr %461, align 8
-  %463 = icmp ugt i64 %462, %452
-  br i1 %463, label %504, label %464
+  %463 = add i64 %460, %462
+  %464 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %465 = load i64, ptr %464, align 8
+  %466 = icmp ugt i64 %465, %455
+  br i1 %466, label %507, label %467
 
-464:                                              ; preds = %447
-  %465 = and i64 %460, 4294967295
-  %466 = udiv i64 %452, %462
-  %467 = icmp eq i64 %346, 0
-  br i1 %467, label %480, label %468
+467:                                              ; preds = %450
+  %468 = and i64 %463, 4294967295
+  %469 = udiv i64 %455, %465
+  %470 = icmp eq i64 %349, 0
+  br i1 %470, label %483, label %471
 
-468:                                              ; preds = %464
-  %469 = icmp ult i64 %347, 1099511627776
-  %470 = add i64 %450, 1
-  %471 = mul i64 %470, %346
-  %472 = add i64 %471, -1
-  %473 = select i1 %469, i64 %472, i64 %450
-  %474 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 15
-  %475 = load i64, ptr %474, align 8
-  %476 = tail call i64 @llvm.umax.i64(i64 %475, i64 1)
-  %477 = udiv i64 %473, %476
-  %478 = tail call i64 @llvm.umin.i64(i64 %477, i64 %346)
-  %479 = add i64 %478, %450
-  br label %480
+471:                                              ; preds = %467
+  %472 = icmp ult i64 %350, 1099511627776
+  %473 = add i64 %453, 1
+  %474 = mul i64 %473, %349
+  %475 = add i64 %474, -1
+  %476 = select i1 %472, i64 %475, i64 %453
+  %477 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 15
+  %478 = load i64, ptr %477, align 8
+  %479 = tail call i64 @llvm.umax.i64(i64 %478, i64 1)
+  %480 = udiv i64 %476, %479
+  %481 = tail call i64 @llvm.umin.i64(i64 %480, i64 %349)
+  %482 = add i64 %481, %453
+  br label %483
 
-480:                                              ; preds = %468, %464
-  %481 = phi i64 [ %479, %468 ], [ %450, %464 ]
-  %482 = urem i64 %481, %462
-  %483 = mul i64 %465, %462
-  %484 = lshr i64 %483, 32
-  %485 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 14
-  %486 = load i64, ptr %485, align 8
-  %487 = add i64 %486, %484
-  %488 = urem i64 %487, %462
-  %489 = mul i64 %456, 2447445413
-  %490 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 5
-  %491 = load i64, ptr %490, align 8
-  %492 = lshr i64 %491, 32
-  %493 = add i64 %492, %489
-  %494 = and i64 %493, 4294967295
-  %495 = tail call i64 @llvm.umin.i64(i64 %466, i64 8)
-  %496 = mul nuw nsw i64 %494, %495
-  %497 = lshr i64 %496, 32
-  %498 = sub i64 %488, %482
-  %499 = icmp ult i64 %488, %482
-  %500 = select i1 %499, i64 %462, i64 0
-  %501 = add i64 %498, %500
-  %502 = mul i64 %497, %462
-  %503 = add i64 %501, %502
-  br label %514
+483:                                              ; preds = %471, %467
+  %484 = phi i64 [ %482, %471 ], [ %453, %467 ]
+  %485 = urem i64 %484, %465
+  %486 = mul i64 %468, %465
+  %487 = lshr i64 %486, 32
+  %488 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 14
+  %489 = load i64, ptr %488, align 8
+  %490 = add i64 %489, %487
+  %491 = urem i64 %490, %465
+  %492 = mul i64 %459, 2447445413
+  %493 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  %494 = load i64, ptr %493, align 8
+  %495 = lshr i64 %494, 32
+  %496 = add i64 %495, %492
+  %497 = and i64 %496, 4294967295
+  %498 = tail call i64 @llvm.umin.i64(i64 %469, i64 8)
+  %499 = mul nuw nsw i64 %497, %498
+  %500 = lshr i64 %499, 32
+  %501 = sub i64 %491, %485
+  %502 = icmp ult i64 %491, %485
+  %503 = select i1 %502, i64 %465, i64 0
+  %504 = add i64 %501, %503
+  %505 = mul i64 %500, %465
+  %506 = add i64 %504, %505
+  br label %517
 
-504:                                              ; preds = %447
-  %505 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 5
-  %506 = load i64, ptr %505, align 8
-  %507 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 23
-  %508 = load i64, ptr %507, align 8
-  %509 = mul i64 %508, %506
-  %510 = add i64 %509, %460
-  %511 = and i64 %510, 4294967295
-  %512 = mul i64 %511, %452
-  %513 = lshr i64 %512, 32
-  br label %514
+507:                                              ; preds = %450
+  %508 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  %509 = load i64, ptr %508, align 8
+  %510 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
+  %511 = load i64, ptr %510, align 8
+  %512 = mul i64 %511, %509
+  %513 = add i64 %512, %463
+  %514 = and i64 %513, 4294967295
+  %515 = mul i64 %514, %455
+  %516 = lshr i64 %515, 32
+  br label %517
 
-514:                                              ; preds = %504, %480
-  %515 = phi i64 [ %503, %480 ], [ %513, %504 ]
-  %516 = add i64 %515, %381
-  %517 = icmp ult i64 %516, %452
-  %518 = select i1 %517, i64 0, i64 %452
-  %519 = sub i64 %516, %518
-  %520 = add i64 %519, %450
-  %521 = icmp eq i64 %346, 0
-  br i1 %521, label %534, label %522
+517:                                              ; preds = %507, %483
+  %518 = phi i64 [ %506, %483 ], [ %516, %507 ]
+  %519 = add i64 %518, %384
+  %520 = icmp ult i64 %519, %455
+  %521 = select i1 %520, i64 0, i64 %455
+  %522 = sub i64 %519, %521
+  %523 = add i64 %522, %453
+  %524 = icmp eq i64 %349, 0
+  br i1 %524, label %537, label %525
 
-522:                                              ; preds = %514
-  %523 = icmp ult i64 %347, 1099511627776
-  %524 = add i64 %520, 1
-  %525 = mul i64 %524, %346
-  %526 = add i64 %525, -1
-  %527 = select i1 %523, i64 %526, i64 %520
-  %528 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 9, i64 %294, i32 15
-  %529 = load i64, ptr %528, align 8
-  %530 = tail call i64 @llvm.umax.i64(i64 %529, i64 1)
-  %531 = udiv i64 %527, %530
-  %532 = tail call i64 @llvm.umin.i64(i64 %531, i64 %346)
-  %533 = add i64 %532, %520
-  br label %534
+525:                                              ; preds = %517
+  %526 = icmp ult i64 %350, 1099511627776
+  %527 = add i64 %523, 1
+  %528 = mul i64 %527, %349
+  %529 = add i64 %528, -1
+  %530 = select i1 %526, i64 %529, i64 %523
+  %531 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 15
+  %532 = load i64, ptr %531, align 8
+  %533 = tail call i64 @llvm.umax.i64(i64 %532, i64 1)
+  %534 = udiv i64 %530, %533
+  %535 = tail call i64 @llvm.umin.i64(i64 %534, i64 %349)
+  %536 = add i64 %535, %523
+  br label %537
 
-534:                                              ; preds = %351, %514, %522
-  %535 = phi i64 [ %353, %351 ], [ %462, %522 ], [ %462, %514 ]
-  %536 = phi i64 [ %377, %351 ], [ %533, %522 ], [ %520, %514 ]
-  %537 = add i64 %536, %338
-  %538 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 24
-  %539 = load i64, ptr %538, align 8
-  %540 = icmp eq i64 %539, 0
-  br i1 %540, label %587, label %541
+537:                                              ; preds = %354, %517, %525
+  %538 = phi i64 [ %356, %354 ], [ %465, %525 ], [ %465, %517 ]
+  %539 = phi i64 [ %380, %354 ], [ %536, %525 ], [ %523, %517 ]
+  %540 = add i64 %539, %341
+  %541 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 24
+  %542 = load i64, ptr %541, align 8
+  %543 = icmp eq i64 %542, 0
+  br i1 %543, label %590, label %544
 
-541:                                              ; preds = %534
-  %542 = load i64, ptr %27, align 8
-  %543 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 26
-  %544 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 8
-  %545 = load i64, ptr %544, align 8
-  %546 = icmp ult i64 %542, 64
-  %547 = select i1 %546, i64 16, i64 8
-  %548 = load i64, ptr %543, align 8
-  br label %549
+544:                                              ; preds = %537
+  %545 = load i64, ptr %28, align 8
+  %546 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 26
+  %547 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  %548 = load i64, ptr %547, align 8
+  %549 = icmp ult i64 %545, 64
+  %550 = select i1 %549, i64 16, i64 8
+  %551 = load i64, ptr %546, align 8
+  br label %552
 
-549:                                              ; preds = %553, %541
-  %550 = phi i64 [ %537, %541 ], [ %557, %553 ]
-  call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %12) #3
-  %551 = urem i64 %550, %548
-  store i64 %551, ptr %12, align 16
-  %552 = udiv i64 %550, %548
-  store i64 %552, ptr %17, align 8
-  br label %559
+552:                                              ; preds = %556, %544
+  %553 = phi i64 [ %540, %544 ], [ %560, %556 ]
+  call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %13) #3
+  %554 = urem i64 %553, %551
+  store i64 %554, ptr %13, align 16
+  %555 = udiv i64 %553, %551
+  store i64 %555, ptr %18, align 8
+  br label %562
 
-553:                                              ; preds = %559
-  %554 = load i64, ptr %17, align 8
-  %555 = mul i64 %554, %548
-  %556 = load i64, ptr %12, align 16
-  %557 = add i64 %555, %556
-  call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %12) #3
-  %558 = icmp ult i64 %557, %542
-  br i1 %558, label %740, label %549, !llvm.loop !1
+556:                                              ; preds = %562
+  %557 = load i64, ptr %18, align 8
+  %558 = mul i64 %557, %551
+  %559 = load i64, ptr %13, align 16
+  %560 = add i64 %558, %559
+  call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %13) #3
+  %561 = icmp ult i64 %560, %545
+  br i1 %561, label %743, label %552, !llvm.loop !1
 
-559:                                              ; preds = %559, %549
-  %560 = phi i64 [ 0, %549 ], [ %585, %559 ]
-  %561 = and i64 %560, 1
-  %562 = getelementptr inbounds i64, ptr %543, i64 %561
-  %563 = load i64, ptr %562, align 8
-  %564 = xor i64 %561, 1
-  %565 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %564
+562:                                              ; preds = %562, %552
+  %563 = phi i64 [ 0, %552 ], [ %588, %562 ]
+  %564 = and i64 %563, 1
+  %565 = getelementptr inbounds i64, ptr %546, i64 %564
   %566 = load i64, ptr %565, align 8
-  %567 = mul i64 %560, -7046029254386353131
-  %568 = add i64 %567, %545
-  %569 = xor i64 %566, %568
-  %570 = lshr i64 %569, 30
-  %571 = xor i64 %570, %569
-  %572 = mul i64 %571, -4658895280553007687
-  %573 = lshr i64 %572, 27
+  %567 = xor i64 %564, 1
+  %568 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 %567
+  %569 = load i64, ptr %568, align 8
+  %570 = mul i64 %563, -7046029254386353131
+  %571 = add i64 %570, %548
+  %572 = xor i64 %569, %571
+  %573 = lshr i64 %572, 30
   %574 = xor i64 %573, %572
-  %575 = mul i64 %574, -7723592293110705685
-  %576 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %561
-  %577 = load i64, ptr %576, align 8
-  %578 = lshr i64 %575, 32
-  %579 = mul i64 %578, %563
-  %580 = lshr i64 %579, 32
-  %581 = add i64 %580, %577
-  %582 = icmp ult i64 %581, %563
-  %583 = select i1 %582, i64 0, i64 %563
-  %584 = sub i64 %581, %583
-  store i64 %584, ptr %576, align 8
-  %585 = add nuw nsw i64 %560, 1
-  %586 = icmp eq i64 %585, %547
-  br i1 %586, label %553, label %559, !llvm.loop !4
+  %575 = mul i64 %574, -4658895280553007687
+  %576 = lshr i64 %575, 27
+  %577 = xor i64 %576, %575
+  %578 = mul i64 %577, -7723592293110705685
+  %579 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 %564
+  %580 = load i64, ptr %579, align 8
+  %581 = lshr i64 %578, 32
+  %582 = mul i64 %581, %566
+  %583 = lshr i64 %582, 32
+  %584 = add i64 %583, %580
+  %585 = icmp ult i64 %584, %566
+  %586 = select i1 %585, i64 0, i64 %566
+  %587 = sub i64 %584, %586
+  store i64 %587, ptr %579, align 8
+  %588 = add nuw nsw i64 %563, 1
+  %589 = icmp eq i64 %588, %550
+  br i1 %589, label %556, label %562, !llvm.loop !4
 
-587:                                              ; preds = %534
-  %588 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 1
-  %589 = udiv i64 %537, %535
-  %590 = mul i64 %589, %535
-  %591 = urem i64 %537, %535
-  %592 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 2
-  %593 = load i64, ptr %592, align 8
-  %594 = icmp ult i64 %589, %593
-  %595 = mul i64 %589, 2654435769
-  %596 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 10
-  %597 = load i64, ptr %596, align 8
-  %598 = xor i64 %597, %595
-  %599 = and i64 %598, %7
-  %600 = getelementptr inbounds %struct.Placed, ptr %6, i64 %599
-  %601 = load ptr, ptr %600, align 8
-  %602 = icmp eq ptr %601, %27
-  br i1 %602, label %603, label %616
+590:                                              ; preds = %537
+  %591 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %592 = udiv i64 %540, %538
+  %593 = mul i64 %592, %538
+  %594 = urem i64 %540, %538
+  %595 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 2
+  %596 = load i64, ptr %595, align 8
+  %597 = icmp ult i64 %592, %596
+  %598 = mul i64 %592, 2654435769
+  %599 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
+  %600 = load i64, ptr %599, align 8
+  %601 = xor i64 %600, %598
+  %602 = and i64 %601, %8
+  %603 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602
+  %604 = load ptr, ptr %603, align 8
+  %605 = icmp eq ptr %604, %28
+  br i1 %605, label %606, label %619
 
-603:                                              ; preds = %587
-  %604 = getelementptr inbounds %struct.Placed, ptr %6, i64 %599, i32 1
-  %605 = load i64, ptr %604, align 8
-  %606 = icmp eq i64 %605, %597
-  br i1 %606, label %607, label %616
+606:                                              ; preds = %590
+  %607 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 1
+  %608 = load i64, ptr %607, align 8
+  %609 = icmp eq i64 %608, %600
+  br i1 %609, label %610, label %619
 
-607:                                              ; preds = %603
-  %608 = getelementptr inbounds %struct.Placed, ptr %6, i64 %599, i32 2
-  %609 = load i64, ptr %608, align 8
-  %610 = icmp eq i64 %609, %589
-  br i1 %610, label %611, label %616
+610:                                              ; preds = %606
+  %611 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 2
+  %612 = load i64, ptr %611, align 8
+  %613 = icmp eq i64 %612, %592
+  br i1 %613, label %614, label %619
 
-611:                                              ; preds = %607
-  %612 = getelementptr inbounds %struct.Placed, ptr %6, i64 %599, i32 4
-  %613 = load i64, ptr %612, align 8
-  %614 = getelementptr inbounds %struct.Placed, ptr %6, i64 %599, i32 3
-  %615 = load i64, ptr %614, align 8
-  br label %691
+614:                                              ; preds = %610
+  %615 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 4
+  %616 = load i64, ptr %615, align 8
+  %617 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 3
+  %618 = load i64, ptr %617, align 8
+  br label %694
 
-616:                                              ; preds = %607, %603, %587
-  br i1 %594, label %617, label %662
+619:                                              ; preds = %610, %606, %590
+  br i1 %597, label %620, label %665
 
-617:                                              ; preds = %616
-  %618 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 25
-  %619 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 6
-  %620 = load i64, ptr %619, align 8
-  %621 = icmp ult i64 %593, 64
-  %622 = select i1 %621, i64 16, i64 8
-  %623 = load i64, ptr %618, align 8
-  br label %624
+620:                                              ; preds = %619
+  %621 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 25
+  %622 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
+  %623 = load i64, ptr %622, align 8
+  %624 = icmp ult i64 %596, 64
+  %625 = select i1 %624, i64 16, i64 8
+  %626 = load i64, ptr %621, align 8
+  br label %627
 
-624:                                              ; preds = %628, %617
-  %625 = phi i64 [ %589, %617 ], [ %632, %628 ]
-  call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %11) #3
-  %626 = urem i64 %625, %623
-  store i64 %626, ptr %11, align 16
-  %627 = udiv i64 %625, %623
-  store i64 %627, ptr %18, align 8
-  br label %634
+627:                                              ; preds = %631, %620
+  %628 = phi i64 [ %592, %620 ], [ %635, %631 ]
+  call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %12) #3
+  %629 = urem i64 %628, %626
+  store i64 %629, ptr %12, align 16
+  %630 = udiv i64 %628, %626
+  store i64 %630, ptr %19, align 8
+  br label %637
 
-628:                                              ; preds = %634
-  %629 = load i64, ptr %18, align 8
-  %630 = mul i64 %629, %623
-  %631 = load i64, ptr %11, align 16
-  %632 = add i64 %630, %631
-  call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %11) #3
-  %633 = icmp ult i64 %632, %593
-  br i1 %633, label %662, label %624, !llvm.loop !1
+631:                                              ; preds = %637
+  %632 = load i64, ptr %19, align 8
+  %633 = mul i64 %632, %626
+  %634 = load i64, ptr %12, align 16
+  %635 = add i64 %633, %634
+  call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %12) #3
+  %636 = icmp ult i64 %635, %596
+  br i1 %636, label %665, label %627, !llvm.loop !1
 
-634:                                              ; preds = %634, %624
-  %635 = phi i64 [ 0, %624 ], [ %660, %634 ]
-  %636 = and i64 %635, 1
-  %637 = getelementptr inbounds i64, ptr %618, i64 %636
-  %638 = load i64, ptr %637, align 8
-  %639 = xor i64 %636, 1
-  %640 = getelementptr inbounds [2 x i64], ptr %11, i64 0, i64 %639
+637:                                              ; preds = %637, %627
+  %638 = phi i64 [ 0, %627 ], [ %663, %637 ]
+  %639 = and i64 %638, 1
+  %640 = getelementptr inbounds i64, ptr %621, i64 %639
   %641 = load i64, ptr %640, align 8
-  %642 = mul i64 %635, -7046029254386353131
-  %643 = add i64 %642, %620
-  %644 = xor i64 %641, %643
-  %645 = lshr i64 %644, 30
-  %646 = xor i64 %645, %644
-  %647 = mul i64 %646, -4658895280553007687
-  %648 = lshr i64 %647, 27
+  %642 = xor i64 %639, 1
+  %643 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %642
+  %644 = load i64, ptr %643, align 8
+  %645 = mul i64 %638, -7046029254386353131
+  %646 = add i64 %645, %623
+  %647 = xor i64 %644, %646
+  %648 = lshr i64 %647, 30
   %649 = xor i64 %648, %647
-  %650 = mul i64 %649, -7723592293110705685
-  %651 = getelementptr inbounds [2 x i64], ptr %11, i64 0, i64 %636
-  %652 = load i64, ptr %651, align 8
-  %653 = lshr i64 %650, 32
-  %654 = mul i64 %653, %638
-  %655 = lshr i64 %654, 32
-  %656 = add i64 %655, %652
-  %657 = icmp ult i64 %656, %638
-  %658 = select i1 %657, i64 0, i64 %638
-  %659 = sub i64 %656, %658
-  store i64 %659, ptr %651, align 8
-  %660 = add nuw nsw i64 %635, 1
-  %661 = icmp eq i64 %660, %622
-  br i1 %661, label %628, label %634, !llvm.loop !4
+  %650 = mul i64 %649, -4658895280553007687
+  %651 = lshr i64 %650, 27
+  %652 = xor i64 %651, %650
+  %653 = mul i64 %652, -7723592293110705685
+  %654 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %639
+  %655 = load i64, ptr %654, align 8
+  %656 = lshr i64 %653, 32
+  %657 = mul i64 %656, %641
+  %658 = lshr i64 %657, 32
+  %659 = add i64 %658, %655
+  %660 = icmp ult i64 %659, %641
+  %661 = select i1 %660, i64 0, i64 %641
+  %662 = sub i64 %659, %661
+  store i64 %662, ptr %654, align 8
+  %663 = add nuw nsw i64 %638, 1
+  %664 = icmp eq i64 %663, %625
+  br i1 %664, label %631, label %637, !llvm.loop !4
 
-662:                                              ; preds = %628, %616
-  %663 = phi i64 [ %593, %616 ], [ %632, %628 ]
-  %664 = mul i64 %663, %535
-  %665 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %26, i32 7
-  %666 = load i64, ptr %665, align 8
-  %667 = add i64 %666, -7046029254386353131
-  %668 = mul i64 %589, -3335678366873096957
-  %669 = add i64 %668, -4658895280553007687
-  %670 = lshr i64 %669, 30
-  %671 = xor i64 %670, %669
-  %672 = mul i64 %671, -4658895280553007687
-  %673 = lshr i64 %672, 27
+665:                                              ; preds = %631, %619
+  %666 = phi i64 [ %596, %619 ], [ %635, %631 ]
+  %667 = mul i64 %666, %538
+  %668 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  %669 = load i64, ptr %668, align 8
+  %670 = add i64 %669, -7046029254386353131
+  %671 = mul i64 %592, -3335678366873096957
+  %672 = add i64 %671, -4658895280553007687
+  %673 = lshr i64 %672, 30
   %674 = xor i64 %673, %672
-  %675 = mul i64 %674, -7723592293110705685
-  %676 = lshr i64 %675, 31
-  %677 = xor i64 %676, %667
-  %678 = xor i64 %677, %675
-  %679 = lshr i64 %678, 30
-  %680 = xor i64 %679, %678
-  %681 = mul i64 %680, -4658895280553007687
-  %682 = lshr i64 %681, 27
+  %675 = mul i64 %674, -4658895280553007687
+  %676 = lshr i64 %675, 27
+  %677 = xor i64 %676, %675
+  %678 = mul i64 %677, -7723592293110705685
+  %679 = lshr i64 %678, 31
+  %680 = xor i64 %679, %670
+  %681 = xor i64 %680, %678
+  %682 = lshr i64 %681, 30
   %683 = xor i64 %682, %681
-  %684 = mul i64 %683, -7723592293110705685
-  %685 = lshr i64 %684, 31
+  %684 = mul i64 %683, -4658895280553007687
+  %685 = lshr i64 %684, 27
   %686 = xor i64 %685, %684
-  store ptr %27, ptr %600, align 8
-  %687 = getelementptr inbounds i8, ptr %600, i64 8
-  store i64 %597, ptr %687, align 8
-  %688 = getelementptr inbounds i8, ptr %600, i64 16
-  store i64 %589, ptr %688, align 8
-  %689 = getelementptr inbounds i8, ptr %600, i64 24
-  store i64 %664, ptr %689, align 8
-  %690 = getelementptr inbounds i8, ptr %600, i64 32
-  store i64 %686, ptr %690, align 8
-  br label %691
+  %687 = mul i64 %686, -7723592293110705685
+  %688 = lshr i64 %687, 31
+  %689 = xor i64 %688, %687
+  store ptr %28, ptr %603, align 8
+  %690 = getelementptr inbounds i8, ptr %603, i64 8
+  store i64 %600, ptr %690, align 8
+  %691 = getelementptr inbounds i8, ptr %603, i64 16
+  store i64 %592, ptr %691, align 8
+  %692 = getelementptr inbounds i8, ptr %603, i64 24
+  store i64 %667, ptr %692, align 8
+  %693 = getelementptr inbounds i8, ptr %603, i64 32
+  store i64 %689, ptr %693, align 8
+  br label %694
 
-691:                                              ; preds = %662, %611
-  %692 = phi i64 [ %615, %611 ], [ %664, %662 ]
-  %693 = phi i64 [ %613, %611 ], [ %686, %662 ]
-  %694 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 3
-  %695 = select i1 %594, ptr %588, ptr %694
-  %696 = load i64, ptr %695, align 8
-  %697 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 5
-  %698 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 4
-  %699 = select i1 %594, ptr %698, ptr %697
-  %700 = load i64, ptr %699, align 8
-  %701 = mul i64 %700, %591
-  %702 = lshr i64 %693, 32
-  %703 = mul i64 %702, %696
-  %704 = lshr i64 %703, 32
-  %705 = add i64 %704, %701
-  %706 = urem i64 %705, %696
-  %707 = getelementptr inbounds %struct.Spec, ptr %1, i64 %26, i32 23
-  %708 = load i64, ptr %707, align 8
-  %709 = icmp eq i64 %708, 0
-  br i1 %709, label %733, label %710
+694:                                              ; preds = %665, %614
+  %695 = phi i64 [ %618, %614 ], [ %667, %665 ]
+  %696 = phi i64 [ %616, %614 ], [ %689, %665 ]
+  %697 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 3
+  %698 = select i1 %597, ptr %591, ptr %697
+  %699 = load i64, ptr %698, align 8
+  %700 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 5
+  %701 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 4
+  %702 = select i1 %597, ptr %701, ptr %700
+  %703 = load i64, ptr %702, align 8
+  %704 = mul i64 %703, %594
+  %705 = lshr i64 %696, 32
+  %706 = mul i64 %705, %699
+  %707 = lshr i64 %706, 32
+  %708 = add i64 %707, %704
+  %709 = urem i64 %708, %699
+  %710 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
+  %711 = load i64, ptr %710, align 8
+  %712 = icmp eq i64 %711, 0
+  br i1 %712, label %736, label %713
 
-710:                                              ; preds = %691, %710
-  %711 = phi i64 [ %728, %710 ], [ %706, %691 ]
-  %712 = phi i32 [ %729, %710 ], [ 0, %691 ]
-  %713 = phi i64 [ %716, %710 ], [ %693, %691 ]
-  %714 = lshr i64 %713, 29
-  %715 = xor i64 %714, %713
-  %716 = mul i64 %715, -4658895280553007687
-  %717 = lshr i64 %716, 32
-  %718 = mul i64 %717, %696
-  %719 = lshr i64 %718, 32
-  %720 = sub i64 %719, %711
-  %721 = add i64 %720, %696
-  %722 = tail call i64 @llvm.umin.i64(i64 %720, i64 %721)
-  %723 = tail call i64 @llvm.umax.i64(i64 %711, i64 %722)
-  %724 = and i64 %723, 63
-  %725 = shl nuw i64 1, %724
-  %726 = and i64 %725, %716
-  %727 = icmp eq i64 %726, 0
-  %728 = select i1 %727, i64 %711, i64 %722
-  %729 = add nuw nsw i32 %712, 1
-  %730 = icmp eq i32 %729, 4
-  br i1 %730, label %731, label %710, !llvm.loop !5
+713:                                              ; preds = %694, %713
+  %714 = phi i64 [ %731, %713 ], [ %709, %694 ]
+  %715 = phi i32 [ %732, %713 ], [ 0, %694 ]
+  %716 = phi i64 [ %719, %713 ], [ %696, %694 ]
+  %717 = lshr i64 %716, 29
+  %718 = xor i64 %717, %716
+  %719 = mul i64 %718, -4658895280553007687
+  %720 = lshr i64 %719, 32
+  %721 = mul i64 %720, %699
+  %722 = lshr i64 %721, 32
+  %723 = sub i64 %722, %714
+  %724 = add i64 %723, %699
+  %725 = tail call i64 @llvm.umin.i64(i64 %723, i64 %724)
+  %726 = tail call i64 @llvm.umax.i64(i64 %714, i64 %725)
+  %727 = and i64 %726, 63
+  %728 = shl nuw i64 1, %727
+  %729 = and i64 %728, %719
+  %730 = icmp eq i64 %729, 0
+  %731 = select i1 %730, i64 %714, i64 %725
+  %732 = add nuw nsw i32 %715, 1
+  %733 = icmp eq i32 %732, 4
+  br i1 %733, label %734, label %713, !llvm.loop !5
 
-731:                                              ; preds = %710
-  %732 = add i64 %728, %692
-  br label %740
+734:                                              ; preds = %713
+  %735 = add i64 %731, %695
+  br label %743
 
-733:                                              ; preds = %691
-  %734 = and i64 %693, 1
-  %735 = icmp eq i64 %734, 0
-  %736 = xor i64 %706, -1
-  %737 = add i64 %696, %736
-  %738 = select i1 %735, i64 %706, i64 %737
-  %739 = add i64 %692, %738
-  br label %740
+736:                                              ; preds = %694
+  %737 = and i64 %696, 1
+  %738 = icmp eq i64 %737, 0
+  %739 = xor i64 %709, -1
+  %740 = add i64 %699, %739
+  %741 = select i1 %738, i64 %709, i64 %740
+  %742 = add i64 %695, %741
+  br label %743
 
-740:                                              ; preds = %553, %731, %733
-  %741 = phi i64 [ %732, %731 ], [ %739, %733 ], [ %557, %553 ]
-  %742 = getelementptr inbounds i64, ptr %8, i64 %21
-  store i64 %741, ptr %742, align 8
-  %743 = add nuw i64 %21, 1
-  %744 = icmp eq i64 %743, %0
-  br i1 %744, label %19, label %20, !llvm.loop !6
+743:                                              ; preds = %556, %734, %736
+  %744 = phi i64 [ %735, %734 ], [ %742, %736 ], [ %560, %556 ]
+  %745 = getelementptr inbounds i64, ptr %9, i64 %22
+  store i64 %744, ptr %745, align 8
+  %746 = add nuw i64 %22, 1
+  %747 = icmp eq i64 %746, %0
+  br i1 %747, label %20, label %21, !llvm.loop !6
 }
 
 ; Function Attrs: mustprogress nocallback nofree nosync nounwind willreturn memory(argmem: readwrite)
