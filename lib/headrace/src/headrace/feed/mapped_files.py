@@ -270,9 +270,10 @@ class MappedFiles:
         """
         checks = window.checks
         while checks is not None and window.settled < checks.needed[number]:
-            if (table := checks.tables[number_of_table := window.settled // _TABLE]) is not None:
+            at = window.settled // _TABLE
+            if (table := checks.tables[at]) is not None:
                 table.result()
-                checks.tables[number_of_table] = None
+                checks.tables[at] = None
             block, array, chunk = checks.chunks[window.settled]
             mapped, sound = self._mapped[array], bool(checks.sound[window.settled])
             assert mapped is not None

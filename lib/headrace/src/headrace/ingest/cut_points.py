@@ -10,7 +10,7 @@ MAX_PIECE_CHARS = 1 << 22
 _WINDOW_CHARS = 512
 _MAX_TRIES = 64
 # The line's end or the space before a word, and the full stops of scripts that have no spaces. All of them begin with a
-# character, not a look behind it: then the search skips other characters, and is ten times as fast.
+# character, not a look behind it: then the search skips other characters, and is several times as fast.
 _BORDER = re.compile(r"\n(?<=\S\n)(?=[^\W\d_])| (?<=\S )(?=[^\W\d_])|[。！？；，、](?:(?<=\w.)|(?=\w))")
 _WORD = re.compile(r"\w")
 

@@ -6,7 +6,7 @@ makes the number of packs a multiple of the number of ranks, for trainers that n
 
 Invariant: every document is in exactly one pack (in pieces if it was cut) or counted in ``PackPlan.counts``. Price:
 under 1 us and 41 bytes per document (60 if some are split) for the algorithms that sort: ``bfd``, ``wfd``, ``ffd`` and
-``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; a seventh of it
+``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; 0.2 to 0.3
 compiled), and in chunks (:mod:`headrace.pack.stream`) bounded memory. Measured: scripts/bench/bench_packing.py.
 """
 

@@ -6,14 +6,14 @@ pack.
 Windowed packs are packs of neighbours: almost full, and each read from little more than one stored block. Documents are
 taken window by window; a window is one I/O block (or a few, if blocks are small) and the documents that begin in it. A
 pack starts with the largest document left; exact subset sums over the others, larger ones first, fill the rest. A set
-of reachable sums is one integer and adding a document is one shift, so a pack costs some 10 us, and 2 us compiled
-(:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the
-document that crosses its end go together into the first pack of the next window: no document is packed later than that.
+of reachable sums is one integer and adding a document is one shift, so a pack costs some 10 us, and 1 us compiled
+(:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the document that crosses its end
+go together into the first pack of the next window: no document is packed later than that.
 Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096 and blocks of 65,536
 tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all documents has 0.9999 and 4.9.
 
 Invariant: the chunks together equal the plan of all documents at once. Price: 0.2 us an item for next fit, 1 us for
-wrap, 3 to 8 us for windowed packs, 0.4 to 0.6 us compiled.
+wrap, 3 to 8 us for windowed packs, 0.2 to 0.3 us compiled.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ static void sift(u64 *keys, i64 root, i64 count) {
     }
 }
 
+// Sorts keys, ascending.
 static void sort(u64 *keys, i64 count) {
     if (count <= FEW) { // by insertion
         for (i64 k = 1; k < count; k++) {

@@ -1,4 +1,4 @@
-; Compiled from window_kernel.c by scripts/compile_kernels.py: 1bab554e4c7b961a86e676b4ba167ab2b479faff1e83f410c22eb641cf6b88c1 a400e40a5b9ba34042eab1a9431fc44ac886f9c22bd7d5edf9f7b3195072e599
+; Compiled from window_kernel.c by scripts/compile_kernels.py: f812961980267e7663b0b7a628f8b7f802fdcb0426875a2a8bd6cc916f19618c a400e40a5b9ba34042eab1a9431fc44ac886f9c22bd7d5edf9f7b3195072e599
 @words_beside = dso_local local_unnamed_addr constant i64 16, align 8
 
 ; Function Attrs: nofree nosync nounwind memory(readwrite, inaccessiblemem: none)

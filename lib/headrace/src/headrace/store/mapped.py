@@ -97,9 +97,10 @@ def native() -> _Native | None:
 @functools.cache
 def _compiled_crc32c() -> int | None:
     """Address of ``crc32c.c``, which is twice as fast as Google's from memory; None if it cannot be assembled."""
-    files = "headrace.store", "crc32c.ll", ("sse4.2", "pclmul")
-    make: Callable[[], int] = lambda: assemble(*files).get_function_address("crc32c")  # noqa: E731
-    return assembled(make, "chunks of local caches are verified at half the speed")
+    return assembled(
+        lambda: assemble("headrace.store", "crc32c.ll", ("sse4.2", "pclmul")).get_function_address("crc32c"),
+        "chunks of local caches are verified at half the speed",
+    )
 
 
 @functools.cache

@@ -23,9 +23,8 @@ typedef struct {
 // What the draws of a component have in common in an epoch. Components share entries.
 typedef struct {
     const Spec *spec;
-    u64 number, begin, first_visit, regular, phase_key, block_key, inside_key, all_rows_key;
+    u64 number, key, begin, first_visit, regular, phase_key, block_key, inside_key, all_rows_key;
     Kind kinds[2];
-    u64 key;
 } Epoch;
 
 // A block that was placed: one of many shares its entry with it.

@@ -1,6 +1,6 @@
-; Compiled from kernel.c by scripts/compile_kernels.py: e73e899e9e02c7a47223399efca79e8382b450637475c6925a163d8eca20b5fa e0a19198f28411ff07543f112b4e49d2559888602b4ca23c26eb20cf696d0631
+; Compiled from kernel.c by scripts/compile_kernels.py: bf874c76f0518e1271cf29a6e40efd6249fc607bae3d172ef0b46090ab10df7e 201c8244280c9768e21177bd718b92e9211115af5830d9e07e97138d0df21944
 %struct.Spec = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double, i64, i64, [2 x i64], [2 x i64] }
-%struct.Epoch = type { ptr, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind], i64 }
+%struct.Epoch = type { ptr, i64, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind] }
 %struct.Kind = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64 }
 %struct.Placed = type { ptr, i64, i64, i64, i64 }
 
@@ -91,7 +91,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %70 = mul i64 %69, -7723592293110705685
   %71 = lshr i64 %70, 31
   %72 = xor i64 %71, %70
-  %73 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
+  %73 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
   store i64 %72, ptr %73, align 8
   %74 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 13
   %75 = load i64, ptr %74, align 8
@@ -100,7 +100,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %78 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
   %79 = load i64, ptr %78, align 8
   %80 = urem i64 %77, %79
-  %81 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+  %81 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
   store i64 %80, ptr %81, align 8
   %82 = load i64, ptr %78, align 8
   %83 = udiv i64 %80, %82
@@ -122,7 +122,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %99 = mul i64 %96, %98
   %100 = tail call i64 @llvm.umin.i64(i64 %94, i64 %98)
   %101 = add i64 %100, %99
-  %102 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
+  %102 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
   store i64 %101, ptr %102, align 8
   %103 = load i64, ptr %28, align 8
   %104 = add i64 %103, %80
@@ -145,7 +145,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %121 = tail call i64 @llvm.umin.i64(i64 %116, i64 %119)
   %122 = sub i64 %120, %101
   %123 = add i64 %121, %122
-  %124 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
+  %124 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
   store i64 %123, ptr %124, align 8
   %125 = add i64 %72, -7046029254386353131
   %126 = xor i64 %125, -5099307698220928417
@@ -157,7 +157,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %132 = mul i64 %131, -7723592293110705685
   %133 = lshr i64 %132, 31
   %134 = xor i64 %133, %132
-  %135 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  %135 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
   store i64 %134, ptr %135, align 8
   %136 = xor i64 %125, -2339995689698515380
   %137 = lshr i64 %136, 30
@@ -168,7 +168,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %142 = mul i64 %141, -7723592293110705685
   %143 = lshr i64 %142, 31
   %144 = xor i64 %143, %142
-  %145 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
+  %145 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
   store i64 %144, ptr %145, align 8
   %146 = xor i64 %125, 4834670637226298483
   %147 = lshr i64 %146, 30
@@ -179,7 +179,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %152 = mul i64 %151, -7723592293110705685
   %153 = lshr i64 %152, 31
   %154 = xor i64 %153, %152
-  %155 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  %155 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
   store i64 %154, ptr %155, align 8
   %156 = xor i64 %125, 165690204361845564
   %157 = lshr i64 %156, 30
@@ -190,37 +190,37 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %162 = mul i64 %161, -7723592293110705685
   %163 = lshr i64 %162, 31
   %164 = xor i64 %163, %162
-  %165 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  %165 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
   store i64 %164, ptr %165, align 8
-  %166 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
+  %166 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
   %167 = load i64, ptr %97, align 8
   %168 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 7
   %169 = load i64, ptr %168, align 8
   %170 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
   %171 = load i64, ptr %170, align 8
   store i64 %123, ptr %166, align 8
-  %172 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 1
+  %172 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 1
   store i64 %167, ptr %172, align 8
-  %173 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 2
+  %173 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 2
   store i64 %169, ptr %173, align 8
   %174 = mul i64 %169, %167
-  %175 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 3
+  %175 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 3
   store i64 %174, ptr %175, align 8
   %176 = icmp eq i64 %174, 0
   br i1 %176, label %223, label %177
 
 177:                                              ; preds = %49
   %178 = udiv i64 %123, %174
-  %179 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 4
+  %179 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 4
   store i64 %178, ptr %179, align 8
   %180 = mul i64 %178, %174
   %181 = urem i64 %123, %174
-  %182 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 5
+  %182 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 5
   store i64 %181, ptr %182, align 8
   %183 = shl i64 %171, 4
   %184 = icmp ult i64 %178, %183
   %185 = zext i1 %184 to i64
-  %186 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 6
+  %186 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 6
   store i64 %185, ptr %186, align 8
   br i1 %184, label %187, label %189
 
@@ -230,35 +230,35 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 
 189:                                              ; preds = %187, %177
   %190 = phi i64 [ %188, %187 ], [ 0, %177 ]
-  %191 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 7
+  %191 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 7
   store i64 %190, ptr %191, align 8
   %192 = mul i64 %178, %169
   %193 = udiv i64 %192, %171
   %194 = tail call i64 @llvm.umax.i64(i64 %193, i64 1)
   %195 = tail call i64 @llvm.umin.i64(i64 %194, i64 %169)
-  %196 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 8
+  %196 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 8
   store i64 %195, ptr %196, align 8
   %197 = udiv i64 %169, %195
-  %198 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 9
+  %198 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 9
   store i64 %197, ptr %198, align 8
   %199 = mul i64 %197, %195
   %200 = urem i64 %169, %195
-  %201 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 10
+  %201 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 10
   store i64 %200, ptr %201, align 8
   %202 = udiv i64 %190, %195
-  %203 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 11
+  %203 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 11
   store i64 %202, ptr %203, align 8
   %204 = mul i64 %202, %195
   %205 = urem i64 %190, %195
-  %206 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 12
+  %206 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 12
   store i64 %205, ptr %206, align 8
   %207 = mul i64 %190, %167
   %208 = sub i64 %181, %207
   %209 = select i1 %184, i64 %208, i64 0
-  %210 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 13
+  %210 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 13
   store i64 %209, ptr %210, align 8
   %211 = udiv i64 %101, %174
-  %212 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 14
+  %212 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 14
   store i64 %211, ptr %212, align 8
   %213 = icmp ult i64 %123, 1099511627776
   br i1 %213, label %214, label %216
@@ -275,12 +275,12 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 
 220:                                              ; preds = %216, %214
   %221 = phi i64 [ %215, %214 ], [ %219, %216 ]
-  %222 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 0, i32 15
+  %222 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 15
   store i64 %221, ptr %222, align 8
   br label %223
 
 223:                                              ; preds = %220, %49
-  %224 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1
+  %224 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1
   %225 = load i64, ptr %28, align 8
   %226 = sub i64 %225, %123
   %227 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
@@ -288,27 +288,27 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %229 = sub i64 %80, %101
   %230 = load i64, ptr %170, align 8
   store i64 %226, ptr %224, align 8
-  %231 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 1
+  %231 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 1
   store i64 %228, ptr %231, align 8
-  %232 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 2
+  %232 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 2
   store i64 1, ptr %232, align 8
-  %233 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 3
+  %233 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 3
   store i64 %228, ptr %233, align 8
   %234 = icmp eq i64 %228, 0
   br i1 %234, label %271, label %235
 
 235:                                              ; preds = %223
   %236 = udiv i64 %226, %228
-  %237 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 4
+  %237 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 4
   store i64 %236, ptr %237, align 8
   %238 = mul i64 %236, %228
   %239 = urem i64 %226, %228
-  %240 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 5
+  %240 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 5
   store i64 %239, ptr %240, align 8
   %241 = shl i64 %230, 4
   %242 = icmp ult i64 %236, %241
   %243 = zext i1 %242 to i64
-  %244 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 6
+  %244 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 6
   store i64 %243, ptr %244, align 8
   br i1 %242, label %245, label %247
 
@@ -318,25 +318,25 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 
 247:                                              ; preds = %245, %235
   %248 = phi i64 [ %246, %245 ], [ 0, %235 ]
-  %249 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 7
+  %249 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 7
   store i64 %248, ptr %249, align 8
-  %250 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 8
+  %250 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 8
   store i64 1, ptr %250, align 8
-  %251 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 9
+  %251 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 9
   store i64 1, ptr %251, align 8
-  %252 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 10
+  %252 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 10
   store i64 0, ptr %252, align 8
-  %253 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 11
+  %253 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 11
   store i64 %248, ptr %253, align 8
-  %254 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 12
+  %254 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 12
   store i64 0, ptr %254, align 8
   %255 = mul i64 %248, %228
   %256 = sub i64 %239, %255
   %257 = select i1 %242, i64 %256, i64 0
-  %258 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 13
+  %258 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 13
   store i64 %257, ptr %258, align 8
   %259 = udiv i64 %229, %228
-  %260 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 14
+  %260 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 14
   store i64 %259, ptr %260, align 8
   %261 = icmp ult i64 %226, 1099511627776
   br i1 %261, label %262, label %264
@@ -353,12 +353,12 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 
 268:                                              ; preds = %264, %262
   %269 = phi i64 [ %263, %262 ], [ %267, %264 ]
-  %270 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 1, i32 15
+  %270 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 15
   store i64 %269, ptr %270, align 8
   br label %271
 
 271:                                              ; preds = %268, %223, %45
-  %272 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+  %272 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
   %273 = load i64, ptr %272, align 8
   %274 = add i64 %273, %36
   %275 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
@@ -433,20 +433,20 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   br i1 %296, label %336, label %339
 
 336:                                              ; preds = %325
-  %337 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
+  %337 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
   %338 = load i64, ptr %337, align 8
   br label %339
 
 339:                                              ; preds = %313, %336, %325
   %340 = phi i64 [ %326, %336 ], [ %326, %325 ], [ %312, %313 ]
   %341 = phi i64 [ %338, %336 ], [ 0, %325 ], [ 0, %313 ]
-  %342 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297
-  %343 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
+  %342 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297
+  %343 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
   %344 = load i64, ptr %343, align 8
   %345 = sub i64 %295, %344
   %346 = sub i64 %36, %345
   %347 = select i1 %296, i64 %346, i64 %345
-  %348 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 13
+  %348 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 13
   %349 = load i64, ptr %348, align 8
   %350 = load i64, ptr %342, align 8
   %351 = sub i64 %349, %350
@@ -484,12 +484,12 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   br label %537
 
 381:                                              ; preds = %339
-  %382 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 3
+  %382 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 3
   %383 = load i64, ptr %382, align 8
   %384 = udiv i64 %347, %383
   %385 = mul i64 %384, %383
   %386 = urem i64 %347, %383
-  %387 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 1
+  %387 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 1
   %388 = load i64, ptr %387, align 8
   %389 = udiv i64 %386, %388
   br i1 %296, label %390, label %397
@@ -505,33 +505,33 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 
 397:                                              ; preds = %390, %381
   %398 = phi i64 [ %396, %390 ], [ %340, %381 ]
-  %399 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 8
+  %399 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 8
   %400 = load i64, ptr %399, align 8
   %401 = udiv i64 %389, %400
   %402 = mul i64 %401, %400
   %403 = urem i64 %389, %400
-  %404 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 2
+  %404 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 2
   %405 = load i64, ptr %404, align 8
   %406 = mul i64 %405, %398
-  %407 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 9
+  %407 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 9
   %408 = load i64, ptr %407, align 8
   %409 = mul i64 %403, %408
-  %410 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 10
+  %410 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 10
   %411 = load i64, ptr %410, align 8
   %412 = tail call i64 @llvm.umin.i64(i64 %403, i64 %411)
   %413 = add i64 %406, %401
   %414 = add i64 %413, %409
   %415 = add i64 %414, %412
-  %416 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 6
+  %416 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 6
   %417 = load i64, ptr %416, align 8
   %418 = icmp eq i64 %417, 0
   br i1 %418, label %441, label %419
 
 419:                                              ; preds = %397
-  %420 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 11
+  %420 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 11
   %421 = load i64, ptr %420, align 8
   %422 = mul i64 %421, %403
-  %423 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 12
+  %423 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 12
   %424 = load i64, ptr %423, align 8
   %425 = tail call i64 @llvm.umin.i64(i64 %403, i64 %424)
   %426 = add i64 %425, %422
@@ -539,10 +539,10 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %428 = zext i1 %427 to i64
   %429 = add i64 %421, %428
   %430 = tail call i64 @llvm.umin.i64(i64 %401, i64 %429)
-  %431 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 4
+  %431 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 4
   %432 = load i64, ptr %431, align 8
   %433 = mul i64 %432, %415
-  %434 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 7
+  %434 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 7
   %435 = load i64, ptr %434, align 8
   %436 = mul i64 %435, %398
   %437 = add i64 %426, %433
@@ -552,10 +552,10 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   br label %450
 
 441:                                              ; preds = %397
-  %442 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 4
+  %442 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 4
   %443 = load i64, ptr %442, align 8
   %444 = mul i64 %443, %386
-  %445 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 5
+  %445 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 5
   %446 = load i64, ptr %445, align 8
   %447 = tail call i64 @llvm.umin.i64(i64 %386, i64 %446)
   %448 = add i64 %447, %444
@@ -593,7 +593,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %474 = mul i64 %473, %349
   %475 = add i64 %474, -1
   %476 = select i1 %472, i64 %475, i64 %453
-  %477 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 15
+  %477 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 15
   %478 = load i64, ptr %477, align 8
   %479 = tail call i64 @llvm.umax.i64(i64 %478, i64 1)
   %480 = udiv i64 %476, %479
@@ -606,12 +606,12 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %485 = urem i64 %484, %465
   %486 = mul i64 %468, %465
   %487 = lshr i64 %486, 32
-  %488 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 14
+  %488 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 14
   %489 = load i64, ptr %488, align 8
   %490 = add i64 %489, %487
   %491 = urem i64 %490, %465
   %492 = mul i64 %459, 2447445413
-  %493 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  %493 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
   %494 = load i64, ptr %493, align 8
   %495 = lshr i64 %494, 32
   %496 = add i64 %495, %492
@@ -628,7 +628,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   br label %517
 
 507:                                              ; preds = %450
-  %508 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  %508 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
   %509 = load i64, ptr %508, align 8
   %510 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
   %511 = load i64, ptr %510, align 8
@@ -655,7 +655,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %528 = mul i64 %527, %349
   %529 = add i64 %528, -1
   %530 = select i1 %526, i64 %529, i64 %523
-  %531 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9, i64 %297, i32 15
+  %531 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 15
   %532 = load i64, ptr %531, align 8
   %533 = tail call i64 @llvm.umax.i64(i64 %532, i64 1)
   %534 = udiv i64 %530, %533
@@ -675,7 +675,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 544:                                              ; preds = %537
   %545 = load i64, ptr %28, align 8
   %546 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 26
-  %547 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  %547 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
   %548 = load i64, ptr %547, align 8
   %549 = icmp ult i64 %545, 64
   %550 = select i1 %549, i64 16, i64 8
@@ -740,7 +740,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %596 = load i64, ptr %595, align 8
   %597 = icmp ult i64 %592, %596
   %598 = mul i64 %592, 2654435769
-  %599 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
+  %599 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
   %600 = load i64, ptr %599, align 8
   %601 = xor i64 %600, %598
   %602 = and i64 %601, %8
@@ -773,7 +773,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 
 620:                                              ; preds = %619
   %621 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 25
-  %622 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
+  %622 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
   %623 = load i64, ptr %622, align 8
   %624 = icmp ult i64 %596, 64
   %625 = select i1 %624, i64 16, i64 8
@@ -832,7 +832,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
 665:                                              ; preds = %631, %619
   %666 = phi i64 [ %596, %619 ], [ %635, %631 ]
   %667 = mul i64 %666, %538
-  %668 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  %668 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
   %669 = load i64, ptr %668, align 8
   %670 = add i64 %669, -7046029254386353131
   %671 = mul i64 %592, -3335678366873096957
