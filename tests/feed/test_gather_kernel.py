@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from headrace.errors import ReadError
 from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
 
+LARGE_PIECE, LARGE_TABLE = 1 << 10, 1 << 21  # as in gather_kernel.c
+
 
 def copies_of(source: np.ndarray, out: np.ndarray, pieces: list[tuple[int, int, int]], **more: object) -> Copies:
     """Copies of pieces: where each begins in ``source``, where in ``out``, and its bytes."""
@@ -51,6 +53,21 @@ def test_pieces_come_from_and_to_any_byte(data, size, threaded):
         thread.close()
     else:
         copies()
+    assert np.array_equal(out, expected)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 200)] * 2, st.integers(LARGE_PIECE - 130, 5000)), min_size=1), st.data())
+def test_large_tables_have_the_same_bytes(pieces, data):
+    """They are stored past the caches, line by line; the first piece makes the table large."""
+    source, out = np.arange(LARGE_TABLE + 9000).astype(np.uint8), np.zeros(LARGE_TABLE + 400_000, np.uint8)
+    placed, at = [(0, data.draw(st.integers(0, 70)), LARGE_TABLE)], LARGE_TABLE + 70
+    for begin, gap, size in pieces:
+        placed.append((begin, at + gap, size))
+        at += gap + size
+    expected = out.copy()
+    for begin, to, size in placed:
+        expected[to : to + size] = source[begin : begin + size]
+    copies_of(source, out, placed)()
     assert np.array_equal(out, expected)
 
 
@@ -172,9 +189,11 @@ print(json.dumps([sum(blocking), out.tolist()[:3], signals]))
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-@pytest.mark.parametrize("kept", [0, 1, 5000, 4 * mmap.PAGESIZE])
-def test_pages_that_a_file_has_lost_are_zeros_and_counted(tmp_path, threaded, kept):
-    path, size = tmp_path / "f", 4 * mmap.PAGESIZE
+@pytest.mark.parametrize("kept", [0, 1, 5000, 1 << 30])
+@pytest.mark.parametrize("pages", [4, LARGE_TABLE // mmap.PAGESIZE + 1])
+def test_pages_that_a_file_has_lost_are_zeros_and_counted(tmp_path, threaded, kept, pages):
+    path, size = tmp_path / "f", pages * mmap.PAGESIZE
+    kept = min(kept, size)
     path.write_bytes(b"\1" * size)
     with path.open("rb") as file:
         source = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), np.uint8)
@@ -184,7 +203,7 @@ def test_pages_that_a_file_has_lost_are_zeros_and_counted(tmp_path, threaded, ke
     thread.submit([copies]).result() if threaded else copies()
     thread.close()
     assert out.sum() == kept
-    assert gather_kernel().lost_pages - lost == 4 - -(-kept // mmap.PAGESIZE)
+    assert gather_kernel().lost_pages - lost == pages - -(-kept // mmap.PAGESIZE)
 
 
 TOUCH_LOST_PAGES = """

@@ -18,6 +18,10 @@ i64 page;           // bytes of a page
 char previous[152]; // the struct sigaction that was replaced
 i64 lost;           // pages that were missing from their files
 
+enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 }; // bytes
+typedef i64 Line __attribute__((vector_size(LINE)));
+typedef Line Unaligned __attribute__((aligned(1)));
+
 enum { WILLNEED = 3, BUS_ADRERR = 2, READ = 1, PRIVATE_FIXED_ANONYMOUS = 50 };
 
 // What there is to do: the fields of Copies or Checks, each 8 bytes.
@@ -46,9 +50,33 @@ typedef struct {
 
 _Static_assert(sizeof(Table) == 13 * 8 && sizeof(State) == 51 * 8, "gather_kernel.py lays them out");
 
+// Copies a piece past the caches, and asks for the next one.
+static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, i64 next_bytes) {
+    i64 k = -(i64)to & (LINE - 1);
+    __builtin_memcpy(to, from, (unsigned long)k);
+    for (; k + LINE <= bytes; k += LINE) {
+        if (k < next_bytes)
+            __builtin_prefetch(next + k, 0, 2);
+        Line line = *(const Unaligned *)(from + k);
+        __builtin_nontemporal_store(line, (Line *)(to + k));
+    }
+    __builtin_memcpy(to + k, from + k, (unsigned long)(bytes - k));
+}
+
+// Several tables are in flight. Batches that, together, are larger than a cache are stored past it: stored as usual, each
+// line would first be read, and be written later, when another takes its place.
 void copy_pieces(Table *t) {
+    i64 total = 0;
     for (i64 k = 0; k < t->count; k++)
-        __builtin_memcpy(t->places[k], t->addresses[k], (unsigned long)t->bytes[k]);
+        total += t->bytes[k];
+    for (i64 k = 0; k < t->count; k++) {
+        i64 bytes = t->bytes[k], next = k + 1 < t->count ? k + 1 : k;
+        if (total < LARGE_TABLE || bytes < LARGE_PIECE)
+            __builtin_memcpy(t->places[k], t->addresses[k], (unsigned long)bytes);
+        else
+            copy_past_caches(t->places[k], t->addresses[k], bytes, t->addresses[next], t->bytes[next]);
+    }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before others read what was stored past the caches
 }
 
 static u8 is_right(const Table *t, i64 k) {

@@ -2,8 +2,10 @@
 
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
 ``gather_kernel.c`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
-in slots. Each piece is a ``memcpy`` of the C library, which uses the machine's vector instructions. If a mapped file
-has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS, which would end the process.
+in slots. Small batches are copied by the ``memcpy`` of the C library. If the batches that are ready are together larger
+than a cache, they are stored past it, while the next row is fetched from memory. This is up to 1.5 times as fast; whoever
+then reads a whole batch at once reads it from memory. If a mapped file has become shorter, its missing pages are counted
+and read as zeros, in place of SIGBUS, which would end the process.
 
 :class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
 interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
