@@ -173,7 +173,7 @@ static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed
     if (s->permuted)
         return permute(place, s->n, s->row_sides, e->all_rows_key);
     u64 block = place / s->block, offset = place - block * s->block, in_tail = block >= s->full_blocks;
-    Placed *p = &placed[(block * GOLDEN32 ^ e->key) & mask];
+    Placed *p = &placed[(block * GOLDEN32 ^ (u64)s * PLASTIC32 ^ e->key) & mask]; // components may share a key
     if (p->spec != s || p->key != e->key || p->block != block) {
         u64 first = in_tail ? s->full_blocks : permute(block, s->full_blocks, s->block_sides, e->block_key);
         *p = (Placed){s, e->key, block, first * s->block, fold(e->inside_key, block)};

@@ -1,4 +1,4 @@
-; Compiled from kernel.c by scripts/compile_kernels.py: bf874c76f0518e1271cf29a6e40efd6249fc607bae3d172ef0b46090ab10df7e 201c8244280c9768e21177bd718b92e9211115af5830d9e07e97138d0df21944
+; Compiled from kernel.c by scripts/compile_kernels.py: 5d35b89c7df578ecefd9ac4149fd45ed016972c611dc0d09dbb454a364a4bfff b6171d719dabb6a8a468e6bc3b8558438412149168399050ed49f480815be05c
 %struct.Spec = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double, i64, i64, [2 x i64], [2 x i64] }
 %struct.Epoch = type { ptr, i64, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind] }
 %struct.Kind = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64 }
@@ -22,11 +22,11 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %19 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 1
   br label %21
 
-20:                                               ; preds = %743, %11
+20:                                               ; preds = %746, %11
   ret void
 
-21:                                               ; preds = %15, %743
-  %22 = phi i64 [ 0, %15 ], [ %746, %743 ]
+21:                                               ; preds = %15, %746
+  %22 = phi i64 [ 0, %15 ], [ %749, %746 ]
   br i1 %16, label %26, label %23
 
 23:                                               ; preds = %21
@@ -698,7 +698,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %560 = add i64 %558, %559
   call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %13) #3
   %561 = icmp ult i64 %560, %545
-  br i1 %561, label %743, label %552, !llvm.loop !1
+  br i1 %561, label %746, label %552, !llvm.loop !1
 
 562:                                              ; preds = %562, %552
   %563 = phi i64 [ 0, %552 ], [ %588, %562 ]
@@ -740,195 +740,198 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %596 = load i64, ptr %595, align 8
   %597 = icmp ult i64 %592, %596
   %598 = mul i64 %592, 2654435769
-  %599 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
-  %600 = load i64, ptr %599, align 8
-  %601 = xor i64 %600, %598
-  %602 = and i64 %601, %8
-  %603 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602
-  %604 = load ptr, ptr %603, align 8
-  %605 = icmp eq ptr %604, %28
-  br i1 %605, label %606, label %619
+  %599 = ptrtoint ptr %28 to i64
+  %600 = mul i64 %599, 2447445413
+  %601 = xor i64 %598, %600
+  %602 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+  %603 = load i64, ptr %602, align 8
+  %604 = xor i64 %601, %603
+  %605 = and i64 %604, %8
+  %606 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605
+  %607 = load ptr, ptr %606, align 8
+  %608 = icmp eq ptr %607, %28
+  br i1 %608, label %609, label %622
 
-606:                                              ; preds = %590
-  %607 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 1
-  %608 = load i64, ptr %607, align 8
-  %609 = icmp eq i64 %608, %600
-  br i1 %609, label %610, label %619
+609:                                              ; preds = %590
+  %610 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 1
+  %611 = load i64, ptr %610, align 8
+  %612 = icmp eq i64 %611, %603
+  br i1 %612, label %613, label %622
 
-610:                                              ; preds = %606
-  %611 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 2
-  %612 = load i64, ptr %611, align 8
-  %613 = icmp eq i64 %612, %592
-  br i1 %613, label %614, label %619
+613:                                              ; preds = %609
+  %614 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 2
+  %615 = load i64, ptr %614, align 8
+  %616 = icmp eq i64 %615, %592
+  br i1 %616, label %617, label %622
 
-614:                                              ; preds = %610
-  %615 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 4
-  %616 = load i64, ptr %615, align 8
-  %617 = getelementptr inbounds %struct.Placed, ptr %7, i64 %602, i32 3
-  %618 = load i64, ptr %617, align 8
-  br label %694
+617:                                              ; preds = %613
+  %618 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 4
+  %619 = load i64, ptr %618, align 8
+  %620 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 3
+  %621 = load i64, ptr %620, align 8
+  br label %697
 
-619:                                              ; preds = %610, %606, %590
-  br i1 %597, label %620, label %665
+622:                                              ; preds = %613, %609, %590
+  br i1 %597, label %623, label %668
 
-620:                                              ; preds = %619
-  %621 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 25
-  %622 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
-  %623 = load i64, ptr %622, align 8
-  %624 = icmp ult i64 %596, 64
-  %625 = select i1 %624, i64 16, i64 8
-  %626 = load i64, ptr %621, align 8
-  br label %627
+623:                                              ; preds = %622
+  %624 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 25
+  %625 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  %626 = load i64, ptr %625, align 8
+  %627 = icmp ult i64 %596, 64
+  %628 = select i1 %627, i64 16, i64 8
+  %629 = load i64, ptr %624, align 8
+  br label %630
 
-627:                                              ; preds = %631, %620
-  %628 = phi i64 [ %592, %620 ], [ %635, %631 ]
+630:                                              ; preds = %634, %623
+  %631 = phi i64 [ %592, %623 ], [ %638, %634 ]
   call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %12) #3
-  %629 = urem i64 %628, %626
-  store i64 %629, ptr %12, align 16
-  %630 = udiv i64 %628, %626
-  store i64 %630, ptr %19, align 8
-  br label %637
+  %632 = urem i64 %631, %629
+  store i64 %632, ptr %12, align 16
+  %633 = udiv i64 %631, %629
+  store i64 %633, ptr %19, align 8
+  br label %640
 
-631:                                              ; preds = %637
-  %632 = load i64, ptr %19, align 8
-  %633 = mul i64 %632, %626
-  %634 = load i64, ptr %12, align 16
-  %635 = add i64 %633, %634
+634:                                              ; preds = %640
+  %635 = load i64, ptr %19, align 8
+  %636 = mul i64 %635, %629
+  %637 = load i64, ptr %12, align 16
+  %638 = add i64 %636, %637
   call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %12) #3
-  %636 = icmp ult i64 %635, %596
-  br i1 %636, label %665, label %627, !llvm.loop !1
+  %639 = icmp ult i64 %638, %596
+  br i1 %639, label %668, label %630, !llvm.loop !1
 
-637:                                              ; preds = %637, %627
-  %638 = phi i64 [ 0, %627 ], [ %663, %637 ]
-  %639 = and i64 %638, 1
-  %640 = getelementptr inbounds i64, ptr %621, i64 %639
-  %641 = load i64, ptr %640, align 8
-  %642 = xor i64 %639, 1
-  %643 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %642
+640:                                              ; preds = %640, %630
+  %641 = phi i64 [ 0, %630 ], [ %666, %640 ]
+  %642 = and i64 %641, 1
+  %643 = getelementptr inbounds i64, ptr %624, i64 %642
   %644 = load i64, ptr %643, align 8
-  %645 = mul i64 %638, -7046029254386353131
-  %646 = add i64 %645, %623
-  %647 = xor i64 %644, %646
-  %648 = lshr i64 %647, 30
-  %649 = xor i64 %648, %647
-  %650 = mul i64 %649, -4658895280553007687
-  %651 = lshr i64 %650, 27
+  %645 = xor i64 %642, 1
+  %646 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %645
+  %647 = load i64, ptr %646, align 8
+  %648 = mul i64 %641, -7046029254386353131
+  %649 = add i64 %648, %626
+  %650 = xor i64 %647, %649
+  %651 = lshr i64 %650, 30
   %652 = xor i64 %651, %650
-  %653 = mul i64 %652, -7723592293110705685
-  %654 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %639
-  %655 = load i64, ptr %654, align 8
-  %656 = lshr i64 %653, 32
-  %657 = mul i64 %656, %641
-  %658 = lshr i64 %657, 32
-  %659 = add i64 %658, %655
-  %660 = icmp ult i64 %659, %641
-  %661 = select i1 %660, i64 0, i64 %641
-  %662 = sub i64 %659, %661
-  store i64 %662, ptr %654, align 8
-  %663 = add nuw nsw i64 %638, 1
-  %664 = icmp eq i64 %663, %625
-  br i1 %664, label %631, label %637, !llvm.loop !4
+  %653 = mul i64 %652, -4658895280553007687
+  %654 = lshr i64 %653, 27
+  %655 = xor i64 %654, %653
+  %656 = mul i64 %655, -7723592293110705685
+  %657 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %642
+  %658 = load i64, ptr %657, align 8
+  %659 = lshr i64 %656, 32
+  %660 = mul i64 %659, %644
+  %661 = lshr i64 %660, 32
+  %662 = add i64 %661, %658
+  %663 = icmp ult i64 %662, %644
+  %664 = select i1 %663, i64 0, i64 %644
+  %665 = sub i64 %662, %664
+  store i64 %665, ptr %657, align 8
+  %666 = add nuw nsw i64 %641, 1
+  %667 = icmp eq i64 %666, %628
+  br i1 %667, label %634, label %640, !llvm.loop !4
 
-665:                                              ; preds = %631, %619
-  %666 = phi i64 [ %596, %619 ], [ %635, %631 ]
-  %667 = mul i64 %666, %538
-  %668 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
-  %669 = load i64, ptr %668, align 8
-  %670 = add i64 %669, -7046029254386353131
-  %671 = mul i64 %592, -3335678366873096957
-  %672 = add i64 %671, -4658895280553007687
-  %673 = lshr i64 %672, 30
-  %674 = xor i64 %673, %672
-  %675 = mul i64 %674, -4658895280553007687
-  %676 = lshr i64 %675, 27
+668:                                              ; preds = %634, %622
+  %669 = phi i64 [ %596, %622 ], [ %638, %634 ]
+  %670 = mul i64 %669, %538
+  %671 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  %672 = load i64, ptr %671, align 8
+  %673 = add i64 %672, -7046029254386353131
+  %674 = mul i64 %592, -3335678366873096957
+  %675 = add i64 %674, -4658895280553007687
+  %676 = lshr i64 %675, 30
   %677 = xor i64 %676, %675
-  %678 = mul i64 %677, -7723592293110705685
-  %679 = lshr i64 %678, 31
-  %680 = xor i64 %679, %670
-  %681 = xor i64 %680, %678
-  %682 = lshr i64 %681, 30
-  %683 = xor i64 %682, %681
-  %684 = mul i64 %683, -4658895280553007687
-  %685 = lshr i64 %684, 27
+  %678 = mul i64 %677, -4658895280553007687
+  %679 = lshr i64 %678, 27
+  %680 = xor i64 %679, %678
+  %681 = mul i64 %680, -7723592293110705685
+  %682 = lshr i64 %681, 31
+  %683 = xor i64 %682, %673
+  %684 = xor i64 %683, %681
+  %685 = lshr i64 %684, 30
   %686 = xor i64 %685, %684
-  %687 = mul i64 %686, -7723592293110705685
-  %688 = lshr i64 %687, 31
+  %687 = mul i64 %686, -4658895280553007687
+  %688 = lshr i64 %687, 27
   %689 = xor i64 %688, %687
-  store ptr %28, ptr %603, align 8
-  %690 = getelementptr inbounds i8, ptr %603, i64 8
-  store i64 %600, ptr %690, align 8
-  %691 = getelementptr inbounds i8, ptr %603, i64 16
-  store i64 %592, ptr %691, align 8
-  %692 = getelementptr inbounds i8, ptr %603, i64 24
-  store i64 %667, ptr %692, align 8
-  %693 = getelementptr inbounds i8, ptr %603, i64 32
-  store i64 %689, ptr %693, align 8
-  br label %694
+  %690 = mul i64 %689, -7723592293110705685
+  %691 = lshr i64 %690, 31
+  %692 = xor i64 %691, %690
+  store ptr %28, ptr %606, align 8
+  %693 = getelementptr inbounds i8, ptr %606, i64 8
+  store i64 %603, ptr %693, align 8
+  %694 = getelementptr inbounds i8, ptr %606, i64 16
+  store i64 %592, ptr %694, align 8
+  %695 = getelementptr inbounds i8, ptr %606, i64 24
+  store i64 %670, ptr %695, align 8
+  %696 = getelementptr inbounds i8, ptr %606, i64 32
+  store i64 %692, ptr %696, align 8
+  br label %697
 
-694:                                              ; preds = %665, %614
-  %695 = phi i64 [ %618, %614 ], [ %667, %665 ]
-  %696 = phi i64 [ %616, %614 ], [ %689, %665 ]
-  %697 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 3
-  %698 = select i1 %597, ptr %591, ptr %697
-  %699 = load i64, ptr %698, align 8
-  %700 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 5
-  %701 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 4
-  %702 = select i1 %597, ptr %701, ptr %700
-  %703 = load i64, ptr %702, align 8
-  %704 = mul i64 %703, %594
-  %705 = lshr i64 %696, 32
-  %706 = mul i64 %705, %699
-  %707 = lshr i64 %706, 32
-  %708 = add i64 %707, %704
-  %709 = urem i64 %708, %699
-  %710 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
-  %711 = load i64, ptr %710, align 8
-  %712 = icmp eq i64 %711, 0
-  br i1 %712, label %736, label %713
+697:                                              ; preds = %668, %617
+  %698 = phi i64 [ %621, %617 ], [ %670, %668 ]
+  %699 = phi i64 [ %619, %617 ], [ %692, %668 ]
+  %700 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 3
+  %701 = select i1 %597, ptr %591, ptr %700
+  %702 = load i64, ptr %701, align 8
+  %703 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 5
+  %704 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 4
+  %705 = select i1 %597, ptr %704, ptr %703
+  %706 = load i64, ptr %705, align 8
+  %707 = mul i64 %706, %594
+  %708 = lshr i64 %699, 32
+  %709 = mul i64 %708, %702
+  %710 = lshr i64 %709, 32
+  %711 = add i64 %710, %707
+  %712 = urem i64 %711, %702
+  %713 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
+  %714 = load i64, ptr %713, align 8
+  %715 = icmp eq i64 %714, 0
+  br i1 %715, label %739, label %716
 
-713:                                              ; preds = %694, %713
-  %714 = phi i64 [ %731, %713 ], [ %709, %694 ]
-  %715 = phi i32 [ %732, %713 ], [ 0, %694 ]
-  %716 = phi i64 [ %719, %713 ], [ %696, %694 ]
-  %717 = lshr i64 %716, 29
-  %718 = xor i64 %717, %716
-  %719 = mul i64 %718, -4658895280553007687
-  %720 = lshr i64 %719, 32
-  %721 = mul i64 %720, %699
-  %722 = lshr i64 %721, 32
-  %723 = sub i64 %722, %714
-  %724 = add i64 %723, %699
-  %725 = tail call i64 @llvm.umin.i64(i64 %723, i64 %724)
-  %726 = tail call i64 @llvm.umax.i64(i64 %714, i64 %725)
-  %727 = and i64 %726, 63
-  %728 = shl nuw i64 1, %727
-  %729 = and i64 %728, %719
-  %730 = icmp eq i64 %729, 0
-  %731 = select i1 %730, i64 %714, i64 %725
-  %732 = add nuw nsw i32 %715, 1
-  %733 = icmp eq i32 %732, 4
-  br i1 %733, label %734, label %713, !llvm.loop !5
+716:                                              ; preds = %697, %716
+  %717 = phi i64 [ %734, %716 ], [ %712, %697 ]
+  %718 = phi i32 [ %735, %716 ], [ 0, %697 ]
+  %719 = phi i64 [ %722, %716 ], [ %699, %697 ]
+  %720 = lshr i64 %719, 29
+  %721 = xor i64 %720, %719
+  %722 = mul i64 %721, -4658895280553007687
+  %723 = lshr i64 %722, 32
+  %724 = mul i64 %723, %702
+  %725 = lshr i64 %724, 32
+  %726 = sub i64 %725, %717
+  %727 = add i64 %726, %702
+  %728 = tail call i64 @llvm.umin.i64(i64 %726, i64 %727)
+  %729 = tail call i64 @llvm.umax.i64(i64 %717, i64 %728)
+  %730 = and i64 %729, 63
+  %731 = shl nuw i64 1, %730
+  %732 = and i64 %731, %722
+  %733 = icmp eq i64 %732, 0
+  %734 = select i1 %733, i64 %717, i64 %728
+  %735 = add nuw nsw i32 %718, 1
+  %736 = icmp eq i32 %735, 4
+  br i1 %736, label %737, label %716, !llvm.loop !5
 
-734:                                              ; preds = %713
-  %735 = add i64 %731, %695
-  br label %743
+737:                                              ; preds = %716
+  %738 = add i64 %734, %698
+  br label %746
 
-736:                                              ; preds = %694
-  %737 = and i64 %696, 1
-  %738 = icmp eq i64 %737, 0
-  %739 = xor i64 %709, -1
-  %740 = add i64 %699, %739
-  %741 = select i1 %738, i64 %709, i64 %740
-  %742 = add i64 %695, %741
-  br label %743
+739:                                              ; preds = %697
+  %740 = and i64 %699, 1
+  %741 = icmp eq i64 %740, 0
+  %742 = xor i64 %712, -1
+  %743 = add i64 %702, %742
+  %744 = select i1 %741, i64 %712, i64 %743
+  %745 = add i64 %698, %744
+  br label %746
 
-743:                                              ; preds = %556, %734, %736
-  %744 = phi i64 [ %735, %734 ], [ %742, %736 ], [ %560, %556 ]
-  %745 = getelementptr inbounds i64, ptr %9, i64 %22
-  store i64 %744, ptr %745, align 8
-  %746 = add nuw i64 %22, 1
-  %747 = icmp eq i64 %746, %0
-  br i1 %747, label %20, label %21, !llvm.loop !6
+746:                                              ; preds = %556, %737, %739
+  %747 = phi i64 [ %738, %737 ], [ %745, %739 ], [ %560, %556 ]
+  %748 = getelementptr inbounds i64, ptr %9, i64 %22
+  store i64 %747, ptr %748, align 8
+  %749 = add nuw i64 %22, 1
+  %750 = icmp eq i64 %749, %0
+  br i1 %750, label %20, label %21, !llvm.loop !6
 }
 
 ; Function Attrs: mustprogress nocallback nofree nosync nounwind willreturn memory(argmem: readwrite)
