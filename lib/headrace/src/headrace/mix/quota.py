@@ -187,7 +187,8 @@ class Quota(MixingPolicy):
             step += rows
         component, rank = even_tables(np.concatenate([np.diff(p, axis=0) for p in parts]))
         starts = np.concatenate([p[:-1] for p in parts])
-        return component.ravel(), (np.take_along_axis(starts, component, 1) + rank).ravel()
+        at = component + np.arange(len(starts))[:, None] * starts.shape[1]
+        return component.ravel(), (starts.ravel()[at] + rank).ravel()
 
     def prepare(self, steps: int) -> None:
         """Extend the anchors so that any step up to ``steps`` takes bounded time."""

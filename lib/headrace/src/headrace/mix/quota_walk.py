@@ -336,11 +336,12 @@ def even_tables(
     rank = np.arange(component.size, dtype=np.int64) - np.repeat(np.cumsum(of_each) - of_each, of_each)
     # 43 bits of (2k + 1) / (2 count) tell all places apart, which differ by 2**-35 at least; ties go by component
     key = ((2 * rank + 1) << 42) // np.repeat(of_each, of_each)
-    component, rank, key = (a.reshape(steps, -1) for a in (component, rank, key))
-    key = (key << 18) | np.arange(key.shape[1])
+    first = np.arange(steps)[:, None] * (component.size // max(steps, 1))
+    key = key.reshape(first.size, -1) << 18
+    key |= np.arange(key.shape[1])
     key.sort(axis=1)
-    order = key & ((1 << 18) - 1)
-    return np.take_along_axis(component, order, 1), np.take_along_axis(rank, order, 1)
+    order = (key & ((1 << 18) - 1)) + first
+    return component[order], rank[order]
 
 
 class Reach:
