@@ -71,6 +71,20 @@ def test_large_tables_have_the_same_bytes(pieces, data):
     assert np.array_equal(out, expected)
 
 
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=9), st.integers(0, 90), st.integers(1, 20))
+def test_places_without_a_piece_are_filled(pieces, rest, blank_size):
+    sizes = [size for _, size in pieces]
+    places = [gap + sum(map(sum, pieces[:k])) for k, (gap, _) in enumerate(pieces)]
+    source, out = np.arange(800).astype(np.uint8), np.zeros(sum(map(sum, pieces)) + rest + 2, np.uint8)
+    expected = np.full(out.size, 77, np.uint8)
+    expected[[0, -1]] = 0
+    for place, size in zip(places, sizes, strict=True):
+        expected[1 + place : 1 + place + size] = source[place : place + size]
+    placed = list(zip(places, places, sizes, strict=True))
+    copies_of(source, out[1:-1], placed, filled=(out[1:-1], np.full(blank_size, 77, np.uint8)))()
+    assert np.array_equal(out, expected)
+
+
 @given(st.lists(st.integers(0, 3), max_size=20), st.data())
 def test_tables_are_copied_in_order_however_they_are_waited_for(counts, data):
     source, out, thread = np.arange(1, 100, dtype=np.uint8), np.zeros(8, np.uint8), KernelThread()

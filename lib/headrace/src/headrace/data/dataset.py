@@ -172,8 +172,10 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
 
-    def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
-        """Loss weights of rows of these sources at a step of a run; None: all are equal."""
+    def loss_weights_at(
+        self, steps: Int64[np.ndarray, " n"], source: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, " n"] | None:
+        """Loss weights of rows of these sources at these steps of a run; None: all are equal."""
         return None
 
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:

@@ -234,13 +234,17 @@ class MixtureDataset(WrappingDataset):
         other._sources = tuple(sources)
         return other
 
-    def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
+    def loss_weights_at(
+        self, steps: Int64[np.ndarray, " n"], source: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, " n"] | None:
         if not self._loss_weights:
             return None
-        of_component, at = np.ones(len(self.names), np.float32), np.asarray([step])
+        component = np.searchsorted(self._first_source, source, side="right") - 1
+        weights = np.ones(source.size, np.float32)
         for name, weight in self._loss_weights.items():
-            of_component[self.names.index(name)] = weight.at(at)[0]
-        return of_component[np.searchsorted(self._first_source, source, side="right") - 1]
+            rows = np.flatnonzero(component == self.names.index(name))
+            weights[rows] = weight.at(steps[rows])
+        return weights
 
     def describe(self) -> dict[str, Any]:
         weights = {name: weight.to_config() for name, weight in self._loss_weights.items()}

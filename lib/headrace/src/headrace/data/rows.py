@@ -102,6 +102,8 @@ def segments_of(
     if not with_segments:
         return None
     segmented: dict[int, SegmentedSource] = with_segments  # pyright: ignore[reportAssignmentType]
+    if len(sources) == 1:
+        return segmented[0].segment_lengths(row)
     lengths = np.zeros((row.size, max(s.max_segments for s in segmented.values())), np.int32)
     lengths[:, 0] = sources[0].row_elements
     for number, s in segmented.items():

@@ -32,14 +32,22 @@ typedef struct Table {
     i64 count;
     struct Table *next; // that was submitted after it; null at the end of the thread
     void (*function)(struct Table *);
-    // Only for checks
-    i64 *sizes;  // bytes of each chunk, which its checksum follows
-    i64 *named;  // the checksums that are named for them; -1: none
-    u8 *results; // 1 where a chunk is right
-    int (*madvise)(void *, i64, int);
-    unsigned (*crc32c)(unsigned, const void *, i64);
-    i64 advice; // so that pages come
-    i64 ahead;  // chunks that the system is asked to begin reading before the first is looked at
+    union {
+        struct { // of copies whose targets ascend: what is to be filled, and with what where there is no piece
+            u8 *begin, *end;
+            const u8 *blank;
+            i64 blank_bytes;
+        };
+        struct {         // of checks
+            i64 *sizes;  // bytes of each chunk, which its checksum follows
+            i64 *named;  // the checksums that are named for them; -1: none
+            u8 *results; // 1 where a chunk is right
+            int (*madvise)(void *, i64, int);
+            unsigned (*crc32c)(unsigned, const void *, i64);
+            i64 advice; // so that pages come
+            i64 ahead;  // chunks that the system is asked to begin reading before the first is looked at
+        };
+    };
 } Table;
 
 typedef struct {
@@ -63,19 +71,33 @@ static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, 
     __builtin_memcpy(to + k, from + k, (unsigned long)(bytes - k));
 }
 
+static void fill(const Table *t, u8 *begin, const u8 *end) {
+    for (i64 bytes; begin < end; begin += bytes) {
+        bytes = end - begin < t->blank_bytes ? end - begin : t->blank_bytes;
+        __builtin_memcpy(begin, t->blank, (unsigned long)bytes);
+    }
+}
+
 // Several tables are in flight. Batches that, together, are larger than a cache are stored past it: stored as usual, each
 // line would first be read, and be written later, when another takes its place.
 void copy_pieces(Table *t) {
     i64 total = 0;
     for (i64 k = 0; k < t->count; k++)
         total += t->bytes[k];
+    u8 *filled = t->begin;
     for (i64 k = 0; k < t->count; k++) {
+        u8 *place = t->places[k];
         i64 bytes = t->bytes[k], next = k + 1 < t->count ? k + 1 : k;
+        if (t->begin)
+            fill(t, filled, place);
+        filled = place + bytes;
         if (total < LARGE_TABLE || bytes < LARGE_PIECE)
-            __builtin_memcpy(t->places[k], t->addresses[k], (unsigned long)bytes);
+            __builtin_memcpy(place, t->addresses[k], (unsigned long)bytes);
         else
-            copy_past_caches(t->places[k], t->addresses[k], bytes, t->addresses[next], t->bytes[next]);
+            copy_past_caches(place, t->addresses[k], bytes, t->addresses[next], t->bytes[next]);
     }
+    if (t->begin)
+        fill(t, filled, t->end);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); // before others read what was stored past the caches
 }
 

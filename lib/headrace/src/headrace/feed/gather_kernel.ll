@@ -1,5 +1,7 @@
-; Compiled from gather_kernel.c by scripts/compile_kernels.py: 53b983e3a0fcd179d4690ed0544643b487c69a273bdfe48b717abf2668c23b9e 476253862dfd7981cda7a625c5bf92e106a85d610eee5f1f285f9f89149ceb97
-%struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64 }
+; Compiled from gather_kernel.c by scripts/compile_kernels.py: d150217daee9860301aeacea84b7770b4f4193efefd1c1b6ccfe319cb35b7da2 b3f7e6e6eb87c726dc2da2c129bc92c52f01f7e608508a7f690aade7d99d2012
+%struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, %union.anon }
+%union.anon = type { %struct.anon.0 }
+%struct.anon.0 = type { ptr, ptr, ptr, ptr, ptr, i64, i64 }
 %struct.State = type { [16 x i64], [16 x i64], [16 x i64], i64, i64, ptr }
 
 @key = dso_local local_unnamed_addr global i32 0, align 4
@@ -12,108 +14,171 @@ define dso_local void @copy_pieces(ptr nocapture noundef readonly %0) local_unna
   %2 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 3
   %3 = load i64, ptr %2, align 8
   %4 = icmp sgt i64 %3, 0
-  br i1 %4, label %5, label %21
+  br i1 %4, label %8, label %5
 
 5:                                                ; preds = %1
-  %6 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
+  %6 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6
   %7 = load ptr, ptr %6, align 8
-  br label %13
+  br label %30
 
-8:                                                ; preds = %13
-  br i1 %4, label %9, label %21
+8:                                                ; preds = %1
+  %9 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
+  %10 = load ptr, ptr %9, align 8
+  br label %20
 
-9:                                                ; preds = %8
-  %10 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
-  %11 = icmp slt i64 %18, 2097152
-  %12 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
-  br label %22
+11:                                               ; preds = %20
+  %12 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6
+  %13 = load ptr, ptr %12, align 8
+  br i1 %4, label %14, label %30
 
-13:                                               ; preds = %5, %13
-  %14 = phi i64 [ 0, %5 ], [ %18, %13 ]
-  %15 = phi i64 [ 0, %5 ], [ %19, %13 ]
-  %16 = getelementptr inbounds i64, ptr %7, i64 %15
-  %17 = load i64, ptr %16, align 8
-  %18 = add nsw i64 %17, %14
-  %19 = add nuw nsw i64 %15, 1
-  %20 = icmp eq i64 %19, %3
-  br i1 %20, label %8, label %13, !llvm.loop !1
+14:                                               ; preds = %11
+  %15 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
+  %16 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
+  %17 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 3
+  %18 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 2
+  %19 = icmp slt i64 %25, 2097152
+  br label %34
 
-21:                                               ; preds = %71, %1, %8
+20:                                               ; preds = %8, %20
+  %21 = phi i64 [ 0, %8 ], [ %25, %20 ]
+  %22 = phi i64 [ 0, %8 ], [ %26, %20 ]
+  %23 = getelementptr inbounds i64, ptr %10, i64 %22
+  %24 = load i64, ptr %23, align 8
+  %25 = add nsw i64 %24, %21
+  %26 = add nuw nsw i64 %22, 1
+  %27 = icmp eq i64 %26, %3
+  br i1 %27, label %11, label %20, !llvm.loop !1
+
+28:                                               ; preds = %96
+  %29 = load ptr, ptr %12, align 8
+  br label %30
+
+30:                                               ; preds = %5, %28, %11
+  %31 = phi ptr [ %13, %11 ], [ %29, %28 ], [ %7, %5 ]
+  %32 = phi ptr [ %13, %11 ], [ %63, %28 ], [ %7, %5 ]
+  %33 = icmp eq ptr %31, null
+  br i1 %33, label %116, label %99
+
+34:                                               ; preds = %14, %96
+  %35 = phi i64 [ %3, %14 ], [ %97, %96 ]
+  %36 = phi ptr [ %13, %14 ], [ %63, %96 ]
+  %37 = phi i64 [ 0, %14 ], [ %44, %96 ]
+  %38 = load ptr, ptr %15, align 8
+  %39 = getelementptr inbounds ptr, ptr %38, i64 %37
+  %40 = load ptr, ptr %39, align 8
+  %41 = load ptr, ptr %16, align 8
+  %42 = getelementptr inbounds i64, ptr %41, i64 %37
+  %43 = load i64, ptr %42, align 8
+  %44 = add nuw nsw i64 %37, 1
+  %45 = icmp slt i64 %44, %35
+  %46 = select i1 %45, i64 %44, i64 %37
+  %47 = load ptr, ptr %12, align 8
+  %48 = icmp ne ptr %47, null
+  %49 = icmp ult ptr %36, %40
+  %50 = select i1 %48, i1 %49, i1 false
+  br i1 %50, label %51, label %62
+
+51:                                               ; preds = %34
+  %52 = ptrtoint ptr %40 to i64
+  br label %53
+
+53:                                               ; preds = %53, %51
+  %54 = phi ptr [ %36, %51 ], [ %60, %53 ]
+  %55 = ptrtoint ptr %54 to i64
+  %56 = sub i64 %52, %55
+  %57 = load i64, ptr %17, align 8
+  %58 = tail call i64 @llvm.smin.i64(i64 %56, i64 %57)
+  %59 = load ptr, ptr %18, align 8
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %54, ptr align 1 %59, i64 %58, i1 false)
+  %60 = getelementptr inbounds i8, ptr %54, i64 %58
+  %61 = icmp ult ptr %60, %40
+  br i1 %61, label %53, label %62, !llvm.loop !4
+
+62:                                               ; preds = %53, %34
+  %63 = getelementptr inbounds i8, ptr %40, i64 %43
+  %64 = icmp slt i64 %43, 1024
+  %65 = select i1 %19, i1 true, i1 %64
+  %66 = load ptr, ptr %0, align 8
+  %67 = getelementptr inbounds ptr, ptr %66, i64 %37
+  %68 = load ptr, ptr %67, align 8
+  br i1 %65, label %69, label %70
+
+69:                                               ; preds = %62
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %40, ptr align 1 %68, i64 %43, i1 false)
+  br label %96
+
+70:                                               ; preds = %62
+  %71 = getelementptr inbounds ptr, ptr %66, i64 %46
+  %72 = load ptr, ptr %71, align 8
+  %73 = load ptr, ptr %16, align 8
+  %74 = getelementptr inbounds i64, ptr %73, i64 %46
+  %75 = load i64, ptr %74, align 8
+  %76 = ptrtoint ptr %40 to i64
+  %77 = sub nsw i64 0, %76
+  %78 = and i64 %77, 63
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %40, ptr align 1 %68, i64 %78, i1 false)
+  %79 = or i64 %78, 64
+  br label %80
+
+80:                                               ; preds = %70, %86
+  %81 = phi i64 [ %90, %86 ], [ %79, %70 ]
+  %82 = phi i64 [ %81, %86 ], [ %78, %70 ]
+  %83 = icmp slt i64 %82, %75
+  br i1 %83, label %84, label %86
+
+84:                                               ; preds = %80
+  %85 = getelementptr inbounds i8, ptr %72, i64 %82
+  tail call void @llvm.prefetch.p0(ptr %85, i32 0, i32 2, i32 1)
+  br label %86
+
+86:                                               ; preds = %84, %80
+  %87 = getelementptr inbounds i8, ptr %68, i64 %82
+  %88 = load <8 x i64>, ptr %87, align 1
+  %89 = getelementptr inbounds i8, ptr %40, i64 %82
+  store <8 x i64> %88, ptr %89, align 64, !nontemporal !5
+  %90 = add nuw nsw i64 %81, 64
+  %91 = icmp sgt i64 %90, %43
+  br i1 %91, label %92, label %80, !llvm.loop !6
+
+92:                                               ; preds = %86
+  %93 = getelementptr inbounds i8, ptr %40, i64 %81
+  %94 = getelementptr inbounds i8, ptr %68, i64 %81
+  %95 = sub nsw i64 %43, %81
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %93, ptr align 1 %94, i64 %95, i1 false)
+  br label %96
+
+96:                                               ; preds = %92, %69
+  %97 = load i64, ptr %2, align 8
+  %98 = icmp slt i64 %44, %97
+  br i1 %98, label %34, label %28, !llvm.loop !7
+
+99:                                               ; preds = %30
+  %100 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 1
+  %101 = load ptr, ptr %100, align 8
+  %102 = icmp ult ptr %32, %101
+  br i1 %102, label %103, label %116
+
+103:                                              ; preds = %99
+  %104 = ptrtoint ptr %101 to i64
+  %105 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 3
+  %106 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 2
+  br label %107
+
+107:                                              ; preds = %107, %103
+  %108 = phi ptr [ %32, %103 ], [ %114, %107 ]
+  %109 = ptrtoint ptr %108 to i64
+  %110 = sub i64 %104, %109
+  %111 = load i64, ptr %105, align 8
+  %112 = tail call i64 @llvm.smin.i64(i64 %110, i64 %111)
+  %113 = load ptr, ptr %106, align 8
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %108, ptr align 1 %113, i64 %112, i1 false)
+  %114 = getelementptr inbounds i8, ptr %108, i64 %112
+  %115 = icmp ult ptr %114, %101
+  br i1 %115, label %107, label %116, !llvm.loop !4
+
+116:                                              ; preds = %107, %99, %30
   fence seq_cst
   ret void
-
-22:                                               ; preds = %9, %71
-  %23 = phi i64 [ %3, %9 ], [ %72, %71 ]
-  %24 = phi i64 [ 0, %9 ], [ %28, %71 ]
-  %25 = load ptr, ptr %10, align 8
-  %26 = getelementptr inbounds i64, ptr %25, i64 %24
-  %27 = load i64, ptr %26, align 8
-  %28 = add nuw nsw i64 %24, 1
-  %29 = icmp slt i64 %27, 1024
-  %30 = select i1 %11, i1 true, i1 %29
-  br i1 %30, label %31, label %38
-
-31:                                               ; preds = %22
-  %32 = load ptr, ptr %12, align 8
-  %33 = getelementptr inbounds ptr, ptr %32, i64 %24
-  %34 = load ptr, ptr %33, align 8
-  %35 = load ptr, ptr %0, align 8
-  %36 = getelementptr inbounds ptr, ptr %35, i64 %24
-  %37 = load ptr, ptr %36, align 8
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %34, ptr align 1 %37, i64 %27, i1 false)
-  br label %71
-
-38:                                               ; preds = %22
-  %39 = icmp slt i64 %28, %23
-  %40 = select i1 %39, i64 %28, i64 %24
-  %41 = load ptr, ptr %12, align 8
-  %42 = getelementptr inbounds ptr, ptr %41, i64 %24
-  %43 = load ptr, ptr %42, align 8
-  %44 = load ptr, ptr %0, align 8
-  %45 = getelementptr inbounds ptr, ptr %44, i64 %24
-  %46 = load ptr, ptr %45, align 8
-  %47 = getelementptr inbounds ptr, ptr %44, i64 %40
-  %48 = load ptr, ptr %47, align 8
-  %49 = getelementptr inbounds i64, ptr %25, i64 %40
-  %50 = load i64, ptr %49, align 8
-  %51 = ptrtoint ptr %43 to i64
-  %52 = sub nsw i64 0, %51
-  %53 = and i64 %52, 63
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %43, ptr align 1 %46, i64 %53, i1 false)
-  %54 = or i64 %53, 64
-  br label %55
-
-55:                                               ; preds = %38, %61
-  %56 = phi i64 [ %65, %61 ], [ %54, %38 ]
-  %57 = phi i64 [ %56, %61 ], [ %53, %38 ]
-  %58 = icmp slt i64 %57, %50
-  br i1 %58, label %59, label %61
-
-59:                                               ; preds = %55
-  %60 = getelementptr inbounds i8, ptr %48, i64 %57
-  tail call void @llvm.prefetch.p0(ptr %60, i32 0, i32 2, i32 1)
-  br label %61
-
-61:                                               ; preds = %59, %55
-  %62 = getelementptr inbounds i8, ptr %46, i64 %57
-  %63 = load <8 x i64>, ptr %62, align 1
-  %64 = getelementptr inbounds i8, ptr %43, i64 %57
-  store <8 x i64> %63, ptr %64, align 64, !nontemporal !4
-  %65 = add nuw nsw i64 %56, 64
-  %66 = icmp sgt i64 %65, %27
-  br i1 %66, label %67, label %55, !llvm.loop !5
-
-67:                                               ; preds = %61
-  %68 = getelementptr inbounds i8, ptr %43, i64 %56
-  %69 = getelementptr inbounds i8, ptr %46, i64 %56
-  %70 = sub nsw i64 %27, %56
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %68, ptr align 1 %69, i64 %70, i1 false)
-  br label %71
-
-71:                                               ; preds = %67, %31
-  %72 = load i64, ptr %2, align 8
-  %73 = icmp slt i64 %28, %72
-  br i1 %73, label %22, label %21, !llvm.loop !6
 }
 
 ; Function Attrs: mustprogress nocallback nofree nounwind willreturn memory(argmem: readwrite)
@@ -121,13 +186,13 @@ declare void @llvm.memcpy.p0.p0.i64(ptr noalias nocapture writeonly, ptr noalias
 
 ; Function Attrs: nounwind
 define dso_local void @check_chunks(ptr nocapture noundef readonly %0) local_unnamed_addr #2 {
-  %2 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 12
+  %2 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 6
   %3 = load i64, ptr %2, align 8
   %4 = icmp sgt i64 %3, 0
   br i1 %4, label %5, label %9
 
 5:                                                ; preds = %1
-  %6 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 9
+  %6 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 3
   %7 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
   %8 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
   br label %22
@@ -139,14 +204,14 @@ define dso_local void @check_chunks(ptr nocapture noundef readonly %0) local_unn
   br i1 %12, label %13, label %35
 
 13:                                               ; preds = %9
-  %14 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 9
+  %14 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 3
   %15 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 1
   %16 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 2
-  %17 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 11
-  %18 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 10
-  %19 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6
-  %20 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 7
-  %21 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 8
+  %17 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 5
+  %18 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6
+  %19 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 4
+  %20 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 1
+  %21 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 2
   br label %36
 
 22:                                               ; preds = %5, %22
@@ -158,11 +223,11 @@ define dso_local void @check_chunks(ptr nocapture noundef readonly %0) local_unn
   %28 = load ptr, ptr %8, align 8
   %29 = getelementptr inbounds i64, ptr %28, i64 %23
   %30 = load i64, ptr %29, align 8
-  %31 = tail call i32 %24(ptr noundef %27, i64 noundef %30, i32 noundef 3) #5
+  %31 = tail call i32 %24(ptr noundef %27, i64 noundef %30, i32 noundef 3) #6
   %32 = add nuw nsw i64 %23, 1
   %33 = load i64, ptr %2, align 8
   %34 = icmp slt i64 %32, %33
-  br i1 %34, label %22, label %9, !llvm.loop !7
+  br i1 %34, label %22, label %9, !llvm.loop !8
 
 35:                                               ; preds = %76, %9
   ret void
@@ -178,23 +243,23 @@ define dso_local void @check_chunks(ptr nocapture noundef readonly %0) local_unn
   %44 = load i64, ptr %43, align 8
   %45 = load i64, ptr %17, align 8
   %46 = trunc i64 %45 to i32
-  %47 = tail call i32 %38(ptr noundef %41, i64 noundef %44, i32 noundef %46) #5
+  %47 = tail call i32 %38(ptr noundef %41, i64 noundef %44, i32 noundef %46) #6
   %48 = icmp eq i32 %47, 0
   br i1 %48, label %49, label %76
 
 49:                                               ; preds = %36
-  %50 = load ptr, ptr %18, align 8
+  %50 = load ptr, ptr %19, align 8
   %51 = load ptr, ptr %0, align 8
   %52 = getelementptr inbounds ptr, ptr %51, i64 %37
   %53 = load ptr, ptr %52, align 8
-  %54 = load ptr, ptr %19, align 8
+  %54 = load ptr, ptr %18, align 8
   %55 = getelementptr inbounds i64, ptr %54, i64 %37
   %56 = load i64, ptr %55, align 8
-  %57 = tail call i32 %50(i32 noundef 0, ptr noundef %53, i64 noundef %56) #5
+  %57 = tail call i32 %50(i32 noundef 0, ptr noundef %53, i64 noundef %56) #6
   %58 = load ptr, ptr %0, align 8
   %59 = getelementptr inbounds ptr, ptr %58, i64 %37
   %60 = load ptr, ptr %59, align 8
-  %61 = load ptr, ptr %19, align 8
+  %61 = load ptr, ptr %18, align 8
   %62 = getelementptr inbounds i64, ptr %61, i64 %37
   %63 = load i64, ptr %62, align 8
   %64 = getelementptr inbounds i8, ptr %60, i64 %63
@@ -223,18 +288,18 @@ define dso_local void @check_chunks(ptr nocapture noundef readonly %0) local_unn
   %80 = add nuw nsw i64 %37, 1
   %81 = load i64, ptr %10, align 8
   %82 = icmp slt i64 %80, %81
-  br i1 %82, label %36, label %35, !llvm.loop !8
+  br i1 %82, label %36, label %35, !llvm.loop !9
 }
 
 ; Function Attrs: nounwind
 define dso_local void @process(ptr noundef %0) local_unnamed_addr #2 {
   %2 = load i32, ptr @key, align 4
-  %3 = tail call i32 @pthread_setspecific(i32 noundef %2, ptr noundef %0) #5
+  %3 = tail call i32 @pthread_setspecific(i32 noundef %2, ptr noundef %0) #6
   %4 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 5
   %5 = load ptr, ptr %4, align 8
-  tail call void %5(ptr noundef %0) #5
+  tail call void %5(ptr noundef %0) #6
   %6 = load i32, ptr @key, align 4
-  %7 = tail call i32 @pthread_setspecific(i32 noundef %6, ptr noundef null) #5
+  %7 = tail call i32 @pthread_setspecific(i32 noundef %6, ptr noundef null) #6
   ret void
 }
 
@@ -245,7 +310,7 @@ define dso_local void @on_bus_error(i32 noundef %0, ptr nocapture noundef readon
   %4 = getelementptr inbounds i32, ptr %1, i64 2
   %5 = load i32, ptr %4, align 4
   %6 = load i32, ptr @key, align 4
-  %7 = tail call ptr @pthread_getspecific(i32 noundef %6) #5
+  %7 = tail call ptr @pthread_getspecific(i32 noundef %6) #6
   %8 = icmp eq ptr %7, null
   br i1 %8, label %24, label %9
 
@@ -264,7 +329,7 @@ define dso_local void @on_bus_error(i32 noundef %0, ptr nocapture noundef readon
   %17 = sub nsw i64 0, %16
   %18 = and i64 %15, %17
   %19 = inttoptr i64 %18 to ptr
-  %20 = tail call ptr @mmap(ptr noundef %19, i64 noundef %16, i32 noundef 1, i32 noundef 50, i32 noundef -1, i64 noundef 0) #5
+  %20 = tail call ptr @mmap(ptr noundef %19, i64 noundef %16, i32 noundef 1, i32 noundef 50, i32 noundef -1, i64 noundef 0) #6
   %21 = icmp eq ptr %20, %19
   br i1 %21, label %22, label %24
 
@@ -273,7 +338,7 @@ define dso_local void @on_bus_error(i32 noundef %0, ptr nocapture noundef readon
   br label %26
 
 24:                                               ; preds = %13, %11, %3
-  %25 = tail call i32 @sigaction(i32 noundef %0, ptr noundef nonnull @previous, ptr noundef null) #5
+  %25 = tail call i32 @sigaction(i32 noundef %0, ptr noundef nonnull @previous, ptr noundef null) #6
   br label %26
 
 26:                                               ; preds = %22, %9, %24
@@ -288,14 +353,14 @@ declare dso_local i32 @sigaction(i32 noundef, ptr noundef, ptr noundef) local_un
 
 ; Function Attrs: nounwind
 define dso_local void @submit(ptr noundef %0, i64 noundef %1) local_unnamed_addr #2 {
-  %3 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #5
+  %3 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #6
   %4 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 3
   %5 = load i64, ptr %4, align 8
   %6 = add nsw i64 %5, %1
   store i64 %6, ptr %4, align 8
   %7 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 1
-  %8 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %7) #5
-  %9 = tail call i32 @pthread_mutex_unlock(ptr noundef %0) #5
+  %8 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %7) #6
+  %9 = tail call i32 @pthread_mutex_unlock(ptr noundef %0) #6
   ret void
 }
 
@@ -307,7 +372,7 @@ declare dso_local i32 @pthread_mutex_unlock(ptr noundef) local_unnamed_addr #3
 
 ; Function Attrs: nounwind
 define dso_local i64 @wait(ptr noundef %0, i64 noundef %1) local_unnamed_addr #2 {
-  %3 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #5
+  %3 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #6
   %4 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 4
   %5 = load i64, ptr %4, align 8
   %6 = icmp slt i64 %5, %1
@@ -318,14 +383,14 @@ define dso_local i64 @wait(ptr noundef %0, i64 noundef %1) local_unnamed_addr #2
   br label %9
 
 9:                                                ; preds = %7, %9
-  %10 = tail call i32 @pthread_cond_wait(ptr noundef nonnull %8, ptr noundef nonnull %0) #5
+  %10 = tail call i32 @pthread_cond_wait(ptr noundef nonnull %8, ptr noundef nonnull %0) #6
   %11 = load i64, ptr %4, align 8
   %12 = icmp slt i64 %11, %1
-  br i1 %12, label %9, label %13, !llvm.loop !9
+  br i1 %12, label %9, label %13, !llvm.loop !10
 
 13:                                               ; preds = %9, %2
   %14 = phi i64 [ %5, %2 ], [ %11, %9 ]
-  %15 = tail call i32 @pthread_mutex_unlock(ptr noundef nonnull %0) #5
+  %15 = tail call i32 @pthread_mutex_unlock(ptr noundef nonnull %0) #6
   ret i64 %14
 }
 
@@ -333,7 +398,7 @@ declare dso_local i32 @pthread_cond_wait(ptr noundef, ptr noundef) local_unnamed
 
 ; Function Attrs: nounwind
 define dso_local ptr @serve(ptr noundef %0) local_unnamed_addr #2 {
-  %2 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #5
+  %2 = tail call i32 @pthread_mutex_lock(ptr noundef %0) #6
   %3 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 5
   %4 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 3
   %5 = getelementptr inbounds %struct.State, ptr %0, i64 0, i32 4
@@ -348,34 +413,34 @@ define dso_local ptr @serve(ptr noundef %0) local_unnamed_addr #2 {
   br i1 %11, label %12, label %17
 
 12:                                               ; preds = %8, %12
-  %13 = tail call i32 @pthread_cond_wait(ptr noundef nonnull %6, ptr noundef nonnull %0) #5
+  %13 = tail call i32 @pthread_cond_wait(ptr noundef nonnull %6, ptr noundef nonnull %0) #6
   %14 = load i64, ptr %4, align 8
   %15 = load i64, ptr %5, align 8
   %16 = icmp eq i64 %14, %15
-  br i1 %16, label %12, label %17, !llvm.loop !10
+  br i1 %16, label %12, label %17, !llvm.loop !11
 
 17:                                               ; preds = %12, %8
   %18 = load ptr, ptr %3, align 8
   %19 = getelementptr inbounds %struct.Table, ptr %18, i64 0, i32 4
   %20 = load ptr, ptr %19, align 8
   store ptr %20, ptr %3, align 8
-  %21 = tail call i32 @pthread_mutex_unlock(ptr noundef nonnull %0) #5
+  %21 = tail call i32 @pthread_mutex_unlock(ptr noundef nonnull %0) #6
   %22 = icmp eq ptr %20, null
   br i1 %22, label %34, label %23
 
 23:                                               ; preds = %17
   %24 = load i32, ptr @key, align 4
-  %25 = tail call i32 @pthread_setspecific(i32 noundef %24, ptr noundef nonnull %20) #5
+  %25 = tail call i32 @pthread_setspecific(i32 noundef %24, ptr noundef nonnull %20) #6
   %26 = getelementptr inbounds %struct.Table, ptr %20, i64 0, i32 5
   %27 = load ptr, ptr %26, align 8
-  tail call void %27(ptr noundef nonnull %20) #5
+  tail call void %27(ptr noundef nonnull %20) #6
   %28 = load i32, ptr @key, align 4
-  %29 = tail call i32 @pthread_setspecific(i32 noundef %28, ptr noundef null) #5
-  %30 = tail call i32 @pthread_mutex_lock(ptr noundef nonnull %0) #5
+  %29 = tail call i32 @pthread_setspecific(i32 noundef %28, ptr noundef null) #6
+  %30 = tail call i32 @pthread_mutex_lock(ptr noundef nonnull %0) #6
   %31 = load i64, ptr %5, align 8
   %32 = add nsw i64 %31, 1
   store i64 %32, ptr %5, align 8
-  %33 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %7) #5
+  %33 = tail call i32 @pthread_cond_signal(ptr noundef nonnull %7) #6
   br label %8
 
 34:                                               ; preds = %17
@@ -385,22 +450,27 @@ define dso_local ptr @serve(ptr noundef %0) local_unnamed_addr #2 {
 ; Function Attrs: mustprogress nocallback nofree nosync nounwind willreturn memory(argmem: readwrite, inaccessiblemem: readwrite)
 declare void @llvm.prefetch.p0(ptr nocapture readonly, i32 immarg, i32 immarg, i32 immarg) #4
 
+; Function Attrs: nocallback nofree nosync nounwind speculatable willreturn memory(none)
+declare i64 @llvm.smin.i64(i64, i64) #5
+
 attributes #0 = { nounwind }
 attributes #1 = { nounwind }
 attributes #2 = { nounwind }
 attributes #3 = { nounwind }
 attributes #4 = { nounwind }
 attributes #5 = { nounwind }
+attributes #6 = { nounwind }
 
 
 !0 = !{i32 1, !"wchar_size", i32 4}
 !1 = distinct !{!1, !2, !3}
 !2 = !{!"llvm.loop.mustprogress"}
 !3 = !{!"llvm.loop.unroll.disable"}
-!4 = !{i32 1}
-!5 = distinct !{!5, !2, !3}
+!4 = distinct !{!4, !2, !3}
+!5 = !{i32 1}
 !6 = distinct !{!6, !2, !3}
 !7 = distinct !{!7, !2, !3}
 !8 = distinct !{!8, !2, !3}
 !9 = distinct !{!9, !2, !3}
 !10 = distinct !{!10, !2, !3}
+!11 = distinct !{!11, !2, !3}

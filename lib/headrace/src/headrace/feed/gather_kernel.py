@@ -2,10 +2,10 @@
 
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
 ``gather_kernel.c`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
-in slots. Small batches are copied by the ``memcpy`` of the C library. If the batches that are ready are together larger
-than a cache, they are stored past it, while the next row is fetched from memory. This is up to 1.5 times as fast; whoever
-then reads a whole batch at once reads it from memory. If a mapped file has become shorter, its missing pages are counted
-and read as zeros, in place of SIGBUS, which would end the process.
+in slots. Small batches are copied by the ``memcpy`` of the C library. Batches that, together with others that are
+ready, are larger than a cache are stored past it, while the next row is fetched from memory: up to 1.5 times as fast,
+but whoever reads a whole batch at once reads it from memory. If a mapped file has become shorter, its missing pages are
+counted and read as zeros, in place of SIGBUS, which would end the process.
 
 :class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
 interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
@@ -46,7 +46,8 @@ class Copies(NamedTuple):
     """Pieces to copy, in order: the address, target and bytes of each, as int64 ``[p]`` in C order.
 
     The addresses must be readable, and the targets writable, during the copy; ``holds`` keeps them so. ``check`` raises
-    ReadError if the data are no longer what was written.
+    ReadError if the data are no longer what was written. ``filled``: an array with all targets, in ascending order, and
+    what to fill it with between them, as often as it fits.
     """
 
     address: Int64[np.ndarray, " p"]
@@ -54,10 +55,15 @@ class Copies(NamedTuple):
     size: Int64[np.ndarray, " p"]
     check: Callable[[], None] = lambda: None
     holds: object = None
+    filled: tuple[np.ndarray, np.ndarray] | None = None
 
     def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
         """The fields that the kernel expects; see ``gather_kernel.c``."""
-        return np.array([*map(_address, self[:3]), self.size.size, 0, kernel.copy_pieces])
+        fields = [*map(_address, self[:3]), self.size.size, 0, kernel.copy_pieces, 0, 0, 0, 0]
+        if self.filled is not None:
+            out, blank = self.filled
+            fields[6:] = _address(out), _address(out) + out.nbytes, _address(blank), blank.nbytes
+        return np.array(fields)
 
     def __call__(self) -> None:
         """Copies the pieces in this thread."""

@@ -127,6 +127,16 @@ class StepRange(NamedTuple):
     loose: bool = False
 
     @property
+    def row_slice(self) -> slice:
+        """Rows of these steps, as a slice of the plan's."""
+        return slice(int(self.plan.row_bounds[self.first]), int(self.plan.row_bounds[self.stop]))
+
+    @property
+    def row_step(self) -> Int64[np.ndarray, " n"]:
+        """Step of each of these rows, as a number within the plan."""
+        return np.repeat(np.arange(self.first, self.stop), np.diff(self.plan.row_bounds[self.first : self.stop + 1]))
+
+    @property
     def pieces(self) -> slice:
         """Pieces of these steps, as a slice of the plan's."""
         return slice(int(self.plan.piece_bounds[self.first]), int(self.plan.piece_bounds[self.stop]))
@@ -143,7 +153,8 @@ class StepRange(NamedTuple):
     @property
     def piece_rows(self) -> Int64[np.ndarray, " p"]:
         """Row of each piece, counted from the first row of all steps."""
-        return self.plan.piece_row[self.pieces] + np.repeat(np.arange(self.stop - self.first), self._counts) * self.rows
+        count = np.diff(self.plan.piece_bounds[self.first : self.stop + 1])
+        return self.plan.piece_row[self.pieces] + np.repeat(np.arange(count.size) * self.rows, count)
 
     def by_row(self, begins: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " r"]:
         """Start of each row of the arrays, given the starts of pieces. A row without data copies a row of its step that
@@ -155,10 +166,6 @@ class StepRange(NamedTuple):
         by_row = np.repeat(begins[first], self.rows)
         by_row[self.piece_rows] = begins
         return by_row
-
-    @property
-    def _counts(self) -> Int64[np.ndarray, " steps"]:
-        return np.diff(self.plan.piece_bounds[self.first : self.stop + 1])
 
 
 class Slots:
@@ -297,11 +304,11 @@ class Slots:
             plan, pieces, token_bytes = steps.plan, steps.pieces, self.width * out.itemsize
             size = plan.size[pieces] * token_bytes
             target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
-            if int(size.sum()) < out.nbytes:  # first the places without a piece
-                address = np.concatenate([np.full(rows_at.size, blank.ctypes.data), address])
-                size, target = np.concatenate([row_bytes, size]), np.concatenate([rows_at, target])
-        check = partial(self.files.check_files, mapped)
-        return Copies(address, target + out.ctypes.data, size, check, holds=(out, blank, self))
+            if plan.row_place is not None:
+                order = np.argsort(target)
+                address, target, size = address[order], target[order], size[order]
+        check_files = partial(self.files.check_files, mapped)
+        return Copies(address, target + out.ctypes.data, size, check_files, self, (out, blank))
 
     def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Start of each row, in bytes from the first; the bytes of each; and a row without data."""

@@ -88,7 +88,7 @@ class DataLoader(BatchOrder):
         batch_axis: Mesh axis or axes over which rows are split; None: ``"data"``, or the mesh's first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
         prefetch_bytes: Budget on this host, per iteration, for stored blocks in memory and in flight. Another eighth of
-            it, but at least one batch and at most 48, is for batches that are ready or being made.
+            it, but at least one batch and at most 64, is for batches that are ready or being made.
         row_order: ``"locality"`` orders the rows within a batch by their place in the store, so that each host reads
             its own part; ``"stream"`` keeps them in the order of the mixture. Both put the same rows into a batch.
             Custom datasets, which do not know where their rows are stored, are read in the order of the stream.

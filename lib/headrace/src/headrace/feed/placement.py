@@ -264,15 +264,6 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(array) for array in arrays]
 
 
-def spread_rows(values: np.ndarray | None, place: slice | np.ndarray, rows: int) -> np.ndarray | None:
-    """An array of ``rows`` rows that has ``values`` at ``place`` and zeros elsewhere."""
-    if values is None:
-        return None
-    spread = np.zeros((rows, *values.shape[1:]), values.dtype)
-    spread[place] = values
-    return spread
-
-
 def count_untrained(mask: np.ndarray) -> int:
     """The number of rows that are all zeros. Nearly all others show it in their first entries.
 

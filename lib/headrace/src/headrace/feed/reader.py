@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Shaped
 
 from headrace.data.async_dataset import function_name
 from headrace.data.columns import columns_of, of_batch
@@ -27,7 +27,7 @@ from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
 from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
-from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained, spread_rows
+from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.feed.workers import Job, Workers
@@ -218,30 +218,31 @@ class PlannedReader(BatchReader):
         return [self._rows_of_step(plan, first + k, together, rows_of_step) for k, rows_of_step in enumerate(at)]
 
     def _rows_together(self, group: _Group) -> HostRows:
-        """The rows of all steps of a group, with everything that they share."""
-        plan, (tokens, *columns) = group.steps.plan, group.values
-        served, source_id = self._dataset.at_step(plan.first_step + group.steps.first)[0], _source_ids(group.steps)
+        """The rows of all steps of a group, as if they were one batch."""
+        steps, (tokens, *columns) = group.steps, group.values
+        plan, rows = steps.plan, steps.row_slice
+        served = self._dataset.at_step(plan.first_step + steps.first)[0]
+        source_id = _at_places(steps, plan.source[rows].astype(np.int32), blank=-1)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
             has_data = source_id >= 0
             self._stats.untrained_examples += count_untrained(mask if has_data.all() else mask[has_data])
-        return HostRows(tokens, source_id, 0, plan.seq_len, None, mask, extras)
+        segments = None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())
+        weights = served.loss_weights_at(plan.first_step + steps.row_step, plan.source[rows])
+        weights = None if weights is None else _at_places(steps, weights)
+        return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights)
 
     def _rows_of_step(self, plan: WindowPlan, k: int, together: HostRows, at: slice) -> HostRows | PooledRows:
-        step, tokens = plan.first_step + k, together.tokens[at]
-        rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
-        row_place = slice(0, rows.stop - rows.start) if plan.row_place is None else plan.row_place[rows]
-        weights = self._dataset.at_step(step)[0].loss_weights_at(step, plan.source[rows])
         host = HostRows(
-            tokens, together.source_id[at], int(plan.array_sizes[k]), plan.seq_len,
-            None if plan.segments is None else spread_rows(plan.segments[rows], row_place, tokens.shape[0]),
+            together.tokens[at], together.source_id[at], int(plan.array_sizes[k]), plan.seq_len,
+            None if together.segment_lengths is None else together.segment_lengths[at],
             None if together.token_mask is None else together.token_mask[at],
             together.extras and {name: values[at] for name, values in together.extras.items()},
-            spread_rows(weights, row_place, tokens.shape[0]),
+            None if together.row_weights is None else together.row_weights[at],
         )  # fmt: skip
-        return (
-            host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
-        )
+        if plan.origin is None:
+            return host
+        return PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
 
     def _of_batch(
         self, columns: Sequence[np.ndarray], served: PlannedDataset
@@ -263,12 +264,14 @@ class PlannedReader(BatchReader):
         stats.unique_examples += int(plan.distinct[begin:end].sum())
         stats.coalesced_ranges += int(plan.ranges[begin:end].sum())
         stats.bytes_delivered += count * row_bytes
-        content = np.full(count, plan.seq_len) if plan.segments is None else plan.segments[rows].sum(axis=1)
-        stats.content_tokens += int(content.sum())
+        content = count * plan.seq_len if plan.segments is None else int(plan.segments[rows].sum())
+        stats.content_tokens += content
         if not plan.whole:  # tokens that are in no piece were removed
             first, last = self._placement.local_columns(plan.seq_len)
-            pieces = plan.size[plan.piece_bounds[begin] : plan.piece_bounds[end]]
-            stats.removed_tokens += int((np.clip(content, first, last) - first).sum() - pieces.sum())
+            if last - first < plan.seq_len:  # this host holds only some columns
+                of_rows = np.full(count, plan.seq_len) if plan.segments is None else plan.segments[rows].sum(axis=1)
+                content = int((np.clip(of_rows, first, last) - first).sum())
+            stats.removed_tokens += content - int(plan.size[plan.piece_bounds[begin] : plan.piece_bounds[end]].sum())
         if plan.sent is not None:
             sent = int(plan.sent[begin:end].sum())
             stats.exchanged_examples += sent
@@ -302,21 +305,17 @@ class PlannedReader(BatchReader):
             logging.getLogger(__name__).warning(message)
 
 
-def _source_ids(steps: StepRange) -> Int32[np.ndarray, " r"]:
-    """The source of each row in the arrays of these steps; -1 for rows that hold no data."""
-    plan, number = steps.plan, np.arange(steps.stop - steps.first)
-    begin = plan.row_bounds[steps.first : steps.stop + 1]
-    source = plan.source[begin[0] : begin[-1]].astype(np.int32)
-    if plan.row_place is None and source.size == number.size * steps.rows:
-        return source
-    row_counts = np.diff(begin)
-    if plan.row_place is None:
-        row_place = np.arange(source.size) - np.repeat(begin[:-1] - begin[0], row_counts)
-    else:
-        row_place = plan.row_place[begin[0] : begin[-1]]
-    of_rows = np.full(number.size * steps.rows, -1, np.int32)
-    of_rows[row_place + np.repeat(number * steps.rows, row_counts)] = source
-    return of_rows
+def _at_places(steps: StepRange, values: Shaped[np.ndarray, "n ..."], blank: int = 0) -> Shaped[np.ndarray, "r ..."]:
+    """Values of the rows of these steps, in the order of their arrays; ``blank`` for rows that hold no data."""
+    plan, rows = steps.plan, (steps.stop - steps.first) * steps.rows
+    if plan.row_place is None and len(values) == rows:
+        return values
+    step, place = steps.row_step, plan.row_place
+    if place is None:  # they are consecutive
+        place = np.arange(int(plan.row_bounds[-1])) - np.repeat(plan.row_bounds[:-1], np.diff(plan.row_bounds))
+    placed = np.full((rows, *values.shape[1:]), blank, values.dtype)
+    placed[place[steps.row_slice] + (step - steps.first) * steps.rows] = values
+    return placed
 
 
 def _run_each(parts: Sequence[Callable[[], None]]) -> None:

@@ -46,29 +46,13 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "hf": ("tags", "cache_dir", "format", "id", "name", "revision", "stream", "splits"),
     "url": ("tags", "cache_dir", "format", "train_urls", "validation_urls"),
 }
+_CHAT = ("chat_template", "system_prompt", "chat_template_kwargs", "pack", "mask_user_turns", "slice_strategy")
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "text": ("text_key",),
     "supervised": ("input_key", "target_key"),
-    "chat": (
-        "messages_field",
-        "chat_template",
-        "system_prompt",
-        "chat_template_kwargs",
-        "pack",
-        "mask_user_turns",
-        "slice_strategy",
-    ),
+    "chat": ("messages_field", *_CHAT),
     "prebuilt": ("input_ids_key", "loss_weights_key", "loss_weight_transform"),
-    "preference_chat": (
-        "chosen_field",
-        "rejected_field",
-        "chat_template",
-        "system_prompt",
-        "chat_template_kwargs",
-        "pack",
-        "mask_user_turns",
-        "slice_strategy",
-    ),
+    "preference_chat": ("chosen_field", "rejected_field", *_CHAT),
 }
 REMOVED_FIELDS = ("supervised",)
 """Formats that the newest release no longer has."""
