@@ -19,6 +19,7 @@ from headrace.adapters.host_batches import HostBatches
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.mixture import MixtureDataset
+from headrace.data.packed import PackedTokenDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
@@ -473,6 +474,24 @@ def test_a_budget_is_a_number_of_bytes(mixture, budget):
             ConfigError, match=r"prefetch_bytes = .*: must be a positive number of bytes\. E\.g\. 1073741824"
         ):
             make(mixture, prefetch_bytes=budget)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_batches_larger_than_a_cache_hold_the_same_rows(tmp_path, dtype):
+    """They are stored past the caches; rows are of odd lengths, and documents leave gaps between them."""
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, 60_000, size, dtype=dtype) for size in rng.integers(1, 5000, 3000)]
+    masked = {"vocab_size": 60_000, "layout": CacheLayout(dtype), "mask": lambda ids: ids % 3 > 0}
+    dataset = PackedTokenDataset(write_cache(tmp_path / "c", [texts], **masked), 6007).shuffle(1)
+    wanted, steps = host(dataset.read(np.arange(len(dataset)))), 0
+    for batch in DataLoader(dataset, batch_size=128, mesh=mesh(1), row_order="stream"):
+        rows = slice(128 * steps, min(128 * (steps + 1), len(dataset)))
+        for name in ("tokens", "token_mask", "segment_lengths"):
+            values = np.asarray(getattr(batch, name))
+            assert np.array_equal(values[: rows.stop - rows.start], getattr(wanted, name)[rows]), (steps, name)
+            assert not values[rows.stop - rows.start :].any()
+        steps += 1
+    assert steps > 8
 
 
 def test_iterations_that_nobody_asks_about_take_no_memory():

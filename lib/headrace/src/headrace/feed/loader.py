@@ -135,11 +135,12 @@ class DataLoader(BatchOrder):
             )
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
         self.prefetch_bytes = checked_budget(prefetch_bytes)
+        self._seq_lens = self.dataset.seq_lens
         for size in self.schedule.unique_sizes:
-            for seq_len in self.dataset.seq_lens or (0,):
+            for seq_len in self._seq_lens or (0,):
                 self.placement.check(size, seq_len)
         layout = options.get("sequence_layout", "contiguous")
-        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self.dataset.seq_lens)
+        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens)
         micro = options.get("micro_batches")
         self._splitter = None if micro is None else StepSplitter(micro, self, self.placement, layout)
         self._mapping = options.get("memory_map", True)
@@ -263,10 +264,9 @@ class DataLoader(BatchOrder):
 
     def _compare_hosts(self, step: int) -> None:
         if self._check_hosts and jax.process_count() > 1:
-            seq_lens = self.dataset.seq_lens
             first = {
                 "step": step,
-                "seq_len": seq_lens[0] if len(seq_lens) == 1 else seq_lens,
+                "seq_len": self._seq_lens[0] if len(self._seq_lens) == 1 else self._seq_lens,
                 "row_exchange": self.row_exchange,
             }
             check_same(self.placement.sharding.device_set, {**first, **self.describe()})
@@ -356,8 +356,7 @@ class DataLoader(BatchOrder):
         shape = np.shape(leaf)
         for size in sizes:
             if shape and self.placement.local_rows(size).size == shape[0]:
-                lengths = self.dataset.seq_lens
-                other = len(shape) > 1 and bool(lengths) and shape[1] not in lengths  # its columns are not tokens
+                other = len(shape) > 1 and bool(self._seq_lens) and shape[1] not in self._seq_lens  # no tokens
                 return self.placement.to_global(np.asarray(leaf), size, along_rows=other)
         raise ConfigError(
             f"gives an array of shape {shape}, whose first axis does not run over the rows of a batch",

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Shaped
 
+from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import function_name
 from headrace.data.columns import columns_of, of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
@@ -370,7 +371,7 @@ class MappedReader(BatchReader):
         for function, name in self._functions:
             with self._watch.phase("map"), self._waits.during("dataset", name):
                 batch = function(batch)
-            if not jax.tree.leaves(batch):
+            if not isinstance(batch, PackedBatch) and not jax.tree.leaves(batch):
                 cure = "Has it lost its `return`?"
                 raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
         batch = pad_batch(batch, inside, self._dataset.length, self._schedule, step)
