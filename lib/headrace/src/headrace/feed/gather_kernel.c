@@ -18,7 +18,7 @@ i64 page;           // bytes of a page
 char previous[152]; // the struct sigaction that was replaced
 i64 lost;           // pages that were missing from their files
 
-enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 }; // bytes
+enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 }; // bytes; shorter pieces are faster with memcpy
 typedef i64 Line __attribute__((vector_size(LINE)));
 typedef Line Unaligned __attribute__((aligned(1)));
 
@@ -33,7 +33,7 @@ typedef struct Table {
     struct Table *next; // that was submitted after it; null at the end of the thread
     void (*function)(struct Table *);
     union {
-        struct { // of copies whose targets ascend: what is to be filled, and with what where there is no piece
+        struct { // of copies that fill an array: its bounds, and what is repeated where there is no piece
             u8 *begin, *end;
             const u8 *blank;
             i64 blank_bytes;
@@ -58,7 +58,7 @@ typedef struct {
 
 _Static_assert(sizeof(Table) == 13 * 8 && sizeof(State) == 51 * 8, "gather_kernel.py lays them out");
 
-// Copies a piece past the caches, and asks for the next one.
+// Copies a piece past the caches, and asks for as many bytes of the next one.
 static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, i64 next_bytes) {
     i64 k = -(i64)to & (LINE - 1);
     __builtin_memcpy(to, from, (unsigned long)k);
@@ -78,8 +78,9 @@ static void fill(const Table *t, u8 *begin, const u8 *end) {
     }
 }
 
-// Several tables are in flight. Batches that, together, are larger than a cache are stored past it: stored as usual, each
-// line would first be read, and be written later, when another takes its place.
+// Several tables are in flight: together, those of 2 MiB are larger than most caches, and are stored past them. Stored as
+// usual, each line would first be read, and be written later, when another takes its place. What comes after all pieces
+// so far is filled before the next one is copied, so pieces may come in any order.
 void copy_pieces(Table *t) {
     i64 total = 0;
     for (i64 k = 0; k < t->count; k++)
@@ -90,7 +91,8 @@ void copy_pieces(Table *t) {
         i64 bytes = t->bytes[k], next = k + 1 < t->count ? k + 1 : k;
         if (t->begin)
             fill(t, filled, place);
-        filled = place + bytes;
+        if (place + bytes > filled)
+            filled = place + bytes;
         if (total < LARGE_TABLE || bytes < LARGE_PIECE)
             __builtin_memcpy(place, t->addresses[k], (unsigned long)bytes);
         else

@@ -1,4 +1,4 @@
-; Compiled from gather_kernel.c by scripts/compile_kernels.py: d150217daee9860301aeacea84b7770b4f4193efefd1c1b6ccfe319cb35b7da2 b3f7e6e6eb87c726dc2da2c129bc92c52f01f7e608508a7f690aade7d99d2012
+; Compiled from gather_kernel.c by scripts/compile_kernels.py: 0512bde2688c5b87a0bbc89cb0a2df1ae9d106d79a279b03b9a38d5caf9b0961 62335411cf189f32fb72347445c96bc8ff2ca2be6ea240ced756f236c2e22981
 %struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, %union.anon }
 %union.anon = type { %struct.anon.0 }
 %struct.anon.0 = type { ptr, ptr, ptr, ptr, ptr, i64, i64 }
@@ -49,20 +49,20 @@ define dso_local void @copy_pieces(ptr nocapture noundef readonly %0) local_unna
   %27 = icmp eq i64 %26, %3
   br i1 %27, label %11, label %20, !llvm.loop !1
 
-28:                                               ; preds = %96
+28:                                               ; preds = %98
   %29 = load ptr, ptr %12, align 8
   br label %30
 
 30:                                               ; preds = %5, %28, %11
   %31 = phi ptr [ %13, %11 ], [ %29, %28 ], [ %7, %5 ]
-  %32 = phi ptr [ %13, %11 ], [ %63, %28 ], [ %7, %5 ]
+  %32 = phi ptr [ %13, %11 ], [ %65, %28 ], [ %7, %5 ]
   %33 = icmp eq ptr %31, null
-  br i1 %33, label %116, label %99
+  br i1 %33, label %118, label %101
 
-34:                                               ; preds = %14, %96
-  %35 = phi i64 [ %3, %14 ], [ %97, %96 ]
-  %36 = phi ptr [ %13, %14 ], [ %63, %96 ]
-  %37 = phi i64 [ 0, %14 ], [ %44, %96 ]
+34:                                               ; preds = %14, %98
+  %35 = phi i64 [ %3, %14 ], [ %99, %98 ]
+  %36 = phi ptr [ %13, %14 ], [ %65, %98 ]
+  %37 = phi i64 [ 0, %14 ], [ %44, %98 ]
   %38 = load ptr, ptr %15, align 8
   %39 = getelementptr inbounds ptr, ptr %38, i64 %37
   %40 = load ptr, ptr %39, align 8
@@ -96,87 +96,89 @@ define dso_local void @copy_pieces(ptr nocapture noundef readonly %0) local_unna
 
 62:                                               ; preds = %53, %34
   %63 = getelementptr inbounds i8, ptr %40, i64 %43
-  %64 = icmp slt i64 %43, 1024
-  %65 = select i1 %19, i1 true, i1 %64
-  %66 = load ptr, ptr %0, align 8
-  %67 = getelementptr inbounds ptr, ptr %66, i64 %37
-  %68 = load ptr, ptr %67, align 8
-  br i1 %65, label %69, label %70
+  %64 = icmp ugt ptr %63, %36
+  %65 = select i1 %64, ptr %63, ptr %36
+  %66 = icmp slt i64 %43, 1024
+  %67 = select i1 %19, i1 true, i1 %66
+  %68 = load ptr, ptr %0, align 8
+  %69 = getelementptr inbounds ptr, ptr %68, i64 %37
+  %70 = load ptr, ptr %69, align 8
+  br i1 %67, label %71, label %72
 
-69:                                               ; preds = %62
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %40, ptr align 1 %68, i64 %43, i1 false)
-  br label %96
+71:                                               ; preds = %62
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %40, ptr align 1 %70, i64 %43, i1 false)
+  br label %98
 
-70:                                               ; preds = %62
-  %71 = getelementptr inbounds ptr, ptr %66, i64 %46
-  %72 = load ptr, ptr %71, align 8
-  %73 = load ptr, ptr %16, align 8
-  %74 = getelementptr inbounds i64, ptr %73, i64 %46
-  %75 = load i64, ptr %74, align 8
-  %76 = ptrtoint ptr %40 to i64
-  %77 = sub nsw i64 0, %76
-  %78 = and i64 %77, 63
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %40, ptr align 1 %68, i64 %78, i1 false)
-  %79 = or i64 %78, 64
-  br label %80
+72:                                               ; preds = %62
+  %73 = getelementptr inbounds ptr, ptr %68, i64 %46
+  %74 = load ptr, ptr %73, align 8
+  %75 = load ptr, ptr %16, align 8
+  %76 = getelementptr inbounds i64, ptr %75, i64 %46
+  %77 = load i64, ptr %76, align 8
+  %78 = ptrtoint ptr %40 to i64
+  %79 = sub nsw i64 0, %78
+  %80 = and i64 %79, 63
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %40, ptr align 1 %70, i64 %80, i1 false)
+  %81 = or i64 %80, 64
+  br label %82
 
-80:                                               ; preds = %70, %86
-  %81 = phi i64 [ %90, %86 ], [ %79, %70 ]
-  %82 = phi i64 [ %81, %86 ], [ %78, %70 ]
-  %83 = icmp slt i64 %82, %75
-  br i1 %83, label %84, label %86
+82:                                               ; preds = %72, %88
+  %83 = phi i64 [ %92, %88 ], [ %81, %72 ]
+  %84 = phi i64 [ %83, %88 ], [ %80, %72 ]
+  %85 = icmp slt i64 %84, %77
+  br i1 %85, label %86, label %88
 
-84:                                               ; preds = %80
-  %85 = getelementptr inbounds i8, ptr %72, i64 %82
-  tail call void @llvm.prefetch.p0(ptr %85, i32 0, i32 2, i32 1)
-  br label %86
+86:                                               ; preds = %82
+  %87 = getelementptr inbounds i8, ptr %74, i64 %84
+  tail call void @llvm.prefetch.p0(ptr %87, i32 0, i32 2, i32 1)
+  br label %88
 
-86:                                               ; preds = %84, %80
-  %87 = getelementptr inbounds i8, ptr %68, i64 %82
-  %88 = load <8 x i64>, ptr %87, align 1
-  %89 = getelementptr inbounds i8, ptr %40, i64 %82
-  store <8 x i64> %88, ptr %89, align 64, !nontemporal !5
-  %90 = add nuw nsw i64 %81, 64
-  %91 = icmp sgt i64 %90, %43
-  br i1 %91, label %92, label %80, !llvm.loop !6
+88:                                               ; preds = %86, %82
+  %89 = getelementptr inbounds i8, ptr %70, i64 %84
+  %90 = load <8 x i64>, ptr %89, align 1
+  %91 = getelementptr inbounds i8, ptr %40, i64 %84
+  store <8 x i64> %90, ptr %91, align 64, !nontemporal !5
+  %92 = add nuw nsw i64 %83, 64
+  %93 = icmp sgt i64 %92, %43
+  br i1 %93, label %94, label %82, !llvm.loop !6
 
-92:                                               ; preds = %86
-  %93 = getelementptr inbounds i8, ptr %40, i64 %81
-  %94 = getelementptr inbounds i8, ptr %68, i64 %81
-  %95 = sub nsw i64 %43, %81
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %93, ptr align 1 %94, i64 %95, i1 false)
-  br label %96
+94:                                               ; preds = %88
+  %95 = getelementptr inbounds i8, ptr %40, i64 %83
+  %96 = getelementptr inbounds i8, ptr %70, i64 %83
+  %97 = sub nsw i64 %43, %83
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %95, ptr align 1 %96, i64 %97, i1 false)
+  br label %98
 
-96:                                               ; preds = %92, %69
-  %97 = load i64, ptr %2, align 8
-  %98 = icmp slt i64 %44, %97
-  br i1 %98, label %34, label %28, !llvm.loop !7
+98:                                               ; preds = %94, %71
+  %99 = load i64, ptr %2, align 8
+  %100 = icmp slt i64 %44, %99
+  br i1 %100, label %34, label %28, !llvm.loop !7
 
-99:                                               ; preds = %30
-  %100 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 1
-  %101 = load ptr, ptr %100, align 8
-  %102 = icmp ult ptr %32, %101
-  br i1 %102, label %103, label %116
+101:                                              ; preds = %30
+  %102 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 1
+  %103 = load ptr, ptr %102, align 8
+  %104 = icmp ult ptr %32, %103
+  br i1 %104, label %105, label %118
 
-103:                                              ; preds = %99
-  %104 = ptrtoint ptr %101 to i64
-  %105 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 3
-  %106 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 2
-  br label %107
+105:                                              ; preds = %101
+  %106 = ptrtoint ptr %103 to i64
+  %107 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 3
+  %108 = getelementptr inbounds %struct.Table, ptr %0, i64 0, i32 6, i32 0, i32 2
+  br label %109
 
-107:                                              ; preds = %107, %103
-  %108 = phi ptr [ %32, %103 ], [ %114, %107 ]
-  %109 = ptrtoint ptr %108 to i64
-  %110 = sub i64 %104, %109
-  %111 = load i64, ptr %105, align 8
-  %112 = tail call i64 @llvm.smin.i64(i64 %110, i64 %111)
-  %113 = load ptr, ptr %106, align 8
-  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %108, ptr align 1 %113, i64 %112, i1 false)
-  %114 = getelementptr inbounds i8, ptr %108, i64 %112
-  %115 = icmp ult ptr %114, %101
-  br i1 %115, label %107, label %116, !llvm.loop !4
+109:                                              ; preds = %109, %105
+  %110 = phi ptr [ %32, %105 ], [ %116, %109 ]
+  %111 = ptrtoint ptr %110 to i64
+  %112 = sub i64 %106, %111
+  %113 = load i64, ptr %107, align 8
+  %114 = tail call i64 @llvm.smin.i64(i64 %112, i64 %113)
+  %115 = load ptr, ptr %108, align 8
+  tail call void @llvm.memcpy.p0.p0.i64(ptr align 1 %110, ptr align 1 %115, i64 %114, i1 false)
+  %116 = getelementptr inbounds i8, ptr %110, i64 %114
+  %117 = icmp ult ptr %116, %103
+  br i1 %117, label %109, label %118, !llvm.loop !4
 
-116:                                              ; preds = %107, %99, %30
+118:                                              ; preds = %109, %101, %30
   fence seq_cst
   ret void
 }

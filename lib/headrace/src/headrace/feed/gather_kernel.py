@@ -2,10 +2,10 @@
 
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
 ``gather_kernel.c`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
-in slots. Small batches are copied by the ``memcpy`` of the C library. Batches that, together with others that are
-ready, are larger than a cache are stored past it, while the next row is fetched from memory: up to 1.5 times as fast,
-but whoever reads a whole batch at once reads it from memory. If a mapped file has become shorter, its missing pages are
-counted and read as zeros, in place of SIGBUS, which would end the process.
+in slots. Tables of 2 MiB and more, of which several are in flight, are stored past the processor's caches, while the
+next row is fetched from memory: up to 1.5 times as fast as ``memcpy``, but whoever reads a whole batch at once reads it
+from memory. If a mapped file has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS,
+which would end the process.
 
 :class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
 interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
@@ -46,8 +46,8 @@ class Copies(NamedTuple):
     """Pieces to copy, in order: the address, target and bytes of each, as int64 ``[p]`` in C order.
 
     The addresses must be readable, and the targets writable, during the copy; ``holds`` keeps them so. ``check`` raises
-    ReadError if the data are no longer what was written. ``filled``: an array with all targets, in ascending order, and
-    what to fill it with between them, as often as it fits.
+    ReadError if the data are no longer what was written. ``filled``: an array that contains all targets, and what each
+    gap between them begins with and repeats: at least one byte.
     """
 
     address: Int64[np.ndarray, " p"]

@@ -304,9 +304,6 @@ class Slots:
             plan, pieces, token_bytes = steps.plan, steps.pieces, self.width * out.itemsize
             size = plan.size[pieces] * token_bytes
             target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
-            if plan.row_place is not None:
-                order = np.argsort(target)
-                address, target, size = address[order], target[order], size[order]
         check_files = partial(self.files.check_files, mapped)
         return Copies(address, target + out.ctypes.data, size, check_files, self, (out, blank))
 

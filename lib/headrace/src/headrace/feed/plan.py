@@ -313,7 +313,7 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
             rank = np.zeros_like(order)
             np.cumsum(differs, axis=1, out=rank[:, 1:])
             rank *= size
-            order = np.sort(rank + order, axis=1) - rank  # ties by their place in the stream
+            order = np.sort(rank + order, axis=1) - rank  # the same ranks, and ties by their place in the stream
         return (order + first).ravel()
     return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
 

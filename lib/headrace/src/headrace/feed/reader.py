@@ -222,13 +222,13 @@ class PlannedReader(BatchReader):
         """The rows of all steps of a group, as if they were one batch."""
         steps, (tokens, *columns) = group.steps, group.values
         plan, rows = steps.plan, steps.row_slice
-        served = self._dataset.at_step(plan.first_step + steps.first)[0]
+        served = self._dataset.at_step(plan.first_step + steps.first)[0]  # it serves all steps of a plan
         source_id = _at_places(steps, plan.source[rows].astype(np.int32), blank=-1)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
             has_data = source_id >= 0
             self._stats.untrained_examples += count_untrained(mask if has_data.all() else mask[has_data])
-        segments = None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())
+        segments = None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())  # may be donated
         weights = served.loss_weights_at(plan.first_step + steps.row_step, plan.source[rows])
         weights = None if weights is None else _at_places(steps, weights)
         return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights)
@@ -307,15 +307,17 @@ class PlannedReader(BatchReader):
 
 
 def _at_places(steps: StepRange, values: Shaped[np.ndarray, "n ..."], blank: int = 0) -> Shaped[np.ndarray, "r ..."]:
-    """Values of the rows of these steps, in the order of their arrays; ``blank`` for rows that hold no data."""
+    """Values of rows of these steps in the order of their arrays, ``blank`` elsewhere; ``values`` if nothing moves."""
     plan, rows = steps.plan, (steps.stop - steps.first) * steps.rows
     if plan.row_place is None and len(values) == rows:
         return values
-    step, place = steps.row_step, plan.row_place
-    if place is None:  # they are consecutive
-        place = np.arange(int(plan.row_bounds[-1])) - np.repeat(plan.row_bounds[:-1], np.diff(plan.row_bounds))
+    step = steps.row_step
+    if plan.row_place is None:
+        place = np.arange(steps.row_slice.start, steps.row_slice.stop) - plan.row_bounds[step]
+    else:
+        place = plan.row_place[steps.row_slice]
     placed = np.full((rows, *values.shape[1:]), blank, values.dtype)
-    placed[place[steps.row_slice] + (step - steps.first) * steps.rows] = values
+    placed[place + (step - steps.first) * steps.rows] = values
     return placed
 
 

@@ -23,7 +23,7 @@ typedef struct {
 // What the draws of a component have in common in an epoch. Components share entries.
 typedef struct {
     const Spec *spec;
-    u64 number, key, begin, first_visit, regular, phase_key, block_key, inside_key, all_rows_key;
+    u64 number, key, mark, begin, first_visit, regular, phase_key, block_key, inside_key, all_rows_key;
     Kind kinds[2];
 } Epoch;
 
@@ -108,9 +108,10 @@ static void begin_kind(Kind *k, u64 draws, u64 cells, u64 depth, u64 earlier, u6
     k->among = draws < EXACT ? draws - k->over : draws / most(k->over, 1) - 1;
 }
 
-static void begin_epoch(Epoch *e, const Spec *s, u64 number) {
+static void begin_epoch(Epoch *e, const Spec *s, u64 number, u64 component) {
     u64 offset;
     e->spec = s, e->number = number, e->key = fold(s->key, number);
+    e->mark = e->key ^ component * PLASTIC32; // components may share a key
     e->begin = s->begin * (number & EPOCHS) % s->period;
     e->first_visit = count_laps(e->begin, s, &offset);
     e->regular = count_laps(e->begin + s->n, s, &offset) - e->first_visit;
@@ -173,7 +174,7 @@ static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed
     if (s->permuted)
         return permute(place, s->n, s->row_sides, e->all_rows_key);
     u64 block = place / s->block, offset = place - block * s->block, in_tail = block >= s->full_blocks;
-    Placed *p = &placed[(block * GOLDEN32 ^ (u64)s * PLASTIC32 ^ e->key) & mask]; // components may share a key
+    Placed *p = &placed[(block * GOLDEN32 ^ e->mark) & mask];
     if (p->spec != s || p->key != e->key || p->block != block) {
         u64 first = in_tail ? s->full_blocks : permute(block, s->full_blocks, s->block_sides, e->block_key);
         *p = (Placed){s, e->key, block, first * s->block, fold(e->inside_key, block)};
@@ -196,7 +197,7 @@ void braid_rows(u64 count, const Spec *specs, const u64 *component, const u64 *o
         u64 passes = ordinal[k] / s->n, i = ordinal[k] - passes * s->n;
         u64 number = passes + (first_epoch ? first_epoch[k] : 0);
         if (e->spec != s || e->number != number)
-            begin_epoch(e, s, number);
+            begin_epoch(e, s, number, which);
         u64 visits = count_laps(e->begin + i, s, &offset), extra = offset >= s->cells, cell = 0;
         if (offset >= s->first) // place 0 keeps cell 0 if that one comes and goes
             cell = ((offset - s->first) * s->step + s->shift) % s->ring + s->first;

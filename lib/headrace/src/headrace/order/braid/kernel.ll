@@ -1,11 +1,11 @@
-; Compiled from kernel.c by scripts/compile_kernels.py: 5d35b89c7df578ecefd9ac4149fd45ed016972c611dc0d09dbb454a364a4bfff b6171d719dabb6a8a468e6bc3b8558438412149168399050ed49f480815be05c
+; Compiled from kernel.c by scripts/compile_kernels.py: 1c3266eaafd919b30b7aaa50781134bb4a8b8d48df3e567dae88b3bc602a6d10 8ce4c5694e461a4273b3554ec28e43513859cca1a5950adcd812e1ca140ff2a2
 %struct.Spec = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double, i64, i64, [2 x i64], [2 x i64] }
-%struct.Epoch = type { ptr, i64, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind] }
+%struct.Epoch = type { ptr, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, [2 x %struct.Kind] }
 %struct.Kind = type { i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64 }
 %struct.Placed = type { ptr, i64, i64, i64, i64 }
 
 @spec_bytes = dso_local local_unnamed_addr constant i64 232, align 8
-@epoch_bytes = dso_local local_unnamed_addr constant i64 336, align 8
+@epoch_bytes = dso_local local_unnamed_addr constant i64 344, align 8
 @placed_bytes = dso_local local_unnamed_addr constant i64 40, align 8
 
 ; Function Attrs: nofree nosync nounwind memory(read, argmem: readwrite, inaccessiblemem: none)
@@ -22,11 +22,11 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %19 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 1
   br label %21
 
-20:                                               ; preds = %746, %11
+20:                                               ; preds = %750, %11
   ret void
 
-21:                                               ; preds = %15, %746
-  %22 = phi i64 [ 0, %15 ], [ %749, %746 ]
+21:                                               ; preds = %15, %750
+  %22 = phi i64 [ 0, %15 ], [ %753, %750 ]
   br i1 %16, label %26, label %23
 
 23:                                               ; preds = %21
@@ -63,7 +63,7 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %46 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 1
   %47 = load i64, ptr %46, align 8
   %48 = icmp eq i64 %47, %42
-  br i1 %48, label %271, label %49
+  br i1 %48, label %274, label %49
 
 49:                                               ; preds = %45, %40
   store ptr %28, ptr %30, align 8
@@ -93,845 +93,850 @@ define dso_local void @braid_rows(i64 noundef %0, ptr noundef %1, ptr noundef re
   %72 = xor i64 %71, %70
   %73 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
   store i64 %72, ptr %73, align 8
-  %74 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 13
-  %75 = load i64, ptr %74, align 8
-  %76 = and i64 %42, 2097151
-  %77 = mul i64 %75, %76
-  %78 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
-  %79 = load i64, ptr %78, align 8
-  %80 = urem i64 %77, %79
-  %81 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
-  store i64 %80, ptr %81, align 8
-  %82 = load i64, ptr %78, align 8
-  %83 = udiv i64 %80, %82
-  %84 = mul i64 %83, %82
-  %85 = urem i64 %80, %82
-  %86 = add i64 %85, 1
-  %87 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 11
-  %88 = load i64, ptr %87, align 8
-  %89 = shl i64 %86, %88
-  %90 = add i64 %89, -1
-  %91 = udiv i64 %90, %82
-  %92 = mul i64 %91, %82
-  %93 = lshr i64 %92, %88
-  %94 = sub i64 %85, %93
-  %95 = shl i64 %83, %88
-  %96 = add i64 %95, %91
-  %97 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 6
-  %98 = load i64, ptr %97, align 8
-  %99 = mul i64 %96, %98
-  %100 = tail call i64 @llvm.umin.i64(i64 %94, i64 %98)
-  %101 = add i64 %100, %99
-  %102 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
-  store i64 %101, ptr %102, align 8
-  %103 = load i64, ptr %28, align 8
-  %104 = add i64 %103, %80
-  %105 = load i64, ptr %78, align 8
-  %106 = udiv i64 %104, %105
-  %107 = mul i64 %106, %105
-  %108 = urem i64 %104, %105
-  %109 = add i64 %108, 1
-  %110 = load i64, ptr %87, align 8
-  %111 = shl i64 %109, %110
-  %112 = add i64 %111, -1
-  %113 = udiv i64 %112, %105
-  %114 = mul i64 %113, %105
-  %115 = lshr i64 %114, %110
-  %116 = sub i64 %108, %115
-  %117 = shl i64 %106, %110
-  %118 = add i64 %117, %113
-  %119 = load i64, ptr %97, align 8
-  %120 = mul i64 %118, %119
-  %121 = tail call i64 @llvm.umin.i64(i64 %116, i64 %119)
-  %122 = sub i64 %120, %101
-  %123 = add i64 %121, %122
-  %124 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
-  store i64 %123, ptr %124, align 8
-  %125 = add i64 %72, -7046029254386353131
-  %126 = xor i64 %125, -5099307698220928417
-  %127 = lshr i64 %126, 30
-  %128 = xor i64 %127, %126
-  %129 = mul i64 %128, -4658895280553007687
-  %130 = lshr i64 %129, 27
+  %74 = mul i64 %27, 2447445413
+  %75 = xor i64 %72, %74
+  %76 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
+  store i64 %75, ptr %76, align 8
+  %77 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 13
+  %78 = load i64, ptr %77, align 8
+  %79 = and i64 %42, 2097151
+  %80 = mul i64 %78, %79
+  %81 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
+  %82 = load i64, ptr %81, align 8
+  %83 = urem i64 %80, %82
+  %84 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
+  store i64 %83, ptr %84, align 8
+  %85 = load i64, ptr %81, align 8
+  %86 = udiv i64 %83, %85
+  %87 = mul i64 %86, %85
+  %88 = urem i64 %83, %85
+  %89 = add i64 %88, 1
+  %90 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 11
+  %91 = load i64, ptr %90, align 8
+  %92 = shl i64 %89, %91
+  %93 = add i64 %92, -1
+  %94 = udiv i64 %93, %85
+  %95 = mul i64 %94, %85
+  %96 = lshr i64 %95, %91
+  %97 = sub i64 %88, %96
+  %98 = shl i64 %86, %91
+  %99 = add i64 %98, %94
+  %100 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 6
+  %101 = load i64, ptr %100, align 8
+  %102 = mul i64 %99, %101
+  %103 = tail call i64 @llvm.umin.i64(i64 %97, i64 %101)
+  %104 = add i64 %103, %102
+  %105 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  store i64 %104, ptr %105, align 8
+  %106 = load i64, ptr %28, align 8
+  %107 = add i64 %106, %83
+  %108 = load i64, ptr %81, align 8
+  %109 = udiv i64 %107, %108
+  %110 = mul i64 %109, %108
+  %111 = urem i64 %107, %108
+  %112 = add i64 %111, 1
+  %113 = load i64, ptr %90, align 8
+  %114 = shl i64 %112, %113
+  %115 = add i64 %114, -1
+  %116 = udiv i64 %115, %108
+  %117 = mul i64 %116, %108
+  %118 = lshr i64 %117, %113
+  %119 = sub i64 %111, %118
+  %120 = shl i64 %109, %113
+  %121 = add i64 %120, %116
+  %122 = load i64, ptr %100, align 8
+  %123 = mul i64 %121, %122
+  %124 = tail call i64 @llvm.umin.i64(i64 %119, i64 %122)
+  %125 = sub i64 %123, %104
+  %126 = add i64 %124, %125
+  %127 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
+  store i64 %126, ptr %127, align 8
+  %128 = add i64 %72, -7046029254386353131
+  %129 = xor i64 %128, -5099307698220928417
+  %130 = lshr i64 %129, 30
   %131 = xor i64 %130, %129
-  %132 = mul i64 %131, -7723592293110705685
-  %133 = lshr i64 %132, 31
+  %132 = mul i64 %131, -4658895280553007687
+  %133 = lshr i64 %132, 27
   %134 = xor i64 %133, %132
-  %135 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
-  store i64 %134, ptr %135, align 8
-  %136 = xor i64 %125, -2339995689698515380
-  %137 = lshr i64 %136, 30
-  %138 = xor i64 %137, %136
-  %139 = mul i64 %138, -4658895280553007687
-  %140 = lshr i64 %139, 27
+  %135 = mul i64 %134, -7723592293110705685
+  %136 = lshr i64 %135, 31
+  %137 = xor i64 %136, %135
+  %138 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  store i64 %137, ptr %138, align 8
+  %139 = xor i64 %128, -2339995689698515380
+  %140 = lshr i64 %139, 30
   %141 = xor i64 %140, %139
-  %142 = mul i64 %141, -7723592293110705685
-  %143 = lshr i64 %142, 31
+  %142 = mul i64 %141, -4658895280553007687
+  %143 = lshr i64 %142, 27
   %144 = xor i64 %143, %142
-  %145 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
-  store i64 %144, ptr %145, align 8
-  %146 = xor i64 %125, 4834670637226298483
-  %147 = lshr i64 %146, 30
-  %148 = xor i64 %147, %146
-  %149 = mul i64 %148, -4658895280553007687
-  %150 = lshr i64 %149, 27
+  %145 = mul i64 %144, -7723592293110705685
+  %146 = lshr i64 %145, 31
+  %147 = xor i64 %146, %145
+  %148 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  store i64 %147, ptr %148, align 8
+  %149 = xor i64 %128, 4834670637226298483
+  %150 = lshr i64 %149, 30
   %151 = xor i64 %150, %149
-  %152 = mul i64 %151, -7723592293110705685
-  %153 = lshr i64 %152, 31
+  %152 = mul i64 %151, -4658895280553007687
+  %153 = lshr i64 %152, 27
   %154 = xor i64 %153, %152
-  %155 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
-  store i64 %154, ptr %155, align 8
-  %156 = xor i64 %125, 165690204361845564
-  %157 = lshr i64 %156, 30
-  %158 = xor i64 %157, %156
-  %159 = mul i64 %158, -4658895280553007687
-  %160 = lshr i64 %159, 27
+  %155 = mul i64 %154, -7723592293110705685
+  %156 = lshr i64 %155, 31
+  %157 = xor i64 %156, %155
+  %158 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
+  store i64 %157, ptr %158, align 8
+  %159 = xor i64 %128, 165690204361845564
+  %160 = lshr i64 %159, 30
   %161 = xor i64 %160, %159
-  %162 = mul i64 %161, -7723592293110705685
-  %163 = lshr i64 %162, 31
+  %162 = mul i64 %161, -4658895280553007687
+  %163 = lshr i64 %162, 27
   %164 = xor i64 %163, %162
-  %165 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
-  store i64 %164, ptr %165, align 8
-  %166 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
-  %167 = load i64, ptr %97, align 8
-  %168 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 7
-  %169 = load i64, ptr %168, align 8
-  %170 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
-  %171 = load i64, ptr %170, align 8
-  store i64 %123, ptr %166, align 8
-  %172 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 1
-  store i64 %167, ptr %172, align 8
-  %173 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 2
-  store i64 %169, ptr %173, align 8
-  %174 = mul i64 %169, %167
-  %175 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 3
-  store i64 %174, ptr %175, align 8
-  %176 = icmp eq i64 %174, 0
-  br i1 %176, label %223, label %177
+  %165 = mul i64 %164, -7723592293110705685
+  %166 = lshr i64 %165, 31
+  %167 = xor i64 %166, %165
+  %168 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
+  store i64 %167, ptr %168, align 8
+  %169 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11
+  %170 = load i64, ptr %100, align 8
+  %171 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 7
+  %172 = load i64, ptr %171, align 8
+  %173 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %174 = load i64, ptr %173, align 8
+  store i64 %126, ptr %169, align 8
+  %175 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 1
+  store i64 %170, ptr %175, align 8
+  %176 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 2
+  store i64 %172, ptr %176, align 8
+  %177 = mul i64 %172, %170
+  %178 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 3
+  store i64 %177, ptr %178, align 8
+  %179 = icmp eq i64 %177, 0
+  br i1 %179, label %226, label %180
 
-177:                                              ; preds = %49
-  %178 = udiv i64 %123, %174
-  %179 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 4
-  store i64 %178, ptr %179, align 8
-  %180 = mul i64 %178, %174
-  %181 = urem i64 %123, %174
-  %182 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 5
+180:                                              ; preds = %49
+  %181 = udiv i64 %126, %177
+  %182 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 4
   store i64 %181, ptr %182, align 8
-  %183 = shl i64 %171, 4
-  %184 = icmp ult i64 %178, %183
-  %185 = zext i1 %184 to i64
-  %186 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 6
-  store i64 %185, ptr %186, align 8
-  br i1 %184, label %187, label %189
+  %183 = mul i64 %181, %177
+  %184 = urem i64 %126, %177
+  %185 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 5
+  store i64 %184, ptr %185, align 8
+  %186 = shl i64 %174, 4
+  %187 = icmp ult i64 %181, %186
+  %188 = zext i1 %187 to i64
+  %189 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 6
+  store i64 %188, ptr %189, align 8
+  br i1 %187, label %190, label %192
 
-187:                                              ; preds = %177
-  %188 = udiv i64 %181, %167
-  br label %189
+190:                                              ; preds = %180
+  %191 = udiv i64 %184, %170
+  br label %192
 
-189:                                              ; preds = %187, %177
-  %190 = phi i64 [ %188, %187 ], [ 0, %177 ]
-  %191 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 7
-  store i64 %190, ptr %191, align 8
-  %192 = mul i64 %178, %169
-  %193 = udiv i64 %192, %171
-  %194 = tail call i64 @llvm.umax.i64(i64 %193, i64 1)
-  %195 = tail call i64 @llvm.umin.i64(i64 %194, i64 %169)
-  %196 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 8
-  store i64 %195, ptr %196, align 8
-  %197 = udiv i64 %169, %195
-  %198 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 9
-  store i64 %197, ptr %198, align 8
-  %199 = mul i64 %197, %195
-  %200 = urem i64 %169, %195
-  %201 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 10
+192:                                              ; preds = %190, %180
+  %193 = phi i64 [ %191, %190 ], [ 0, %180 ]
+  %194 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 7
+  store i64 %193, ptr %194, align 8
+  %195 = mul i64 %181, %172
+  %196 = udiv i64 %195, %174
+  %197 = tail call i64 @llvm.umax.i64(i64 %196, i64 1)
+  %198 = tail call i64 @llvm.umin.i64(i64 %197, i64 %172)
+  %199 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 8
+  store i64 %198, ptr %199, align 8
+  %200 = udiv i64 %172, %198
+  %201 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 9
   store i64 %200, ptr %201, align 8
-  %202 = udiv i64 %190, %195
-  %203 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 11
-  store i64 %202, ptr %203, align 8
-  %204 = mul i64 %202, %195
-  %205 = urem i64 %190, %195
-  %206 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 12
+  %202 = mul i64 %200, %198
+  %203 = urem i64 %172, %198
+  %204 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 10
+  store i64 %203, ptr %204, align 8
+  %205 = udiv i64 %193, %198
+  %206 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 11
   store i64 %205, ptr %206, align 8
-  %207 = mul i64 %190, %167
-  %208 = sub i64 %181, %207
-  %209 = select i1 %184, i64 %208, i64 0
-  %210 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 13
-  store i64 %209, ptr %210, align 8
-  %211 = udiv i64 %101, %174
-  %212 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 14
-  store i64 %211, ptr %212, align 8
-  %213 = icmp ult i64 %123, 1099511627776
-  br i1 %213, label %214, label %216
+  %207 = mul i64 %205, %198
+  %208 = urem i64 %193, %198
+  %209 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 12
+  store i64 %208, ptr %209, align 8
+  %210 = mul i64 %193, %170
+  %211 = sub i64 %184, %210
+  %212 = select i1 %187, i64 %211, i64 0
+  %213 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 13
+  store i64 %212, ptr %213, align 8
+  %214 = udiv i64 %104, %177
+  %215 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 14
+  store i64 %214, ptr %215, align 8
+  %216 = icmp ult i64 %126, 1099511627776
+  br i1 %216, label %217, label %219
 
-214:                                              ; preds = %189
-  %215 = sub i64 %123, %209
-  br label %220
-
-216:                                              ; preds = %189
-  %217 = tail call i64 @llvm.umax.i64(i64 %209, i64 1)
-  %218 = udiv i64 %123, %217
-  %219 = add i64 %218, -1
-  br label %220
-
-220:                                              ; preds = %216, %214
-  %221 = phi i64 [ %215, %214 ], [ %219, %216 ]
-  %222 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 0, i32 15
-  store i64 %221, ptr %222, align 8
+217:                                              ; preds = %192
+  %218 = sub i64 %126, %212
   br label %223
 
-223:                                              ; preds = %220, %49
-  %224 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1
-  %225 = load i64, ptr %28, align 8
-  %226 = sub i64 %225, %123
-  %227 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
-  %228 = load i64, ptr %227, align 8
-  %229 = sub i64 %80, %101
-  %230 = load i64, ptr %170, align 8
-  store i64 %226, ptr %224, align 8
-  %231 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 1
-  store i64 %228, ptr %231, align 8
-  %232 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 2
-  store i64 1, ptr %232, align 8
-  %233 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 3
-  store i64 %228, ptr %233, align 8
-  %234 = icmp eq i64 %228, 0
-  br i1 %234, label %271, label %235
+219:                                              ; preds = %192
+  %220 = tail call i64 @llvm.umax.i64(i64 %212, i64 1)
+  %221 = udiv i64 %126, %220
+  %222 = add i64 %221, -1
+  br label %223
 
-235:                                              ; preds = %223
-  %236 = udiv i64 %226, %228
-  %237 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 4
-  store i64 %236, ptr %237, align 8
-  %238 = mul i64 %236, %228
-  %239 = urem i64 %226, %228
-  %240 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 5
+223:                                              ; preds = %219, %217
+  %224 = phi i64 [ %218, %217 ], [ %222, %219 ]
+  %225 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 0, i32 15
+  store i64 %224, ptr %225, align 8
+  br label %226
+
+226:                                              ; preds = %223, %49
+  %227 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1
+  %228 = load i64, ptr %28, align 8
+  %229 = sub i64 %228, %126
+  %230 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
+  %231 = load i64, ptr %230, align 8
+  %232 = sub i64 %83, %104
+  %233 = load i64, ptr %173, align 8
+  store i64 %229, ptr %227, align 8
+  %234 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 1
+  store i64 %231, ptr %234, align 8
+  %235 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 2
+  store i64 1, ptr %235, align 8
+  %236 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 3
+  store i64 %231, ptr %236, align 8
+  %237 = icmp eq i64 %231, 0
+  br i1 %237, label %274, label %238
+
+238:                                              ; preds = %226
+  %239 = udiv i64 %229, %231
+  %240 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 4
   store i64 %239, ptr %240, align 8
-  %241 = shl i64 %230, 4
-  %242 = icmp ult i64 %236, %241
-  %243 = zext i1 %242 to i64
-  %244 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 6
-  store i64 %243, ptr %244, align 8
-  br i1 %242, label %245, label %247
+  %241 = mul i64 %239, %231
+  %242 = urem i64 %229, %231
+  %243 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 5
+  store i64 %242, ptr %243, align 8
+  %244 = shl i64 %233, 4
+  %245 = icmp ult i64 %239, %244
+  %246 = zext i1 %245 to i64
+  %247 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 6
+  store i64 %246, ptr %247, align 8
+  br i1 %245, label %248, label %250
 
-245:                                              ; preds = %235
-  %246 = udiv i64 %239, %228
-  br label %247
+248:                                              ; preds = %238
+  %249 = udiv i64 %242, %231
+  br label %250
 
-247:                                              ; preds = %245, %235
-  %248 = phi i64 [ %246, %245 ], [ 0, %235 ]
-  %249 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 7
-  store i64 %248, ptr %249, align 8
-  %250 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 8
-  store i64 1, ptr %250, align 8
-  %251 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 9
-  store i64 1, ptr %251, align 8
-  %252 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 10
-  store i64 0, ptr %252, align 8
-  %253 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 11
-  store i64 %248, ptr %253, align 8
-  %254 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 12
-  store i64 0, ptr %254, align 8
-  %255 = mul i64 %248, %228
-  %256 = sub i64 %239, %255
-  %257 = select i1 %242, i64 %256, i64 0
-  %258 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 13
-  store i64 %257, ptr %258, align 8
-  %259 = udiv i64 %229, %228
-  %260 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 14
-  store i64 %259, ptr %260, align 8
-  %261 = icmp ult i64 %226, 1099511627776
-  br i1 %261, label %262, label %264
+250:                                              ; preds = %248, %238
+  %251 = phi i64 [ %249, %248 ], [ 0, %238 ]
+  %252 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 7
+  store i64 %251, ptr %252, align 8
+  %253 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 8
+  store i64 1, ptr %253, align 8
+  %254 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 9
+  store i64 1, ptr %254, align 8
+  %255 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 10
+  store i64 0, ptr %255, align 8
+  %256 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 11
+  store i64 %251, ptr %256, align 8
+  %257 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 12
+  store i64 0, ptr %257, align 8
+  %258 = mul i64 %251, %231
+  %259 = sub i64 %242, %258
+  %260 = select i1 %245, i64 %259, i64 0
+  %261 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 13
+  store i64 %260, ptr %261, align 8
+  %262 = udiv i64 %232, %231
+  %263 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 14
+  store i64 %262, ptr %263, align 8
+  %264 = icmp ult i64 %229, 1099511627776
+  br i1 %264, label %265, label %267
 
-262:                                              ; preds = %247
-  %263 = sub i64 %226, %257
-  br label %268
-
-264:                                              ; preds = %247
-  %265 = tail call i64 @llvm.umax.i64(i64 %257, i64 1)
-  %266 = udiv i64 %226, %265
-  %267 = add i64 %266, -1
-  br label %268
-
-268:                                              ; preds = %264, %262
-  %269 = phi i64 [ %263, %262 ], [ %267, %264 ]
-  %270 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 1, i32 15
-  store i64 %269, ptr %270, align 8
+265:                                              ; preds = %250
+  %266 = sub i64 %229, %260
   br label %271
 
-271:                                              ; preds = %268, %223, %45
-  %272 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
-  %273 = load i64, ptr %272, align 8
-  %274 = add i64 %273, %36
-  %275 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
+267:                                              ; preds = %250
+  %268 = tail call i64 @llvm.umax.i64(i64 %260, i64 1)
+  %269 = udiv i64 %229, %268
+  %270 = add i64 %269, -1
+  br label %271
+
+271:                                              ; preds = %267, %265
+  %272 = phi i64 [ %266, %265 ], [ %270, %267 ]
+  %273 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 1, i32 15
+  store i64 %272, ptr %273, align 8
+  br label %274
+
+274:                                              ; preds = %271, %226, %45
+  %275 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
   %276 = load i64, ptr %275, align 8
-  %277 = udiv i64 %274, %276
-  %278 = mul i64 %277, %276
-  %279 = urem i64 %274, %276
-  %280 = add i64 %279, 1
-  %281 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 11
-  %282 = load i64, ptr %281, align 8
-  %283 = shl i64 %280, %282
-  %284 = add i64 %283, -1
-  %285 = udiv i64 %284, %276
-  %286 = mul i64 %285, %276
-  %287 = lshr i64 %286, %282
-  %288 = sub i64 %279, %287
-  %289 = shl i64 %277, %282
-  %290 = add i64 %289, %285
-  %291 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 6
-  %292 = load i64, ptr %291, align 8
-  %293 = mul i64 %290, %292
-  %294 = tail call i64 @llvm.umin.i64(i64 %288, i64 %292)
-  %295 = add i64 %294, %293
-  %296 = icmp uge i64 %288, %292
-  %297 = zext i1 %296 to i64
-  %298 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 14
-  %299 = load i64, ptr %298, align 8
-  %300 = icmp ult i64 %288, %299
-  br i1 %300, label %325, label %301
+  %277 = add i64 %276, %36
+  %278 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 12
+  %279 = load i64, ptr %278, align 8
+  %280 = udiv i64 %277, %279
+  %281 = mul i64 %280, %279
+  %282 = urem i64 %277, %279
+  %283 = add i64 %282, 1
+  %284 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 11
+  %285 = load i64, ptr %284, align 8
+  %286 = shl i64 %283, %285
+  %287 = add i64 %286, -1
+  %288 = udiv i64 %287, %279
+  %289 = mul i64 %288, %279
+  %290 = lshr i64 %289, %285
+  %291 = sub i64 %282, %290
+  %292 = shl i64 %280, %285
+  %293 = add i64 %292, %288
+  %294 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 6
+  %295 = load i64, ptr %294, align 8
+  %296 = mul i64 %293, %295
+  %297 = tail call i64 @llvm.umin.i64(i64 %291, i64 %295)
+  %298 = add i64 %297, %296
+  %299 = icmp uge i64 %291, %295
+  %300 = zext i1 %299 to i64
+  %301 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 14
+  %302 = load i64, ptr %301, align 8
+  %303 = icmp ult i64 %291, %302
+  br i1 %303, label %328, label %304
 
-301:                                              ; preds = %271
-  %302 = sub i64 %288, %299
-  %303 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 16
-  %304 = load i64, ptr %303, align 8
-  %305 = mul i64 %304, %302
-  %306 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 17
+304:                                              ; preds = %274
+  %305 = sub i64 %291, %302
+  %306 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 16
   %307 = load i64, ptr %306, align 8
-  %308 = add i64 %305, %307
-  %309 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 15
+  %308 = mul i64 %307, %305
+  %309 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 17
   %310 = load i64, ptr %309, align 8
-  %311 = urem i64 %308, %310
-  %312 = add i64 %311, %299
-  br i1 %296, label %325, label %313
+  %311 = add i64 %308, %310
+  %312 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 15
+  %313 = load i64, ptr %312, align 8
+  %314 = urem i64 %311, %313
+  %315 = add i64 %314, %302
+  br i1 %299, label %328, label %316
 
-313:                                              ; preds = %301
-  %314 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 21
-  %315 = load double, ptr %314, align 8
-  %316 = sitofp i64 %311 to double
-  %317 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 20
+316:                                              ; preds = %304
+  %317 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 21
   %318 = load double, ptr %317, align 8
-  %319 = fadd double %318, %316
-  %320 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 22
+  %319 = sitofp i64 %314 to double
+  %320 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 20
   %321 = load double, ptr %320, align 8
-  %322 = fmul double %319, %321
-  %323 = fadd double %315, %322
-  %324 = getelementptr inbounds double, ptr %10, i64 %22
-  store double %323, ptr %324, align 8
-  br label %339
+  %322 = fadd double %321, %319
+  %323 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 22
+  %324 = load double, ptr %323, align 8
+  %325 = fmul double %322, %324
+  %326 = fadd double %318, %325
+  %327 = getelementptr inbounds double, ptr %10, i64 %22
+  store double %326, ptr %327, align 8
+  br label %342
 
-325:                                              ; preds = %301, %271
-  %326 = phi i64 [ %312, %301 ], [ 0, %271 ]
-  %327 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 21
-  %328 = load double, ptr %327, align 8
-  %329 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 20
-  %330 = load double, ptr %329, align 8
-  %331 = uitofp i1 %296 to double
-  %332 = fmul double %331, 0x3EA0000000000000
-  %333 = fadd double %332, %330
-  %334 = fmul double %328, %333
-  %335 = getelementptr inbounds double, ptr %10, i64 %22
-  store double %334, ptr %335, align 8
-  br i1 %296, label %336, label %339
+328:                                              ; preds = %304, %274
+  %329 = phi i64 [ %315, %304 ], [ 0, %274 ]
+  %330 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 21
+  %331 = load double, ptr %330, align 8
+  %332 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 20
+  %333 = load double, ptr %332, align 8
+  %334 = uitofp i1 %299 to double
+  %335 = fmul double %334, 0x3EA0000000000000
+  %336 = fadd double %335, %333
+  %337 = fmul double %331, %336
+  %338 = getelementptr inbounds double, ptr %10, i64 %22
+  store double %337, ptr %338, align 8
+  br i1 %299, label %339, label %342
 
-336:                                              ; preds = %325
-  %337 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
-  %338 = load i64, ptr %337, align 8
-  br label %339
+339:                                              ; preds = %328
+  %340 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
+  %341 = load i64, ptr %340, align 8
+  br label %342
 
-339:                                              ; preds = %313, %336, %325
-  %340 = phi i64 [ %326, %336 ], [ %326, %325 ], [ %312, %313 ]
-  %341 = phi i64 [ %338, %336 ], [ 0, %325 ], [ 0, %313 ]
-  %342 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297
-  %343 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 4
-  %344 = load i64, ptr %343, align 8
-  %345 = sub i64 %295, %344
-  %346 = sub i64 %36, %345
-  %347 = select i1 %296, i64 %346, i64 %345
-  %348 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 13
-  %349 = load i64, ptr %348, align 8
-  %350 = load i64, ptr %342, align 8
-  %351 = sub i64 %349, %350
-  %352 = add i64 %351, %347
-  %353 = icmp sgt i64 %352, -1
-  br i1 %353, label %354, label %381
+342:                                              ; preds = %316, %339, %328
+  %343 = phi i64 [ %329, %339 ], [ %329, %328 ], [ %315, %316 ]
+  %344 = phi i64 [ %341, %339 ], [ 0, %328 ], [ 0, %316 ]
+  %345 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300
+  %346 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 5
+  %347 = load i64, ptr %346, align 8
+  %348 = sub i64 %298, %347
+  %349 = sub i64 %36, %348
+  %350 = select i1 %299, i64 %349, i64 %348
+  %351 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 13
+  %352 = load i64, ptr %351, align 8
+  %353 = load i64, ptr %345, align 8
+  %354 = sub i64 %352, %353
+  %355 = add i64 %354, %350
+  %356 = icmp sgt i64 %355, -1
+  br i1 %356, label %357, label %384
 
-354:                                              ; preds = %339
-  %355 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
-  %356 = load i64, ptr %355, align 8
-  %357 = udiv i64 %350, %356
-  %358 = tail call i64 @llvm.umax.i64(i64 %357, i64 1)
-  %359 = tail call i64 @llvm.umin.i64(i64 %358, i64 %349)
-  %360 = udiv i64 %350, %349
-  %361 = udiv i64 %352, %359
-  %362 = mul i64 %361, %359
-  %363 = urem i64 %352, %359
-  %364 = udiv i64 %349, %359
-  %365 = mul i64 %363, %364
-  %366 = mul i64 %364, %359
-  %367 = urem i64 %349, %359
-  %368 = tail call i64 @llvm.umin.i64(i64 %363, i64 %367)
-  %369 = add nuw i64 %361, 1
-  %370 = add i64 %369, %365
-  %371 = add i64 %370, %368
-  %372 = icmp ult i64 %350, 1099511627776
-  %373 = mul i64 %360, %349
-  %374 = urem i64 %350, %349
-  %375 = select i1 %372, i64 %374, i64 0
-  %376 = mul i64 %371, %360
-  %377 = mul i64 %371, %375
-  %378 = udiv i64 %377, %349
-  %379 = add i64 %378, -1
-  %380 = add i64 %379, %376
-  br label %537
+357:                                              ; preds = %342
+  %358 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %359 = load i64, ptr %358, align 8
+  %360 = udiv i64 %353, %359
+  %361 = tail call i64 @llvm.umax.i64(i64 %360, i64 1)
+  %362 = tail call i64 @llvm.umin.i64(i64 %361, i64 %352)
+  %363 = udiv i64 %353, %352
+  %364 = udiv i64 %355, %362
+  %365 = mul i64 %364, %362
+  %366 = urem i64 %355, %362
+  %367 = udiv i64 %352, %362
+  %368 = mul i64 %366, %367
+  %369 = mul i64 %367, %362
+  %370 = urem i64 %352, %362
+  %371 = tail call i64 @llvm.umin.i64(i64 %366, i64 %370)
+  %372 = add nuw i64 %364, 1
+  %373 = add i64 %372, %368
+  %374 = add i64 %373, %371
+  %375 = icmp ult i64 %353, 1099511627776
+  %376 = mul i64 %363, %352
+  %377 = urem i64 %353, %352
+  %378 = select i1 %375, i64 %377, i64 0
+  %379 = mul i64 %374, %363
+  %380 = mul i64 %374, %378
+  %381 = udiv i64 %380, %352
+  %382 = add i64 %381, -1
+  %383 = add i64 %382, %379
+  br label %540
 
-381:                                              ; preds = %339
-  %382 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 3
-  %383 = load i64, ptr %382, align 8
-  %384 = udiv i64 %347, %383
-  %385 = mul i64 %384, %383
-  %386 = urem i64 %347, %383
-  %387 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 1
-  %388 = load i64, ptr %387, align 8
-  %389 = udiv i64 %386, %388
-  br i1 %296, label %390, label %397
+384:                                              ; preds = %342
+  %385 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 3
+  %386 = load i64, ptr %385, align 8
+  %387 = udiv i64 %350, %386
+  %388 = mul i64 %387, %386
+  %389 = urem i64 %350, %386
+  %390 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 1
+  %391 = load i64, ptr %390, align 8
+  %392 = udiv i64 %389, %391
+  br i1 %299, label %393, label %400
 
-390:                                              ; preds = %381
-  %391 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 10
-  %392 = load i64, ptr %391, align 8
-  %393 = mul i64 %392, %386
-  %394 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
+393:                                              ; preds = %384
+  %394 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 10
   %395 = load i64, ptr %394, align 8
-  %396 = urem i64 %393, %395
-  br label %397
+  %396 = mul i64 %395, %389
+  %397 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 9
+  %398 = load i64, ptr %397, align 8
+  %399 = urem i64 %396, %398
+  br label %400
 
-397:                                              ; preds = %390, %381
-  %398 = phi i64 [ %396, %390 ], [ %340, %381 ]
-  %399 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 8
-  %400 = load i64, ptr %399, align 8
-  %401 = udiv i64 %389, %400
-  %402 = mul i64 %401, %400
-  %403 = urem i64 %389, %400
-  %404 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 2
-  %405 = load i64, ptr %404, align 8
-  %406 = mul i64 %405, %398
-  %407 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 9
+400:                                              ; preds = %393, %384
+  %401 = phi i64 [ %399, %393 ], [ %343, %384 ]
+  %402 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 8
+  %403 = load i64, ptr %402, align 8
+  %404 = udiv i64 %392, %403
+  %405 = mul i64 %404, %403
+  %406 = urem i64 %392, %403
+  %407 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 2
   %408 = load i64, ptr %407, align 8
-  %409 = mul i64 %403, %408
-  %410 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 10
+  %409 = mul i64 %408, %401
+  %410 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 9
   %411 = load i64, ptr %410, align 8
-  %412 = tail call i64 @llvm.umin.i64(i64 %403, i64 %411)
-  %413 = add i64 %406, %401
-  %414 = add i64 %413, %409
-  %415 = add i64 %414, %412
-  %416 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 6
-  %417 = load i64, ptr %416, align 8
-  %418 = icmp eq i64 %417, 0
-  br i1 %418, label %441, label %419
+  %412 = mul i64 %406, %411
+  %413 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 10
+  %414 = load i64, ptr %413, align 8
+  %415 = tail call i64 @llvm.umin.i64(i64 %406, i64 %414)
+  %416 = add i64 %409, %404
+  %417 = add i64 %416, %412
+  %418 = add i64 %417, %415
+  %419 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 6
+  %420 = load i64, ptr %419, align 8
+  %421 = icmp eq i64 %420, 0
+  br i1 %421, label %444, label %422
 
-419:                                              ; preds = %397
-  %420 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 11
-  %421 = load i64, ptr %420, align 8
-  %422 = mul i64 %421, %403
-  %423 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 12
+422:                                              ; preds = %400
+  %423 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 11
   %424 = load i64, ptr %423, align 8
-  %425 = tail call i64 @llvm.umin.i64(i64 %403, i64 %424)
-  %426 = add i64 %425, %422
-  %427 = icmp ult i64 %403, %424
-  %428 = zext i1 %427 to i64
-  %429 = add i64 %421, %428
-  %430 = tail call i64 @llvm.umin.i64(i64 %401, i64 %429)
-  %431 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 4
-  %432 = load i64, ptr %431, align 8
-  %433 = mul i64 %432, %415
-  %434 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 7
+  %425 = mul i64 %424, %406
+  %426 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 12
+  %427 = load i64, ptr %426, align 8
+  %428 = tail call i64 @llvm.umin.i64(i64 %406, i64 %427)
+  %429 = add i64 %428, %425
+  %430 = icmp ult i64 %406, %427
+  %431 = zext i1 %430 to i64
+  %432 = add i64 %424, %431
+  %433 = tail call i64 @llvm.umin.i64(i64 %404, i64 %432)
+  %434 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 4
   %435 = load i64, ptr %434, align 8
-  %436 = mul i64 %435, %398
-  %437 = add i64 %426, %433
-  %438 = add i64 %437, %436
-  %439 = add i64 %438, %430
-  %440 = icmp ult i64 %389, %435
-  br label %450
+  %436 = mul i64 %435, %418
+  %437 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 7
+  %438 = load i64, ptr %437, align 8
+  %439 = mul i64 %438, %401
+  %440 = add i64 %429, %436
+  %441 = add i64 %440, %439
+  %442 = add i64 %441, %433
+  %443 = icmp ult i64 %392, %438
+  br label %453
 
-441:                                              ; preds = %397
-  %442 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 4
-  %443 = load i64, ptr %442, align 8
-  %444 = mul i64 %443, %386
-  %445 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 5
+444:                                              ; preds = %400
+  %445 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 4
   %446 = load i64, ptr %445, align 8
-  %447 = tail call i64 @llvm.umin.i64(i64 %386, i64 %446)
-  %448 = add i64 %447, %444
-  %449 = icmp ult i64 %386, %446
-  br label %450
+  %447 = mul i64 %446, %389
+  %448 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 5
+  %449 = load i64, ptr %448, align 8
+  %450 = tail call i64 @llvm.umin.i64(i64 %389, i64 %449)
+  %451 = add i64 %450, %447
+  %452 = icmp ult i64 %389, %449
+  br label %453
 
-450:                                              ; preds = %441, %419
-  %451 = phi i1 [ %449, %441 ], [ %440, %419 ]
-  %452 = phi i64 [ %443, %441 ], [ %432, %419 ]
-  %453 = phi i64 [ %448, %441 ], [ %439, %419 ]
-  %454 = zext i1 %451 to i64
-  %455 = add i64 %452, %454
-  %456 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 8
-  %457 = load i64, ptr %456, align 8
-  %458 = select i1 %296, i64 %457, i64 0
-  %459 = add i64 %458, %415
-  %460 = mul i64 %459, 2654435769
-  %461 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 19
-  %462 = load i64, ptr %461, align 8
-  %463 = add i64 %460, %462
-  %464 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+453:                                              ; preds = %444, %422
+  %454 = phi i1 [ %452, %444 ], [ %443, %422 ]
+  %455 = phi i64 [ %446, %444 ], [ %435, %422 ]
+  %456 = phi i64 [ %451, %444 ], [ %442, %422 ]
+  %457 = zext i1 %454 to i64
+  %458 = add i64 %455, %457
+  %459 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 8
+  %460 = load i64, ptr %459, align 8
+  %461 = select i1 %299, i64 %460, i64 0
+  %462 = add i64 %461, %418
+  %463 = mul i64 %462, 2654435769
+  %464 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 19
   %465 = load i64, ptr %464, align 8
-  %466 = icmp ugt i64 %465, %455
-  br i1 %466, label %507, label %467
+  %466 = add i64 %463, %465
+  %467 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %468 = load i64, ptr %467, align 8
+  %469 = icmp ugt i64 %468, %458
+  br i1 %469, label %510, label %470
 
-467:                                              ; preds = %450
-  %468 = and i64 %463, 4294967295
-  %469 = udiv i64 %455, %465
-  %470 = icmp eq i64 %349, 0
-  br i1 %470, label %483, label %471
+470:                                              ; preds = %453
+  %471 = and i64 %466, 4294967295
+  %472 = udiv i64 %458, %468
+  %473 = icmp eq i64 %352, 0
+  br i1 %473, label %486, label %474
 
-471:                                              ; preds = %467
-  %472 = icmp ult i64 %350, 1099511627776
-  %473 = add i64 %453, 1
-  %474 = mul i64 %473, %349
-  %475 = add i64 %474, -1
-  %476 = select i1 %472, i64 %475, i64 %453
-  %477 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 15
-  %478 = load i64, ptr %477, align 8
-  %479 = tail call i64 @llvm.umax.i64(i64 %478, i64 1)
-  %480 = udiv i64 %476, %479
-  %481 = tail call i64 @llvm.umin.i64(i64 %480, i64 %349)
-  %482 = add i64 %481, %453
-  br label %483
+474:                                              ; preds = %470
+  %475 = icmp ult i64 %353, 1099511627776
+  %476 = add i64 %456, 1
+  %477 = mul i64 %476, %352
+  %478 = add i64 %477, -1
+  %479 = select i1 %475, i64 %478, i64 %456
+  %480 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 15
+  %481 = load i64, ptr %480, align 8
+  %482 = tail call i64 @llvm.umax.i64(i64 %481, i64 1)
+  %483 = udiv i64 %479, %482
+  %484 = tail call i64 @llvm.umin.i64(i64 %483, i64 %352)
+  %485 = add i64 %484, %456
+  br label %486
 
-483:                                              ; preds = %471, %467
-  %484 = phi i64 [ %482, %471 ], [ %453, %467 ]
-  %485 = urem i64 %484, %465
-  %486 = mul i64 %468, %465
-  %487 = lshr i64 %486, 32
-  %488 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 14
-  %489 = load i64, ptr %488, align 8
-  %490 = add i64 %489, %487
-  %491 = urem i64 %490, %465
-  %492 = mul i64 %459, 2447445413
-  %493 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
-  %494 = load i64, ptr %493, align 8
-  %495 = lshr i64 %494, 32
-  %496 = add i64 %495, %492
-  %497 = and i64 %496, 4294967295
-  %498 = tail call i64 @llvm.umin.i64(i64 %469, i64 8)
-  %499 = mul nuw nsw i64 %497, %498
-  %500 = lshr i64 %499, 32
-  %501 = sub i64 %491, %485
-  %502 = icmp ult i64 %491, %485
-  %503 = select i1 %502, i64 %465, i64 0
-  %504 = add i64 %501, %503
-  %505 = mul i64 %500, %465
-  %506 = add i64 %504, %505
-  br label %517
+486:                                              ; preds = %474, %470
+  %487 = phi i64 [ %485, %474 ], [ %456, %470 ]
+  %488 = urem i64 %487, %468
+  %489 = mul i64 %471, %468
+  %490 = lshr i64 %489, 32
+  %491 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 14
+  %492 = load i64, ptr %491, align 8
+  %493 = add i64 %492, %490
+  %494 = urem i64 %493, %468
+  %495 = mul i64 %462, 2447445413
+  %496 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  %497 = load i64, ptr %496, align 8
+  %498 = lshr i64 %497, 32
+  %499 = add i64 %498, %495
+  %500 = and i64 %499, 4294967295
+  %501 = tail call i64 @llvm.umin.i64(i64 %472, i64 8)
+  %502 = mul nuw nsw i64 %500, %501
+  %503 = lshr i64 %502, 32
+  %504 = sub i64 %494, %488
+  %505 = icmp ult i64 %494, %488
+  %506 = select i1 %505, i64 %468, i64 0
+  %507 = add i64 %504, %506
+  %508 = mul i64 %503, %468
+  %509 = add i64 %507, %508
+  br label %520
 
-507:                                              ; preds = %450
-  %508 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 6
-  %509 = load i64, ptr %508, align 8
-  %510 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
-  %511 = load i64, ptr %510, align 8
-  %512 = mul i64 %511, %509
-  %513 = add i64 %512, %463
-  %514 = and i64 %513, 4294967295
-  %515 = mul i64 %514, %455
-  %516 = lshr i64 %515, 32
-  br label %517
+510:                                              ; preds = %453
+  %511 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
+  %512 = load i64, ptr %511, align 8
+  %513 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
+  %514 = load i64, ptr %513, align 8
+  %515 = mul i64 %514, %512
+  %516 = add i64 %515, %466
+  %517 = and i64 %516, 4294967295
+  %518 = mul i64 %517, %458
+  %519 = lshr i64 %518, 32
+  br label %520
 
-517:                                              ; preds = %507, %483
-  %518 = phi i64 [ %506, %483 ], [ %516, %507 ]
-  %519 = add i64 %518, %384
-  %520 = icmp ult i64 %519, %455
-  %521 = select i1 %520, i64 0, i64 %455
-  %522 = sub i64 %519, %521
-  %523 = add i64 %522, %453
-  %524 = icmp eq i64 %349, 0
-  br i1 %524, label %537, label %525
+520:                                              ; preds = %510, %486
+  %521 = phi i64 [ %509, %486 ], [ %519, %510 ]
+  %522 = add i64 %521, %387
+  %523 = icmp ult i64 %522, %458
+  %524 = select i1 %523, i64 0, i64 %458
+  %525 = sub i64 %522, %524
+  %526 = add i64 %525, %456
+  %527 = icmp eq i64 %352, 0
+  br i1 %527, label %540, label %528
 
-525:                                              ; preds = %517
-  %526 = icmp ult i64 %350, 1099511627776
-  %527 = add i64 %523, 1
-  %528 = mul i64 %527, %349
-  %529 = add i64 %528, -1
-  %530 = select i1 %526, i64 %529, i64 %523
-  %531 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10, i64 %297, i32 15
-  %532 = load i64, ptr %531, align 8
-  %533 = tail call i64 @llvm.umax.i64(i64 %532, i64 1)
-  %534 = udiv i64 %530, %533
-  %535 = tail call i64 @llvm.umin.i64(i64 %534, i64 %349)
-  %536 = add i64 %535, %523
-  br label %537
+528:                                              ; preds = %520
+  %529 = icmp ult i64 %353, 1099511627776
+  %530 = add i64 %526, 1
+  %531 = mul i64 %530, %352
+  %532 = add i64 %531, -1
+  %533 = select i1 %529, i64 %532, i64 %526
+  %534 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 11, i64 %300, i32 15
+  %535 = load i64, ptr %534, align 8
+  %536 = tail call i64 @llvm.umax.i64(i64 %535, i64 1)
+  %537 = udiv i64 %533, %536
+  %538 = tail call i64 @llvm.umin.i64(i64 %537, i64 %352)
+  %539 = add i64 %538, %526
+  br label %540
 
-537:                                              ; preds = %354, %517, %525
-  %538 = phi i64 [ %356, %354 ], [ %465, %525 ], [ %465, %517 ]
-  %539 = phi i64 [ %380, %354 ], [ %536, %525 ], [ %523, %517 ]
-  %540 = add i64 %539, %341
-  %541 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 24
-  %542 = load i64, ptr %541, align 8
-  %543 = icmp eq i64 %542, 0
-  br i1 %543, label %590, label %544
+540:                                              ; preds = %357, %520, %528
+  %541 = phi i64 [ %359, %357 ], [ %468, %528 ], [ %468, %520 ]
+  %542 = phi i64 [ %383, %357 ], [ %539, %528 ], [ %526, %520 ]
+  %543 = add i64 %542, %344
+  %544 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 24
+  %545 = load i64, ptr %544, align 8
+  %546 = icmp eq i64 %545, 0
+  br i1 %546, label %593, label %547
 
-544:                                              ; preds = %537
-  %545 = load i64, ptr %28, align 8
-  %546 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 26
-  %547 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
-  %548 = load i64, ptr %547, align 8
-  %549 = icmp ult i64 %545, 64
-  %550 = select i1 %549, i64 16, i64 8
-  %551 = load i64, ptr %546, align 8
-  br label %552
+547:                                              ; preds = %540
+  %548 = load i64, ptr %28, align 8
+  %549 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 26
+  %550 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 10
+  %551 = load i64, ptr %550, align 8
+  %552 = icmp ult i64 %548, 64
+  %553 = select i1 %552, i64 16, i64 8
+  %554 = load i64, ptr %549, align 8
+  br label %555
 
-552:                                              ; preds = %556, %544
-  %553 = phi i64 [ %540, %544 ], [ %560, %556 ]
+555:                                              ; preds = %559, %547
+  %556 = phi i64 [ %543, %547 ], [ %563, %559 ]
   call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %13) #3
-  %554 = urem i64 %553, %551
-  store i64 %554, ptr %13, align 16
-  %555 = udiv i64 %553, %551
-  store i64 %555, ptr %18, align 8
-  br label %562
+  %557 = urem i64 %556, %554
+  store i64 %557, ptr %13, align 16
+  %558 = udiv i64 %556, %554
+  store i64 %558, ptr %18, align 8
+  br label %565
 
-556:                                              ; preds = %562
-  %557 = load i64, ptr %18, align 8
-  %558 = mul i64 %557, %551
-  %559 = load i64, ptr %13, align 16
-  %560 = add i64 %558, %559
+559:                                              ; preds = %565
+  %560 = load i64, ptr %18, align 8
+  %561 = mul i64 %560, %554
+  %562 = load i64, ptr %13, align 16
+  %563 = add i64 %561, %562
   call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %13) #3
-  %561 = icmp ult i64 %560, %545
-  br i1 %561, label %746, label %552, !llvm.loop !1
+  %564 = icmp ult i64 %563, %548
+  br i1 %564, label %750, label %555, !llvm.loop !1
 
-562:                                              ; preds = %562, %552
-  %563 = phi i64 [ 0, %552 ], [ %588, %562 ]
-  %564 = and i64 %563, 1
-  %565 = getelementptr inbounds i64, ptr %546, i64 %564
-  %566 = load i64, ptr %565, align 8
-  %567 = xor i64 %564, 1
-  %568 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 %567
+565:                                              ; preds = %565, %555
+  %566 = phi i64 [ 0, %555 ], [ %591, %565 ]
+  %567 = and i64 %566, 1
+  %568 = getelementptr inbounds i64, ptr %549, i64 %567
   %569 = load i64, ptr %568, align 8
-  %570 = mul i64 %563, -7046029254386353131
-  %571 = add i64 %570, %548
-  %572 = xor i64 %569, %571
-  %573 = lshr i64 %572, 30
-  %574 = xor i64 %573, %572
-  %575 = mul i64 %574, -4658895280553007687
-  %576 = lshr i64 %575, 27
+  %570 = xor i64 %567, 1
+  %571 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 %570
+  %572 = load i64, ptr %571, align 8
+  %573 = mul i64 %566, -7046029254386353131
+  %574 = add i64 %573, %551
+  %575 = xor i64 %572, %574
+  %576 = lshr i64 %575, 30
   %577 = xor i64 %576, %575
-  %578 = mul i64 %577, -7723592293110705685
-  %579 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 %564
-  %580 = load i64, ptr %579, align 8
-  %581 = lshr i64 %578, 32
-  %582 = mul i64 %581, %566
-  %583 = lshr i64 %582, 32
-  %584 = add i64 %583, %580
-  %585 = icmp ult i64 %584, %566
-  %586 = select i1 %585, i64 0, i64 %566
-  %587 = sub i64 %584, %586
-  store i64 %587, ptr %579, align 8
-  %588 = add nuw nsw i64 %563, 1
-  %589 = icmp eq i64 %588, %550
-  br i1 %589, label %556, label %562, !llvm.loop !4
+  %578 = mul i64 %577, -4658895280553007687
+  %579 = lshr i64 %578, 27
+  %580 = xor i64 %579, %578
+  %581 = mul i64 %580, -7723592293110705685
+  %582 = getelementptr inbounds [2 x i64], ptr %13, i64 0, i64 %567
+  %583 = load i64, ptr %582, align 8
+  %584 = lshr i64 %581, 32
+  %585 = mul i64 %584, %569
+  %586 = lshr i64 %585, 32
+  %587 = add i64 %586, %583
+  %588 = icmp ult i64 %587, %569
+  %589 = select i1 %588, i64 0, i64 %569
+  %590 = sub i64 %587, %589
+  store i64 %590, ptr %582, align 8
+  %591 = add nuw nsw i64 %566, 1
+  %592 = icmp eq i64 %591, %553
+  br i1 %592, label %559, label %565, !llvm.loop !4
 
-590:                                              ; preds = %537
-  %591 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
-  %592 = udiv i64 %540, %538
-  %593 = mul i64 %592, %538
-  %594 = urem i64 %540, %538
-  %595 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 2
-  %596 = load i64, ptr %595, align 8
-  %597 = icmp ult i64 %592, %596
-  %598 = mul i64 %592, 2654435769
-  %599 = ptrtoint ptr %28 to i64
-  %600 = mul i64 %599, 2447445413
-  %601 = xor i64 %598, %600
-  %602 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+593:                                              ; preds = %540
+  %594 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 1
+  %595 = udiv i64 %543, %541
+  %596 = mul i64 %595, %541
+  %597 = urem i64 %543, %541
+  %598 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 2
+  %599 = load i64, ptr %598, align 8
+  %600 = icmp ult i64 %595, %599
+  %601 = mul i64 %595, 2654435769
+  %602 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 3
   %603 = load i64, ptr %602, align 8
-  %604 = xor i64 %601, %603
+  %604 = xor i64 %603, %601
   %605 = and i64 %604, %8
   %606 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605
   %607 = load ptr, ptr %606, align 8
   %608 = icmp eq ptr %607, %28
-  br i1 %608, label %609, label %622
+  br i1 %608, label %609, label %624
 
-609:                                              ; preds = %590
+609:                                              ; preds = %593
   %610 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 1
   %611 = load i64, ptr %610, align 8
-  %612 = icmp eq i64 %611, %603
-  br i1 %612, label %613, label %622
+  %612 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+  %613 = load i64, ptr %612, align 8
+  %614 = icmp eq i64 %611, %613
+  br i1 %614, label %615, label %624
 
-613:                                              ; preds = %609
-  %614 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 2
-  %615 = load i64, ptr %614, align 8
-  %616 = icmp eq i64 %615, %592
-  br i1 %616, label %617, label %622
+615:                                              ; preds = %609
+  %616 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 2
+  %617 = load i64, ptr %616, align 8
+  %618 = icmp eq i64 %617, %595
+  br i1 %618, label %619, label %624
 
-617:                                              ; preds = %613
-  %618 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 4
-  %619 = load i64, ptr %618, align 8
-  %620 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 3
+619:                                              ; preds = %615
+  %620 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 4
   %621 = load i64, ptr %620, align 8
-  br label %697
+  %622 = getelementptr inbounds %struct.Placed, ptr %7, i64 %605, i32 3
+  %623 = load i64, ptr %622, align 8
+  br label %701
 
-622:                                              ; preds = %613, %609, %590
-  br i1 %597, label %623, label %668
+624:                                              ; preds = %615, %609, %593
+  br i1 %600, label %625, label %670
 
-623:                                              ; preds = %622
-  %624 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 25
-  %625 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 7
-  %626 = load i64, ptr %625, align 8
-  %627 = icmp ult i64 %596, 64
-  %628 = select i1 %627, i64 16, i64 8
-  %629 = load i64, ptr %624, align 8
-  br label %630
+625:                                              ; preds = %624
+  %626 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 25
+  %627 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
+  %628 = load i64, ptr %627, align 8
+  %629 = icmp ult i64 %599, 64
+  %630 = select i1 %629, i64 16, i64 8
+  %631 = load i64, ptr %626, align 8
+  br label %632
 
-630:                                              ; preds = %634, %623
-  %631 = phi i64 [ %592, %623 ], [ %638, %634 ]
+632:                                              ; preds = %636, %625
+  %633 = phi i64 [ %595, %625 ], [ %640, %636 ]
   call void @llvm.lifetime.start.p0(i64 16, ptr nonnull %12) #3
-  %632 = urem i64 %631, %629
-  store i64 %632, ptr %12, align 16
-  %633 = udiv i64 %631, %629
-  store i64 %633, ptr %19, align 8
-  br label %640
+  %634 = urem i64 %633, %631
+  store i64 %634, ptr %12, align 16
+  %635 = udiv i64 %633, %631
+  store i64 %635, ptr %19, align 8
+  br label %642
 
-634:                                              ; preds = %640
-  %635 = load i64, ptr %19, align 8
-  %636 = mul i64 %635, %629
-  %637 = load i64, ptr %12, align 16
-  %638 = add i64 %636, %637
+636:                                              ; preds = %642
+  %637 = load i64, ptr %19, align 8
+  %638 = mul i64 %637, %631
+  %639 = load i64, ptr %12, align 16
+  %640 = add i64 %638, %639
   call void @llvm.lifetime.end.p0(i64 16, ptr nonnull %12) #3
-  %639 = icmp ult i64 %638, %596
-  br i1 %639, label %668, label %630, !llvm.loop !1
+  %641 = icmp ult i64 %640, %599
+  br i1 %641, label %670, label %632, !llvm.loop !1
 
-640:                                              ; preds = %640, %630
-  %641 = phi i64 [ 0, %630 ], [ %666, %640 ]
-  %642 = and i64 %641, 1
-  %643 = getelementptr inbounds i64, ptr %624, i64 %642
-  %644 = load i64, ptr %643, align 8
-  %645 = xor i64 %642, 1
-  %646 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %645
-  %647 = load i64, ptr %646, align 8
-  %648 = mul i64 %641, -7046029254386353131
-  %649 = add i64 %648, %626
-  %650 = xor i64 %647, %649
-  %651 = lshr i64 %650, 30
-  %652 = xor i64 %651, %650
-  %653 = mul i64 %652, -4658895280553007687
-  %654 = lshr i64 %653, 27
-  %655 = xor i64 %654, %653
-  %656 = mul i64 %655, -7723592293110705685
-  %657 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %642
-  %658 = load i64, ptr %657, align 8
-  %659 = lshr i64 %656, 32
-  %660 = mul i64 %659, %644
-  %661 = lshr i64 %660, 32
-  %662 = add i64 %661, %658
-  %663 = icmp ult i64 %662, %644
-  %664 = select i1 %663, i64 0, i64 %644
-  %665 = sub i64 %662, %664
-  store i64 %665, ptr %657, align 8
-  %666 = add nuw nsw i64 %641, 1
-  %667 = icmp eq i64 %666, %628
-  br i1 %667, label %634, label %640, !llvm.loop !4
+642:                                              ; preds = %642, %632
+  %643 = phi i64 [ 0, %632 ], [ %668, %642 ]
+  %644 = and i64 %643, 1
+  %645 = getelementptr inbounds i64, ptr %626, i64 %644
+  %646 = load i64, ptr %645, align 8
+  %647 = xor i64 %644, 1
+  %648 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %647
+  %649 = load i64, ptr %648, align 8
+  %650 = mul i64 %643, -7046029254386353131
+  %651 = add i64 %650, %628
+  %652 = xor i64 %649, %651
+  %653 = lshr i64 %652, 30
+  %654 = xor i64 %653, %652
+  %655 = mul i64 %654, -4658895280553007687
+  %656 = lshr i64 %655, 27
+  %657 = xor i64 %656, %655
+  %658 = mul i64 %657, -7723592293110705685
+  %659 = getelementptr inbounds [2 x i64], ptr %12, i64 0, i64 %644
+  %660 = load i64, ptr %659, align 8
+  %661 = lshr i64 %658, 32
+  %662 = mul i64 %661, %646
+  %663 = lshr i64 %662, 32
+  %664 = add i64 %663, %660
+  %665 = icmp ult i64 %664, %646
+  %666 = select i1 %665, i64 0, i64 %646
+  %667 = sub i64 %664, %666
+  store i64 %667, ptr %659, align 8
+  %668 = add nuw nsw i64 %643, 1
+  %669 = icmp eq i64 %668, %630
+  br i1 %669, label %636, label %642, !llvm.loop !4
 
-668:                                              ; preds = %634, %622
-  %669 = phi i64 [ %596, %622 ], [ %638, %634 ]
-  %670 = mul i64 %669, %538
-  %671 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 8
-  %672 = load i64, ptr %671, align 8
-  %673 = add i64 %672, -7046029254386353131
-  %674 = mul i64 %592, -3335678366873096957
-  %675 = add i64 %674, -4658895280553007687
-  %676 = lshr i64 %675, 30
-  %677 = xor i64 %676, %675
-  %678 = mul i64 %677, -4658895280553007687
-  %679 = lshr i64 %678, 27
-  %680 = xor i64 %679, %678
-  %681 = mul i64 %680, -7723592293110705685
-  %682 = lshr i64 %681, 31
-  %683 = xor i64 %682, %673
-  %684 = xor i64 %683, %681
-  %685 = lshr i64 %684, 30
-  %686 = xor i64 %685, %684
-  %687 = mul i64 %686, -4658895280553007687
-  %688 = lshr i64 %687, 27
-  %689 = xor i64 %688, %687
-  %690 = mul i64 %689, -7723592293110705685
-  %691 = lshr i64 %690, 31
-  %692 = xor i64 %691, %690
+670:                                              ; preds = %636, %624
+  %671 = phi i64 [ %599, %624 ], [ %640, %636 ]
+  %672 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 2
+  %673 = load i64, ptr %672, align 8
+  %674 = mul i64 %671, %541
+  %675 = getelementptr inbounds %struct.Epoch, ptr %5, i64 %29, i32 9
+  %676 = load i64, ptr %675, align 8
+  %677 = add i64 %676, -7046029254386353131
+  %678 = mul i64 %595, -3335678366873096957
+  %679 = add i64 %678, -4658895280553007687
+  %680 = lshr i64 %679, 30
+  %681 = xor i64 %680, %679
+  %682 = mul i64 %681, -4658895280553007687
+  %683 = lshr i64 %682, 27
+  %684 = xor i64 %683, %682
+  %685 = mul i64 %684, -7723592293110705685
+  %686 = lshr i64 %685, 31
+  %687 = xor i64 %686, %677
+  %688 = xor i64 %687, %685
+  %689 = lshr i64 %688, 30
+  %690 = xor i64 %689, %688
+  %691 = mul i64 %690, -4658895280553007687
+  %692 = lshr i64 %691, 27
+  %693 = xor i64 %692, %691
+  %694 = mul i64 %693, -7723592293110705685
+  %695 = lshr i64 %694, 31
+  %696 = xor i64 %695, %694
   store ptr %28, ptr %606, align 8
-  %693 = getelementptr inbounds i8, ptr %606, i64 8
-  store i64 %603, ptr %693, align 8
-  %694 = getelementptr inbounds i8, ptr %606, i64 16
-  store i64 %592, ptr %694, align 8
-  %695 = getelementptr inbounds i8, ptr %606, i64 24
-  store i64 %670, ptr %695, align 8
-  %696 = getelementptr inbounds i8, ptr %606, i64 32
-  store i64 %692, ptr %696, align 8
-  br label %697
+  %697 = getelementptr inbounds i8, ptr %606, i64 8
+  store i64 %673, ptr %697, align 8
+  %698 = getelementptr inbounds i8, ptr %606, i64 16
+  store i64 %595, ptr %698, align 8
+  %699 = getelementptr inbounds i8, ptr %606, i64 24
+  store i64 %674, ptr %699, align 8
+  %700 = getelementptr inbounds i8, ptr %606, i64 32
+  store i64 %696, ptr %700, align 8
+  br label %701
 
-697:                                              ; preds = %668, %617
-  %698 = phi i64 [ %621, %617 ], [ %670, %668 ]
-  %699 = phi i64 [ %619, %617 ], [ %692, %668 ]
-  %700 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 3
-  %701 = select i1 %597, ptr %591, ptr %700
-  %702 = load i64, ptr %701, align 8
-  %703 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 5
-  %704 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 4
-  %705 = select i1 %597, ptr %704, ptr %703
+701:                                              ; preds = %670, %619
+  %702 = phi i64 [ %623, %619 ], [ %674, %670 ]
+  %703 = phi i64 [ %621, %619 ], [ %696, %670 ]
+  %704 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 3
+  %705 = select i1 %600, ptr %594, ptr %704
   %706 = load i64, ptr %705, align 8
-  %707 = mul i64 %706, %594
-  %708 = lshr i64 %699, 32
-  %709 = mul i64 %708, %702
-  %710 = lshr i64 %709, 32
-  %711 = add i64 %710, %707
-  %712 = urem i64 %711, %702
-  %713 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
-  %714 = load i64, ptr %713, align 8
-  %715 = icmp eq i64 %714, 0
-  br i1 %715, label %739, label %716
+  %707 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 5
+  %708 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 4
+  %709 = select i1 %600, ptr %708, ptr %707
+  %710 = load i64, ptr %709, align 8
+  %711 = mul i64 %710, %597
+  %712 = lshr i64 %703, 32
+  %713 = mul i64 %712, %706
+  %714 = lshr i64 %713, 32
+  %715 = add i64 %714, %711
+  %716 = urem i64 %715, %706
+  %717 = getelementptr inbounds %struct.Spec, ptr %1, i64 %27, i32 23
+  %718 = load i64, ptr %717, align 8
+  %719 = icmp eq i64 %718, 0
+  br i1 %719, label %743, label %720
 
-716:                                              ; preds = %697, %716
-  %717 = phi i64 [ %734, %716 ], [ %712, %697 ]
-  %718 = phi i32 [ %735, %716 ], [ 0, %697 ]
-  %719 = phi i64 [ %722, %716 ], [ %699, %697 ]
-  %720 = lshr i64 %719, 29
-  %721 = xor i64 %720, %719
-  %722 = mul i64 %721, -4658895280553007687
-  %723 = lshr i64 %722, 32
-  %724 = mul i64 %723, %702
-  %725 = lshr i64 %724, 32
-  %726 = sub i64 %725, %717
-  %727 = add i64 %726, %702
-  %728 = tail call i64 @llvm.umin.i64(i64 %726, i64 %727)
-  %729 = tail call i64 @llvm.umax.i64(i64 %717, i64 %728)
-  %730 = and i64 %729, 63
-  %731 = shl nuw i64 1, %730
-  %732 = and i64 %731, %722
-  %733 = icmp eq i64 %732, 0
-  %734 = select i1 %733, i64 %717, i64 %728
-  %735 = add nuw nsw i32 %718, 1
-  %736 = icmp eq i32 %735, 4
-  br i1 %736, label %737, label %716, !llvm.loop !5
+720:                                              ; preds = %701, %720
+  %721 = phi i64 [ %738, %720 ], [ %716, %701 ]
+  %722 = phi i32 [ %739, %720 ], [ 0, %701 ]
+  %723 = phi i64 [ %726, %720 ], [ %703, %701 ]
+  %724 = lshr i64 %723, 29
+  %725 = xor i64 %724, %723
+  %726 = mul i64 %725, -4658895280553007687
+  %727 = lshr i64 %726, 32
+  %728 = mul i64 %727, %706
+  %729 = lshr i64 %728, 32
+  %730 = sub i64 %729, %721
+  %731 = add i64 %730, %706
+  %732 = tail call i64 @llvm.umin.i64(i64 %730, i64 %731)
+  %733 = tail call i64 @llvm.umax.i64(i64 %721, i64 %732)
+  %734 = and i64 %733, 63
+  %735 = shl nuw i64 1, %734
+  %736 = and i64 %735, %726
+  %737 = icmp eq i64 %736, 0
+  %738 = select i1 %737, i64 %721, i64 %732
+  %739 = add nuw nsw i32 %722, 1
+  %740 = icmp eq i32 %739, 4
+  br i1 %740, label %741, label %720, !llvm.loop !5
 
-737:                                              ; preds = %716
-  %738 = add i64 %734, %698
-  br label %746
+741:                                              ; preds = %720
+  %742 = add i64 %738, %702
+  br label %750
 
-739:                                              ; preds = %697
-  %740 = and i64 %699, 1
-  %741 = icmp eq i64 %740, 0
-  %742 = xor i64 %712, -1
-  %743 = add i64 %702, %742
-  %744 = select i1 %741, i64 %712, i64 %743
-  %745 = add i64 %698, %744
-  br label %746
+743:                                              ; preds = %701
+  %744 = and i64 %703, 1
+  %745 = icmp eq i64 %744, 0
+  %746 = xor i64 %716, -1
+  %747 = add i64 %706, %746
+  %748 = select i1 %745, i64 %716, i64 %747
+  %749 = add i64 %702, %748
+  br label %750
 
-746:                                              ; preds = %556, %737, %739
-  %747 = phi i64 [ %738, %737 ], [ %745, %739 ], [ %560, %556 ]
-  %748 = getelementptr inbounds i64, ptr %9, i64 %22
-  store i64 %747, ptr %748, align 8
-  %749 = add nuw i64 %22, 1
-  %750 = icmp eq i64 %749, %0
-  br i1 %750, label %20, label %21, !llvm.loop !6
+750:                                              ; preds = %559, %741, %743
+  %751 = phi i64 [ %742, %741 ], [ %749, %743 ], [ %563, %559 ]
+  %752 = getelementptr inbounds i64, ptr %9, i64 %22
+  store i64 %751, ptr %752, align 8
+  %753 = add nuw i64 %22, 1
+  %754 = icmp eq i64 %753, %0
+  br i1 %754, label %20, label %21, !llvm.loop !6
 }
 
 ; Function Attrs: mustprogress nocallback nofree nosync nounwind willreturn memory(argmem: readwrite)
