@@ -71,6 +71,7 @@ static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, 
     __builtin_memcpy(to + k, from + k, (unsigned long)(bytes - k));
 }
 
+// Fills a gap.
 static void fill(const Table *t, u8 *begin, const u8 *end) {
     for (i64 bytes; begin < end; begin += bytes) {
         bytes = end - begin < t->blank_bytes ? end - begin : t->blank_bytes;
@@ -87,16 +88,16 @@ void copy_pieces(Table *t) {
         total += t->bytes[k];
     u8 *filled = t->begin;
     for (i64 k = 0; k < t->count; k++) {
-        u8 *place = t->places[k];
+        u8 *target = t->places[k];
         i64 bytes = t->bytes[k], next = k + 1 < t->count ? k + 1 : k;
         if (t->begin)
-            fill(t, filled, place);
-        if (place + bytes > filled)
-            filled = place + bytes;
+            fill(t, filled, target);
+        if (target + bytes > filled)
+            filled = target + bytes;
         if (total < LARGE_TABLE || bytes < LARGE_PIECE)
-            __builtin_memcpy(place, t->addresses[k], (unsigned long)bytes);
+            __builtin_memcpy(target, t->addresses[k], (unsigned long)bytes);
         else
-            copy_past_caches(place, t->addresses[k], bytes, t->addresses[next], t->bytes[next]);
+            copy_past_caches(target, t->addresses[k], bytes, t->addresses[next], t->bytes[next]);
     }
     if (t->begin)
         fill(t, filled, t->end);

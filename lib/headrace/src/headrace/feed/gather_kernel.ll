@@ -1,4 +1,4 @@
-; Compiled from gather_kernel.c by scripts/compile_kernels.py: 0512bde2688c5b87a0bbc89cb0a2df1ae9d106d79a279b03b9a38d5caf9b0961 62335411cf189f32fb72347445c96bc8ff2ca2be6ea240ced756f236c2e22981
+; Compiled from gather_kernel.c by scripts/compile_kernels.py: d45a346bed2552860d43c0a28cbcf8540340db9fe2bbef2408d8e561883b69b5 62335411cf189f32fb72347445c96bc8ff2ca2be6ea240ced756f236c2e22981
 %struct.Table = type { ptr, ptr, ptr, i64, ptr, ptr, %union.anon }
 %union.anon = type { %struct.anon.0 }
 %struct.anon.0 = type { ptr, ptr, ptr, ptr, ptr, i64, i64 }

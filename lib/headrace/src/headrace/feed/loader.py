@@ -356,8 +356,8 @@ class DataLoader(BatchOrder):
         shape = np.shape(leaf)
         for size in sizes:
             if shape and self.placement.local_rows(size).size == shape[0]:
-                other = len(shape) > 1 and bool(self._seq_lens) and shape[1] not in self._seq_lens  # no tokens
-                return self.placement.to_global(np.asarray(leaf), size, along_rows=other)
+                of_tokens = len(shape) < 2 or not self._seq_lens or shape[1] in self._seq_lens
+                return self.placement.to_global(np.asarray(leaf), size, along_rows=not of_tokens)
         raise ConfigError(
             f"gives an array of shape {shape}, whose first axis does not run over the rows of a batch",
             field="dataset",

@@ -210,7 +210,7 @@ class PlannedReader(BatchReader):
             self._cache.check_files(group.window)
         plan, first, stop, rows = group.steps[:4]
         ahead.gathered(plan.first_step + stop - 1)
-        self._count(plan, first, stop, sum([values[:1].nbytes for values in group.values]))
+        self._count(group.steps, sum([values[:1].nbytes for values in group.values]))
         if group.steps.slots is not None:  # blocks that stay in their files are not read again
             self._warn_of_thrashing()
         self._warn_of_untrained()
@@ -257,13 +257,13 @@ class PlannedReader(BatchReader):
         }
         return of_batch(named)
 
-    def _count(self, plan: WindowPlan, begin: int, end: int, row_bytes: int) -> None:
-        """Counts the steps ``begin .. end`` of a plan."""
-        stats, rows = self._stats, slice(int(plan.row_bounds[begin]), int(plan.row_bounds[end]))
+    def _count(self, steps: StepRange, row_bytes: int) -> None:
+        """Counts what these steps deliver."""
+        stats, plan, rows, of_steps = self._stats, steps.plan, steps.row_slice, slice(steps.first, steps.stop)
         count = rows.stop - rows.start
         stats.examples_requested += count
-        stats.unique_examples += int(plan.distinct[begin:end].sum())
-        stats.coalesced_ranges += int(plan.ranges[begin:end].sum())
+        stats.unique_examples += int(plan.distinct[of_steps].sum())
+        stats.coalesced_ranges += int(plan.ranges[of_steps].sum())
         stats.bytes_delivered += count * row_bytes
         content = count * plan.seq_len if plan.segments is None else int(plan.segments[rows].sum())
         stats.content_tokens += content
@@ -272,9 +272,9 @@ class PlannedReader(BatchReader):
             if last - first < plan.seq_len:  # this host holds only some columns
                 of_rows = np.full(count, plan.seq_len) if plan.segments is None else plan.segments[rows].sum(axis=1)
                 content = int((np.clip(of_rows, first, last) - first).sum())
-            stats.removed_tokens += content - int(plan.size[plan.piece_bounds[begin] : plan.piece_bounds[end]].sum())
+            stats.removed_tokens += content - int(plan.size[steps.pieces].sum())
         if plan.sent is not None:
-            sent = int(plan.sent[begin:end].sum())
+            sent = int(plan.sent[of_steps].sum())
             stats.exchanged_examples += sent
             stats.exchanged_bytes += sent * row_bytes
 
@@ -313,11 +313,11 @@ def _at_places(steps: StepRange, values: Shaped[np.ndarray, "n ..."], blank: int
         return values
     step = steps.row_step
     if plan.row_place is None:
-        place = np.arange(steps.row_slice.start, steps.row_slice.stop) - plan.row_bounds[step]
+        row_in_step = np.arange(steps.row_slice.start, steps.row_slice.stop) - plan.row_bounds[step]
     else:
-        place = plan.row_place[steps.row_slice]
+        row_in_step = plan.row_place[steps.row_slice]
     placed = np.full((rows, *values.shape[1:]), blank, values.dtype)
-    placed[place + (step - steps.first) * steps.rows] = values
+    placed[row_in_step + (step - steps.first) * steps.rows] = values
     return placed
 
 
