@@ -12,13 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-if sys.dont_write_bytecode:  # each of the hundreds of processes that tests start would compile the sources of JAX anew
+if (
+    sys.dont_write_bytecode
+):  # each of the hundreds of processes that tests start would compile the sources of JAX anew
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.pycache_prefix = str(Path(__file__).with_name(".pytest_cache") / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
-_MEMORY = Path("/dev/shm")  # caches are written thousands of times, and each waits for the disk that keeps its files
+_MEMORY = Path(
+    "/dev/shm"
+)  # caches are written thousands of times, and each waits for the disk that keeps its files
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
@@ -31,14 +35,25 @@ _FLAGS = {  # eight devices; and programs run for a moment: compiled in a hurry
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _given = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one file, or a process that a test starts, compiled serves all
-    _PROGRAMS = tempfile.mkdtemp(prefix="headrace-programs-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+os.environ["XLA_FLAGS"] = " ".join(
+    [_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]
+).strip()
+if (
+    "JAX_COMPILATION_CACHE_DIR" not in os.environ
+):  # what one file, or a process that a test starts, compiled serves all
+    _PROGRAMS = tempfile.mkdtemp(
+        prefix="headrace-programs-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    )
     atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
-    os.environ |= {"JAX_COMPILATION_CACHE_DIR": _PROGRAMS, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": _PROGRAMS,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may reach out
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Collecting a module for its doctests imports it. The development environment has no torch (0.7 GB);
 # tests/adapters/test_torch.py runs the adapter against the part of torch's interface that it uses.
-collect_ignore = [] if importlib.util.find_spec("torch") else ["lib/headrace/src/headrace/adapters/torch.py"]
+collect_ignore = (
+    [] if importlib.util.find_spec("torch") else ["lib/headrace/src/headrace/adapters/torch.py"]
+)

@@ -21,19 +21,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from headrace import ComponentConfig, LmDataConfig, PackedBatch, SourceConfig, TokenizerConfig, build_cache
+from headrace import (
+    ComponentConfig,
+    LmDataConfig,
+    PackedBatch,
+    SourceConfig,
+    TokenizerConfig,
+    build_cache,
+)
 from headrace.batch import distillation_loss, token_nll, unified_loss
 from headrace.ingest import LeafConfig
 
-SYMBOLS, TOP, DOCUMENT = 64, 8, 50
-TAUGHT, COUNTED = 2_000, 200_000
+SYMBOLS = 64
+TOP = 8
+DOCUMENT = 50
+TAUGHT = 2_000
+COUNTED = 200_000
 COLUMNS = {"teacher_ids": "topk", "teacher_log_probs": "topk_log_probs"}
 OPTIMIZER = optax.adam(0.05)
 
 
 def write_text(language: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
     """Symbols of the chain, int64 ``[length]``."""
-    edges, draws, text = language.cumsum(axis=1), rng.random(length), np.zeros(length, np.int64)
+    edges = language.cumsum(axis=1)
+    draws = rng.random(length)
+    text = np.zeros(length, np.int64)
     for at in range(1, length):
         text[at] = min(int(np.searchsorted(edges[text[at - 1]], draws[at])), SYMBOLS - 1)
     return text
@@ -53,7 +65,11 @@ def write_records(path: Path, text: np.ndarray, teacher: np.ndarray) -> None:
             said = teacher[np.append(0, document[:-1])]
             ids = np.argsort(-said, axis=1)[:, :TOP]
             top = np.take_along_axis(said, ids, axis=1)
-            record = {"input_ids": document.tolist(), "ids": ids.tolist(), "log_probs": top.round(4).tolist()}
+            record = {
+                "input_ids": document.tolist(),
+                "ids": ids.tolist(),
+                "log_probs": top.round(4).tolist(),
+            }
             file.write(json.dumps(record) + "\n")
 
 
@@ -106,9 +122,15 @@ def run(folder: Path, steps: int, seed: int = 0) -> dict[str, float]:
     teacher = teach(write_text(language, COUNTED, rng))
     config = build(folder, write_text(language, TAUGHT, rng), teacher)
     unseen = write_text(language, 20_000, rng)
-    students = {name: train(config, steps, distilled=name == "distilled") for name in ("labels", "distilled")}
+    students = {
+        name: train(config, steps, distilled=name == "distilled")
+        for name in ("labels", "distilled")
+    }
     models = {"teacher": jnp.asarray(teacher), **students}
-    return {name: float(token_nll(table[unseen[:-1]], unseen[1:]).mean()) for name, table in models.items()}
+    return {
+        name: float(token_nll(table[unseen[:-1]], unseen[1:]).mean())
+        for name, table in models.items()
+    }
 
 
 if __name__ == "__main__":

@@ -43,19 +43,25 @@ def train_step(model: Model, optimizer: nnx.Optimizer, batch: PackedBatch) -> ja
 
 def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it did."""
-    loader, losses = config.loader(), []
-    manifest, step = RunManifest.of(loader), 0
+    loader = config.loader()
+    losses = []
+    manifest = RunManifest.of(loader)
+    step = 0
     model = Model(config.vocab_size, loader.dataset.seq_len, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     with ocp.CheckpointManager(folder.absolute()) as checkpoints:
         if checkpoints.latest_step() is not None:
             like = {"train": nnx.state((model, optimizer)), "data": LoaderState.like()}
-            found = checkpoints.restore(checkpoints.latest_step(), args=ocp.args.StandardRestore(like))
+            found = checkpoints.restore(
+                checkpoints.latest_step(), args=ocp.args.StandardRestore(like)
+            )
             nnx.update((model, optimizer), found["train"])
             state = LoaderState.from_pytree(found["data"])
             manifest.check(state)  # another run's checkpoint is refused
             step = state.step
-        everywhere = NamedSharding(loader.placement.sharding.mesh, PartitionSpec())  # the model whole on every device
+        everywhere = NamedSharding(
+            loader.placement.sharding.mesh, PartitionSpec()
+        )  # the model whole on every device
         nnx.update((model, optimizer), jax.device_put(nnx.state((model, optimizer)), everywhere))
         with loader.iter_from_step(step) as batches:
             for _, batch in zip(range(step, steps), batches, strict=False):

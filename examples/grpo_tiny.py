@@ -43,8 +43,13 @@ from headrace.batch import PackedBatch, policy_loss, token_stats
 from headrace.demo import Transformer
 from headrace.rl import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
 
-SYMBOLS, BEGIN = 8, 8  # ids 0 .. 7 are symbols; 8 begins a prompt
-PROMPT, ANSWER, GROUP = 2, 2, 8  # tokens of a prompt and of an answer; answers of a group
+# ids 0 .. 7 are symbols; 8 begins a prompt
+SYMBOLS = 8
+BEGIN = 8
+# tokens of a prompt and of an answer; answers of a group
+PROMPT = 2
+ANSWER = 2
+GROUP = 8
 OPTIMIZER = optax.scale_by_adam()
 LEARNING_RATE = 1e-2  # solves the task in some 40 steps, after which no group teaches anything
 
@@ -61,16 +66,24 @@ def settings(seed: int, max_staleness: int) -> RLSettings:
     """Steps of 64 answers; sampled within the step, or, if they may be of an older policy, in the background."""
     beside = {"in_flight": 4, "stragglers": "keep"} if max_staleness else {}
     return RLSettings(
-        seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200, rows=8, max_segments=8,
-        max_staleness=max_staleness, **beside,
-    )  # fmt: skip
+        seq_len=32,
+        groups_per_batch=8,
+        seed=seed,
+        advantages="slime",
+        max_attempts=200,
+        rows=8,
+        max_segments=8,
+        max_staleness=max_staleness,
+        **beside,
+    )
 
 
 @eqx.filter_jit
 def sample(model: Transformer, prompt: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Answers to one prompt: ids ``[GROUP, PROMPT + ANSWER]`` and log probabilities ``[GROUP, ANSWER]``."""
     tokens = jnp.zeros((GROUP, PROMPT + ANSWER), jnp.int32).at[:, :PROMPT].set(prompt)
-    positions, segments = jnp.arange(PROMPT + ANSWER), jnp.zeros(PROMPT + ANSWER, jnp.int32)
+    positions = jnp.arange(PROMPT + ANSWER)
+    segments = jnp.zeros(PROMPT + ANSWER, jnp.int32)
     taken = []
     for at, step_key in enumerate(jax.random.split(key, ANSWER), PROMPT):
         logits = jax.vmap(lambda row: model(row, positions, segments))(tokens)[:, at - 1, :SYMBOLS]
@@ -85,7 +98,10 @@ class ModelSampler:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.current = new_model(seed), 0  # and its version, in one assignment: threads sample meanwhile
+        self.current = (
+            new_model(seed),
+            0,
+        )  # and its version, in one assignment: threads sample meanwhile
 
     def sample_and_score(self, prompt: Prompt) -> ScoredGroup:
         """A group of answers. Its random numbers follow from the prompt's position: nothing has to be saved."""
@@ -97,13 +113,19 @@ class ModelSampler:
 
     def take(self, model: Transformer, version: int) -> None:
         """Goes on with new weights: this process's copy of them."""
-        local = jax.tree.map(lambda leaf: leaf.addressable_data(0) if eqx.is_array(leaf) else leaf, model)
+        local = jax.tree.map(
+            lambda leaf: leaf.addressable_data(0) if eqx.is_array(leaf) else leaf, model
+        )
         self.current = local, version
 
 
 @eqx.filter_jit
 def train_step(
-    model: Transformer, opt_state: optax.OptState, batch: PackedBatch, learning_rate: jax.Array, loss: str
+    model: Transformer,
+    opt_state: optax.OptState,
+    batch: PackedBatch,
+    learning_rate: jax.Array,
+    loss: str,
 ) -> tuple[Transformer, optax.OptState, dict[str, jax.Array]]:
     """One update, and the metrics of its loss."""
 
@@ -122,10 +144,16 @@ def train_step(
 @jax.jit
 def checksum(batch: PackedBatch) -> jax.Array:
     """Of ids, weights and versions of a batch, whichever process has which rows."""
-    leaves = (batch.token_ids, jax.lax.bitcast_convert_type(batch.token_weights, jnp.int32), batch.policy_version)
+    leaves = (
+        batch.token_ids,
+        jax.lax.bitcast_convert_type(batch.token_weights, jnp.int32),
+        batch.policy_version,
+    )
     total = jnp.uint32(0)
     for k, leaf in enumerate(leaves):
-        places = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape) * jnp.uint32(2654435761) + jnp.uint32(k)
+        places = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape) * jnp.uint32(
+            2654435761
+        ) + jnp.uint32(k)
         total += ((leaf.astype(jnp.uint32) ^ places) * jnp.uint32(2246822519)).sum()
     return total
 
@@ -174,10 +202,14 @@ def run(
     leads = jax.process_index() == 0
     mesh = Mesh(np.array(jax.devices()), ("data",))
     model, opt_state, history = restore(folder, seed)
-    model, opt_state = eqx.filter_shard((model, opt_state), NamedSharding(mesh, PartitionSpec()))  # on every device
+    model, opt_state = eqx.filter_shard(
+        (model, opt_state), NamedSharding(mesh, PartitionSpec())
+    )  # on every device
     sampler = ModelSampler(seed)
     with (
-        RolloutStore(folder / "rollouts", follow=not leads) as store,  # no other process writes it meanwhile
+        RolloutStore(
+            folder / "rollouts", follow=not leads
+        ) as store,  # no other process writes it meanwhile
         RLDataset(PROMPTS, sampler, settings(seed, max_staleness), store=store) as dataset,
         DataLoader(dataset, mesh=mesh) as loader,
         RunLog(loader, folder) as log,
@@ -188,10 +220,17 @@ def run(
                 batch = next(batches)
                 metrics: dict[str, jax.Array] = {}
                 for _ in range(updates):
-                    model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
-                record, figures = store.record(step), dataset.metrics(step)
+                    model, opt_state, metrics = train_step(
+                        model, opt_state, batch, jnp.float32(learning_rate), loss
+                    )
+                record = store.record(step)
+                figures = dataset.metrics(step)
                 assert record is not None
-                made_of = {"trained": record.positions, "left_out": list(record.dropped), "batch": int(checksum(batch))}
+                made_of = {
+                    "trained": record.positions,
+                    "left_out": list(record.dropped),
+                    "batch": int(checksum(batch)),
+                }
                 history.append({"step": step, "reward": figures["reward_mean"], **made_of})
                 log(step, rollout=figures, train=metrics)
                 if leads:
@@ -203,7 +242,9 @@ def run(
                 if leads and not quiet:
                     shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
                     said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
-                    print(f"step {step:3d}  reward {figures['reward_mean']:.3f}  {said}", flush=True)
+                    print(
+                        f"step {step:3d}  reward {figures['reward_mean']:.3f}  {said}", flush=True
+                    )
     return history
 
 
@@ -215,7 +256,9 @@ def start_processes(count: int) -> int:
     command = [sys.executable, *sys.argv, "--coordinator", address, "--process"]
     processes = [subprocess.Popen([*command, str(number)]) for number in range(count)]
     try:
-        while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
+        while any(process.poll() is None for process in processes) and not any(
+            process.poll() for process in processes
+        ):
             time.sleep(0.05)
     finally:
         for process in processes:
@@ -225,22 +268,35 @@ def start_processes(count: int) -> int:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="GRPO with a tiny model; kill it and start it again as you like.")
+    parser = argparse.ArgumentParser(
+        description="GRPO with a tiny model; kill it and start it again as you like."
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
-    parser.add_argument("--loss", default="dapo", help="a preset of policy_loss: grpo, dapo, gspo, cispo, ppo, ...")
+    parser.add_argument(
+        "--loss", default="dapo", help="a preset of policy_loss: grpo, dapo, gspo, cispo, ppo, ..."
+    )
     parser.add_argument("--updates", type=int, default=1, help="updates on each batch")
     parser.add_argument(
-        "--max-staleness", type=int, default=0, help="updates that the policy that samples may be behind"
+        "--max-staleness",
+        type=int,
+        default=0,
+        help="updates that the policy that samples may be behind",
     )
-    parser.add_argument("--keep-rollouts", action="store_true", help="of steps that the checkpoint is past, too")
+    parser.add_argument(
+        "--keep-rollouts", action="store_true", help="of steps that the checkpoint is past, too"
+    )
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--process", type=int, help="which of them this is; started by the first command")
+    parser.add_argument(
+        "--process", type=int, help="which of them this is; started by the first command"
+    )
     parser.add_argument("--coordinator", help="where they meet, HOST:PORT")
     options = vars(parser.parse_args())
-    processes, process, coordinator = (options.pop(name) for name in ("processes", "process", "coordinator"))
+    processes, process, coordinator = (
+        options.pop(name) for name in ("processes", "process", "coordinator")
+    )
     if processes > 1 and process is None:
         sys.exit(start_processes(processes))
     if processes > 1:

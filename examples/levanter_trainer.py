@@ -24,7 +24,9 @@ from headrace import LmDataConfig, load_config, open_run
 from headrace.levanter import LmLoader
 
 
-def loss_of(model: LmHeadModel, example: LmExample, *, key: jax.Array | None = None) -> hax.NamedArray:
+def loss_of(
+    model: LmHeadModel, example: LmExample, *, key: jax.Array | None = None
+) -> hax.NamedArray:
     """Levanter's own loss: the example's weights, and its mask that keeps attention within documents."""
     return model.compute_next_token_loss(example, key=key)
 
@@ -32,22 +34,32 @@ def loss_of(model: LmHeadModel, example: LmExample, *, key: jax.Array | None = N
 def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it did."""
     settings = TrainerConfig(
-        id="run", tracker=NoopConfig(), log_dir=folder / "logs", train_batch_size=config.batch_size,
-        num_train_steps=steps, require_accelerator=False, log_jaxprs=False, log_xla_hlo=False,
+        id="run",
+        tracker=NoopConfig(),
+        log_dir=folder / "logs",
+        train_batch_size=config.batch_size,
+        num_train_steps=steps,
+        require_accelerator=False,
+        log_jaxprs=False,
+        log_xla_hlo=False,
         watch=WatchConfig(watch_targets=[]),
         checkpointer=CheckpointerConfig(base_path=str(folder), save_interval=None),
-    )  # fmt: skip
+    )
     model = Gpt2Config(max_seq_len=config.seq_len, hidden_dim=16, num_layers=1, num_heads=2)
     optimizer = AdamConfig(learning_rate=1e-3, lr_schedule="constant", warmup=0)
     losses: list[float] = []
     with Trainer(settings, optimizer.build(steps), loss_of) as trainer:
-        last = settings.checkpointer.create(trainer.run_id)  # the trainer's own writes behind: none can wait for it
+        last = settings.checkpointer.create(
+            trainer.run_id
+        )  # the trainer's own writes behind: none can wait for it
         vocab = hax.Axis("vocab", config.vocab_size)
         state = trainer.initial_state(
             jax.random.PRNGKey(0), model_init=lambda: model.build(vocab, key=jax.random.PRNGKey(1))
         )  # the latest checkpoint, if there is one
         loader = LmLoader.of(trainer, config.dataset())
-        open_run(str(folder / "run" / "headrace"), loader, step=int(state.step))  # refuses another plan
+        open_run(
+            str(folder / "run" / "headrace"), loader, step=int(state.step)
+        )  # refuses another plan
         with loader.iter_from_step(state.step) as batches:
             for info in trainer.training_steps(state, batches):
                 losses.append(info.loss)

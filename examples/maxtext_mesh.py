@@ -25,7 +25,9 @@ AXES = {"data": 2, "fsdp": 2, "tensor": 1, "sequence": 2}
 
 def make_mesh(axes: dict[str, int]) -> Mesh:
     """A mesh of these axes over as many devices."""
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+    return jax.make_mesh(
+        tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes)
+    )
 
 
 def run(config: LmDataConfig, steps: int, axes: dict[str, int] | None = None) -> list[float]:
@@ -36,14 +38,21 @@ def run(config: LmDataConfig, steps: int, axes: dict[str, int] | None = None) ->
 
     rng = np.random.default_rng(0)
     vocab_size = config.vocab_size
-    shapes = {"embed": ((vocab_size, DIM), P("tensor", "fsdp")), "out": ((DIM, vocab_size), P("fsdp", "tensor"))}
+    shapes = {
+        "embed": ((vocab_size, DIM), P("tensor", "fsdp")),
+        "out": ((DIM, vocab_size), P("fsdp", "tensor")),
+    }
     weights = {
-        name: jax.device_put(rng.normal(0, 0.1, shape).astype(np.float32), NamedSharding(mesh, spec))
+        name: jax.device_put(
+            rng.normal(0, 0.1, shape).astype(np.float32), NamedSharding(mesh, spec)
+        )
         for name, (shape, spec) in shapes.items()
     }
 
     @jax.jit
-    def train_step(weights: dict[str, jax.Array], batch: PackedBatch) -> tuple[dict[str, jax.Array], jax.Array]:
+    def train_step(
+        weights: dict[str, jax.Array], batch: PackedBatch
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
         def loss_of(weights: dict[str, jax.Array]) -> jax.Array:
             hidden = jnp.tanh(jnp.take(weights["embed"], batch.tokens, axis=0))
             return unified_loss(hidden @ weights["out"], batch)

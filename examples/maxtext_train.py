@@ -38,7 +38,9 @@ TINY = {
 """A model for a CPU; larger ones are named on the command line."""
 
 
-def maxtext_arguments(config: LmDataConfig, folder: Path, steps: int, overrides: list[str]) -> list[str]:
+def maxtext_arguments(
+    config: LmDataConfig, folder: Path, steps: int, overrides: list[str]
+) -> list[str]:
     """MaxText's command line for a run on this data: what both must know is taken from headrace's config."""
     import jax
     import maxtext
@@ -53,7 +55,8 @@ def maxtext_arguments(config: LmDataConfig, folder: Path, steps: int, overrides:
         "per_device_batch_size": BatchSchedule(config.batch_size).max_size / jax.device_count(),
         "vocab_size": -(-config.vocab_size // 128) * 128,
         "steps": steps,
-        "learning_rate_schedule_steps": config.num_steps or steps,  # the same, wherever the run is stopped
+        "learning_rate_schedule_steps": config.num_steps
+        or steps,  # the same, wherever the run is stopped
         "metrics_file": folder.resolve() / "metrics.jsonl",
         "enable_checkpointing": True,
         "async_checkpointing": False,
@@ -64,7 +67,12 @@ def maxtext_arguments(config: LmDataConfig, folder: Path, steps: int, overrides:
         "skip_jax_distributed_system": True,
     }
     base = Path(maxtext.__file__).parent / "configs" / "base.yml"
-    return ["maxtext", str(base), *(f"{name}={value}" for name, value in settings.items()), *overrides]
+    return [
+        "maxtext",
+        str(base),
+        *(f"{name}={value}" for name, value in settings.items()),
+        *overrides,
+    ]
 
 
 def run(config: LmDataConfig, folder: Path, steps: int, overrides: list[str]) -> dict[int, float]:
@@ -77,7 +85,9 @@ def run(config: LmDataConfig, folder: Path, steps: int, overrides: list[str]) ->
         loader = config.loader(sharding=get_input_data_sharding(maxtext_config, mesh))
         return MaxTextIterator(loader), None
 
-    input_pipeline_interface.create_data_iterator = create_data_iterator  # the one place where MaxText asks for data
+    input_pipeline_interface.create_data_iterator = (
+        create_data_iterator  # the one place where MaxText asks for data
+    )
     folder.mkdir(parents=True, exist_ok=True)
     train.main(maxtext_arguments(config, folder, steps, overrides))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

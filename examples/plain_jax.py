@@ -32,13 +32,18 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the folder's checkpoint; the losses of the steps it did."""
     checkpoint = folder / "checkpoint.npz"
     vocab_size = config.vocab_size  # of the caches: it has room for special tokens
-    table, state = jnp.zeros((vocab_size, vocab_size)), None
+    table = jnp.zeros((vocab_size, vocab_size))
+    state = None
     if checkpoint.exists():
         with np.load(checkpoint) as saved:
-            table, state = jnp.asarray(saved["table"]), LoaderState.from_json(json.loads(str(saved["state"])))
-    loader, losses = config.loader(), []
+            table = jnp.asarray(saved["table"])
+            state = LoaderState.from_json(json.loads(str(saved["state"])))
+    loader = config.loader()
+    losses = []
     first = state.step if state else 0
-    manifest = open_run(str(folder), loader, step=first)  # refuses a folder of another run, with the differences
+    manifest = open_run(
+        str(folder), loader, step=first
+    )  # refuses a folder of another run, with the differences
     with loader.iter_from_step(first) as batches:
         for _, batch in zip(range(first, steps), batches, strict=False):
             table, loss = train_step(table, batch)

@@ -20,8 +20,22 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "lib" / "headrace" / "src" / "headrace"
 OPTIONS = (
-    *("--target=x86_64-linux-gnu", "-S", "-emit-llvm", "-O2", "-ffreestanding", "-Wall", "-Wextra", "-Werror"),
-    *("-fno-strict-aliasing", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops"),  # shorter text
+    *(
+        "--target=x86_64-linux-gnu",
+        "-S",
+        "-emit-llvm",
+        "-O2",
+        "-ffreestanding",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ),
+    *(
+        "-fno-strict-aliasing",
+        "-fno-vectorize",
+        "-fno-slp-vectorize",
+        "-fno-unroll-loops",
+    ),  # shorter text
     *("-ffp-contract=off", "-fno-stack-protector", "-fno-ident", "-fno-pic"),
 )
 OF_TARGET = re.compile("target |source_filename|; ModuleID|!llvm.module.flags")
@@ -36,16 +50,26 @@ def first_line(source: Path, text: str) -> str:
 def compiled(source: Path, clang: str) -> str:
     features = re.search("^// Features: (.*)$", source.read_text(), flags=re.MULTILINE)
     options = [*OPTIONS, *(f"-m{feature}" for feature in (features[1].split() if features else ()))]
-    text = subprocess.run([clang, *options, "-o", "-", source], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        [clang, *options, "-o", "-", source], check=True, capture_output=True, text=True
+    ).stdout
     text = "\n".join(line for line in text.splitlines() if not OF_TARGET.match(line))
     text = re.sub(r"^(attributes #\d+ = ){.*}$", r"\1{ nounwind }", text, flags=re.MULTILINE)
     return f"{first_line(source, text := text.strip())}\n{text}\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare sources and results, and write nothing")
-    parser.add_argument("--clang", default=os.environ.get("CLANG", "clang"), help="the compiler (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare sources and results, and write nothing"
+    )
+    parser.add_argument(
+        "--clang",
+        default=os.environ.get("CLANG", "clang"),
+        help="the compiler (default: %(default)s)",
+    )
     args = parser.parse_args()
     old = []
     for source in sorted(PACKAGE.rglob("*.c")):
@@ -57,7 +81,10 @@ def main() -> int:
         if head != first_line(source, text.strip()):
             old.append(result.relative_to(PACKAGE))
     for result in old:
-        print(f"{result} is not of its source: run scripts/compile_kernels.py, which needs clang", file=sys.stderr)
+        print(
+            f"{result} is not of its source: run scripts/compile_kernels.py, which needs clang",
+            file=sys.stderr,
+        )
     return 1 if old else 0
 
 

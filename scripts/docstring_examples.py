@@ -12,4 +12,6 @@ class DocstringExamples(griffe.Extension):  # pyright: ignore[reportUntypedBaseC
     def on_object(self, *, obj: Any, **_: Any) -> None:
         """Called for each object."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(
+                r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE
+            )

@@ -13,7 +13,10 @@ import numpy as np
 
 from headrace.pack import plan_packs
 
-CAPACITY, BLOCK, WIDTH, ROW = 4096, 16_384, 240, 9
+CAPACITY = 4096
+BLOCK = 16_384
+WIDTH = 240
+ROW = 9
 SHOWN = (("next_fit", "in order"), ("windowed", "neighbours"), ("bfd", "best fit decreasing"))
 
 
@@ -34,8 +37,11 @@ def drawing() -> str:
         said = f"{len(plan)} packs, {plan.fill:.1%} full"
         parts.append(f'<text x="{left}" y="31" font-size="10" fill="#666">{said}</text>')
         for pack, (first, stop) in enumerate(pairwise(plan.bounds.tolist())):
-            top, at = 40 + pack * (ROW + 3), 0.0
-            parts.append(f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{ROW}" fill="#e8e8e8"/>')
+            top = 40 + pack * (ROW + 3)
+            at = 0.0
+            parts.append(
+                f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{ROW}" fill="#e8e8e8"/>'
+            )
             for item in range(first, stop):
                 wide = int(plan.items.size[item]) / CAPACITY * WIDTH
                 hue = int(block[plan.items.document[item]]) * 67 % 360

@@ -16,7 +16,6 @@ import ast
 import collections
 import dataclasses
 import json
-import re
 import resource
 import statistics
 import subprocess
@@ -37,7 +36,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "lib" / "headrace" / "src" / 
 ROOTS = (
     *("AsyncDataset", "PlannedDataset", "RowSource"),  # datasets and where their rows lie
     *("IndexMap", "Order", "BlockOrder"),  # orders
-    *("SequencePolicy", "DrawPolicy", "Tabled", "Anchored", "Policy"),  # mixing policies, and what some of them can do
+    *(
+        "SequencePolicy",
+        "DrawPolicy",
+        "Tabled",
+        "Anchored",
+        "Policy",
+    ),  # mixing policies, and what some of them can do
 )
 """Classes that nobody should ask an object about. They count with all that inherit from them or, where one is a
 Protocol, that have its members. Names that no class has are passed over."""
@@ -84,70 +89,15 @@ def walk_nodes() -> Iterator[tuple[str, ast.AST]]:
     return ((path, node) for path, tree in parse_sources().items() for node in ast.walk(tree))
 
 
-def measure_lines() -> Measure:
-    """Lines of the files as ``wc -l`` counts them."""
-    sizes = {path: (PACKAGE / path).read_text().count("\n") for path in parse_sources()}
-    largest = sorted(sizes.items(), key=lambda item: -item[1])
-    return Measure(
-        [
-            Bar("lines of the library", sum(sizes.values()), 67_700),  # docs/design says what they are for
-            Bar("lines of the median file", statistics.median(sizes.values()), 215),
-            Bar("lines of the largest file", largest[0][1], 420, [f"{p}: {n} lines" for p, n in largest if n > 420]),
-        ]
-    )
-
-
-def count_body_lines(function: FunctionNode) -> int:
-    """Lines from ``def`` to the end, signature and comments included, decorators and the docstring left out."""
-    first = function.body[0]
-    has_docstring = ast.get_docstring(function) is not None
-    docstring_lines = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
-    return (function.end_lineno or 0) - function.lineno + 1 - docstring_lines
-
-
-def count_parameters(function: FunctionNode) -> int:
-    """Parameters without ``self`` and ``cls``; ``*args`` and ``**kwargs`` count as one each."""
-    named = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-    bound = named[:1] in (["self"], ["cls"])
-    starred = sum(a is not None for a in (function.args.vararg, function.args.kwarg))
-    return len(named) - bound + len(function.args.kwonlyargs) + starred
-
-
-def is_command(function: FunctionNode) -> bool:
-    """Whether parameters are options of a command line: their annotations name typer's."""
-    return re.search(r"\btyper\.(Argument|Option)\(", ast.unparse(function.args)) is not None
-
-
-def measure_functions() -> Measure:
-    """Functions with long bodies or many parameters. Only what is written as ``def`` counts; commands, whose parameters
-    are their options, may have any number.
-    """
-    long: dict[str, int] = {}
-    wide: dict[str, int] = {}
-    for path, node in walk_nodes():
-        if isinstance(node, FunctionNode):
-            label = f"{path}:{node.lineno} {node.name}"
-            long[label] = count_body_lines(node)
-            wide[label] = 0 if is_command(node) else count_parameters(node)
-
-    def list_above(counts: dict[str, int], limit: int, unit: str) -> list[str]:
-        return [f"{k}: {n} {unit}" for k, n in sorted(counts.items(), key=lambda item: -item[1]) if n > limit]
-
-    return Measure(
-        [
-            Bar("lines of the longest function", max(long.values()), 60, list_above(long, 60, "lines")),
-            Bar("parameters of a function", max(wide.values()), 8, list_above(wide, 8, "parameters")),
-        ]
-    )
-
-
 def measure_cycles() -> Measure:
     """Groups of modules that import each other, at any level of their code; imports for type checkers do not count."""
     import grimp
 
     graph = grimp.build_graph("headrace", cache_dir=None, exclude_type_checking_imports=True)
     groups = {
-        frozenset(graph.find_upstream_modules(module) & graph.find_downstream_modules(module) | {module})
+        frozenset(
+            graph.find_upstream_modules(module) & graph.find_downstream_modules(module) | {module}
+        )
         for module in graph.modules
     }
     cycles = sorted(" <-> ".join(sorted(group)) for group in groups if len(group) > 1)
@@ -158,14 +108,24 @@ def name_of(node: ast.expr) -> str:
     """The last name of ``a.b.Name[T]``; empty where there is none."""
     if isinstance(node, ast.Subscript):
         return name_of(node.value)
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def list_members(node: ast.ClassDef) -> set[str]:
     """Methods, properties and annotated fields of a class, and what its methods assign to ``self``."""
-    names = {n.name for n in node.body if isinstance(n, FunctionNode) and not n.name.startswith("__")}
+    names = {
+        n.name for n in node.body if isinstance(n, FunctionNode) and not n.name.startswith("__")
+    }
     names |= {name_of(n.target) for n in node.body if isinstance(n, ast.AnnAssign)}
-    stored = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    stored = (
+        n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+    )
     return names | {n.attr for n in stored if name_of(n.value) == "self"}
 
 
@@ -177,7 +137,11 @@ def find_family(roots: Sequence[str]) -> dict[str, set[str]]:
     family = {root for root in roots if root in bases}
     protocols = {root for root in family if "Protocol" in bases[root]}
     while True:
-        more = {n for n in bases if bases[n] & family or any(members[p] <= members[n] for p in protocols)} - family
+        more = {
+            n
+            for n in bases
+            if bases[n] & family or any(members[p] <= members[n] for p in protocols)
+        } - family
         if not more:
             break
         family |= more
@@ -187,14 +151,25 @@ def find_family(roots: Sequence[str]) -> dict[str, set[str]]:
 def list_tested_names(node: ast.AST) -> set[str]:
     """Names of the classes that a node compares an object's class with."""
     tested: list[ast.expr] = []
-    if isinstance(node, ast.Call) and name_of(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
+    if (
+        isinstance(node, ast.Call)
+        and name_of(node.func) in ("isinstance", "issubclass")
+        and len(node.args) == 2
+    ):
         tested = [node.args[1]]
     elif isinstance(node, ast.MatchClass):
         tested = [node.cls]
-    elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Call) and name_of(node.left.func) == "type":
+    elif (
+        isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Call)
+        and name_of(node.left.func) == "type"
+    ):
         tested = node.comparators
     return {
-        name_of(n) for expression in tested for n in ast.walk(expression) if isinstance(n, ast.Name | ast.Attribute)
+        name_of(n)
+        for expression in tested
+        for n in ast.walk(expression)
+        if isinstance(n, ast.Name | ast.Attribute)
     }
 
 
@@ -203,24 +178,34 @@ def find_class_tests(roots: Sequence[str]) -> list[str]:
     family = find_family(roots)
     asked: dict[tuple[str, int], set[str]] = collections.defaultdict(set)
     for path, node in walk_nodes():
-        names = {name for name in list_tested_names(node) if name in family and path not in family[name]}
+        names = {
+            name for name in list_tested_names(node) if name in family and path not in family[name]
+        }
         if names and isinstance(node, ast.expr | ast.MatchClass):
             asked[path, node.lineno] |= names
-    return [f"{path}:{line} {', '.join(sorted(names))}" for (path, line), names in sorted(asked.items())]
+    return [
+        f"{path}:{line} {', '.join(sorted(names))}" for (path, line), names in sorted(asked.items())
+    ]
 
 
 def measure_isinstance() -> Measure:
     """Lines that ask for the class of a dataset, an order or a policy in a module that does not define that class."""
     if not find_family(ROOTS):
-        raise SystemExit(f"the library has none of {', '.join(ROOTS)}: name its roots in {Path(__file__).name}")
-    lines, of_configs = find_class_tests(ROOTS), find_class_tests(CONFIG_ROOTS)
+        raise SystemExit(
+            f"the library has none of {', '.join(ROOTS)}: name its roots in {Path(__file__).name}"
+        )
+    lines = find_class_tests(ROOTS)
+    of_configs = find_class_tests(CONFIG_ROOTS)
     return Measure(
         [
             Bar("lines that ask for a class", len(lines), 5, lines),
             Bar("files with such lines", len({line.split(":")[0] for line in lines}), None),
             Bar("lines that ask for the class of a setting", len(of_configs), None, of_configs),
         ],
-        {"classes": sorted(find_family(ROOTS)), "classes of settings": sorted(find_family(CONFIG_ROOTS))},
+        {
+            "classes": sorted(find_family(ROOTS)),
+            "classes of settings": sorted(find_family(CONFIG_ROOTS)),
+        },
     )
 
 
@@ -228,14 +213,29 @@ def measure_names() -> Measure:
     """Per cent of assignments to names (loops and comprehensions included, parameters and attributes not) and of
     functions whose name is a word of ``VAGUE``.
     """
-    assigned = [n.id.strip("_") for _, n in walk_nodes() if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    assigned = [
+        n.id.strip("_")
+        for _, n in walk_nodes()
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
     functions = [n.name.strip("_") for _, n in walk_nodes() if isinstance(n, FunctionNode)]
     bars: list[Bar] = []
     lists: dict[str, list[str]] = {}
-    for kind, names, most in (("assigned names", assigned, 0.25), ("function names", functions, 0.15)):
+    for kind, names, most in (
+        ("assigned names", assigned, 0.25),
+        ("function names", functions, 0.15),
+    ):
         vague = collections.Counter(name for name in names if name.lower() in VAGUE)
-        bars.append(Bar(f"vague among {len(names):,} {kind}, per cent", 100 * vague.total() / len(names), most))
-        lists[f"{vague.total()} vague {kind}"] = [f"{name}: {count}" for name, count in vague.most_common(40)]
+        bars.append(
+            Bar(
+                f"vague among {len(names):,} {kind}, per cent",
+                100 * vague.total() / len(names),
+                most,
+            )
+        )
+        lists[f"{vague.total()} vague {kind}"] = [
+            f"{name}: {count}" for name, count in vague.most_common(40)
+        ]
     return Measure(bars, lists)
 
 
@@ -258,14 +258,22 @@ def prepare_walks(folder: Path) -> None:
 
     from headrace import build_cache
 
-    Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1}, "<unk>")).save(str(folder / "tokenizer.json"))
+    Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1}, "<unk>")).save(
+        str(folder / "tokenizer.json")
+    )
     (folder / "one.jsonl").write_text('{"text": "water"}\n')
     (folder / "many.jsonl").write_text('{"text": "water"}\n' * 40_000)
     components = {name: {"cache": str(folder / name)} for name in ("first", "second", "third")}
     for component in components.values():
         build_cache(output=component["cache"], **settings_of_build(folder, "many.jsonl"))
     tokenizer = {"path": str(folder / "tokenizer.json"), "eos": "<eos>"}
-    config = {"seq_len": 64, "batch_size": 8, "num_steps": 100, "tokenizer": tokenizer, "components": components}
+    config = {
+        "seq_len": 64,
+        "batch_size": 8,
+        "num_steps": 100,
+        "tokenizer": tokenizer,
+        "components": components,
+    }
     (folder / "data.yaml").write_text(yaml.safe_dump(config))
 
 
@@ -279,7 +287,9 @@ def prepare_call(name: str, folder: Path) -> Callable[[], object]:
     from headrace import DataLoader, build_cache, load_config
 
     if name == "build":
-        return partial(build_cache, output=str(folder / "built"), **settings_of_build(folder, "one.jsonl"))
+        return partial(
+            build_cache, output=str(folder / "built"), **settings_of_build(folder, "one.jsonl")
+        )
     config = load_config(str(folder / "data.yaml"))
     if name == "dataset":
         return config.dataset
@@ -344,18 +354,22 @@ def measure_load() -> Measure:
     from headrace import HeadraceError, load_config
 
     def time_load(path: Path, wrong: bool) -> float:
-        began, refused = time.process_time(), False
+        began = time.process_time()
+        refused = False
         try:
             load_config(str(path))
         except HeadraceError:
             refused = True
         seconds = time.process_time() - began
         if refused != wrong:
-            raise SystemExit(f"measure_load: the config was {'refused' if refused else 'taken'}, which it must not be")
+            raise SystemExit(
+                f"measure_load: the config was {'refused' if refused else 'taken'}, which it must not be"
+            )
         return seconds
 
     components = {
-        f"source_{n}": {"cache": f"caches/{n}", "weight": {"linear": {0: 0, 5000: n + 1}}} for n in range(200)
+        f"source_{n}": {"cache": f"caches/{n}", "weight": {"linear": {0: 0, 5000: n + 1}}}
+        for n in range(200)
     }
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -369,7 +383,12 @@ def measure_load() -> Measure:
     return Measure(bars)
 
 
-STARTUP = {"import headrace": 0.05, "headrace --version": 0.12, "headrace --help": 0.3, "headrace build --help": 0.4}
+STARTUP = {
+    "import headrace": 0.05,
+    "headrace --version": 0.12,
+    "headrace --help": 0.3,
+    "headrace build --help": 0.4,
+}
 """CPU seconds that each may take, the interpreter's own included."""
 
 
@@ -379,7 +398,9 @@ def measure_startup() -> Measure:
     for what, limit in STARTUP.items():
         words = what.split()
         program = (
-            what if words[0] == "import" else f"import sys; sys.argv = {words}; from headrace.cli import main; main()"
+            what
+            if words[0] == "import"
+            else f"import sys; sys.argv = {words}; from headrace.cli import main; main()"
         )
         seconds: list[float] = []
         for _ in range(6):
@@ -392,8 +413,6 @@ def measure_startup() -> Measure:
 
 
 MEASURES = {
-    "lines": measure_lines,
-    "functions": measure_functions,
     "cycles": measure_cycles,
     "isinstance": measure_isinstance,
     "names": measure_names,
@@ -415,11 +434,15 @@ def print_measure(name: str, measure: Measure) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=MEASURES, help="one measure")
     parser.add_argument("--check", action="store_true", help="exit status 1 where a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write bars and lists to FILE")
-    parser.add_argument("--walk", choices=WALKS, help=argparse.SUPPRESS)  # how measure_walks calls itself
+    parser.add_argument(
+        "--walk", choices=WALKS, help=argparse.SUPPRESS
+    )  # how measure_walks calls itself
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.walk:
@@ -429,8 +452,15 @@ def main() -> int:
     for name, measure in measures.items():
         print_measure(name, measure)
     if args.json:
-        args.json.write_text(json.dumps({n: dataclasses.asdict(m) for n, m in measures.items()}, indent=1) + "\n")
-    missed = [f"{name}: {bar.name}" for name, measure in measures.items() for bar in measure.bars if not bar.met]
+        args.json.write_text(
+            json.dumps({n: dataclasses.asdict(m) for n, m in measures.items()}, indent=1) + "\n"
+        )
+    missed = [
+        f"{name}: {bar.name}"
+        for name, measure in measures.items()
+        for bar in measure.bars
+        if not bar.met
+    ]
     print(f"\n{len(missed)} bars missed", *missed, sep="\n  ")
     return 1 if args.check and missed else 0
 

@@ -23,7 +23,16 @@ import yaml
 
 AT_LEAST = 0.9
 WHOLE = {"data", "supervised_data", "dpo_data", "chat_train_urls"}
-OF_DATA = {"components", "configs", "id", "train_urls", "validation_urls", "train_weights", "tokenizer", "cache_dir"}
+OF_DATA = {
+    "components",
+    "configs",
+    "id",
+    "train_urls",
+    "validation_urls",
+    "train_weights",
+    "tokenizer",
+    "cache_dir",
+}
 
 
 def outcome(path: Path) -> tuple[str, str]:
@@ -36,7 +45,9 @@ def outcome(path: Path) -> tuple[str, str]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
             runpy.run_module("headrace", run_name="__main__")
     except SystemExit as end:
-        return ("translated", "") if not end.code else ("refused", " ".join(said.getvalue().split()))
+        return (
+            ("translated", "") if not end.code else ("refused", " ".join(said.getvalue().split()))
+        )
     except Exception as error:  # noqa: BLE001 - what is counted here is that none gets out
         return "failed", repr(error)
     return "translated", ""
@@ -55,7 +66,9 @@ def has_data(path: Path) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkouts", nargs="+", type=Path, metavar="CHECKOUT")
     counts: Counter[str] = Counter()
     rows: list[str] = []
@@ -70,7 +83,9 @@ def main() -> int:
                 rows.append(f"| `{path.relative_to(checkout)}` | {kind} | {reason} |")
     total = counts["translated"] + counts["refused"] + counts["failed"]
     share = counts["translated"] / max(total, 1)
-    print(f"{counts['translated']} of {total} configs with data translate ({share:.1%}), each within {slowest:.2f} s;")
+    print(
+        f"{counts['translated']} of {total} configs with data translate ({share:.1%}), each within {slowest:.2f} s;"
+    )
     print(f"{counts['no data']} other YAML files have no data of Levanter's.\n")
     print("| file | | why |\n|---|---|---|")
     print("\n".join(rows))

@@ -15,8 +15,11 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, NOTEBOOK = DOCS / "quickstart.md", DOCS / "quickstart.ipynb"
-_FENCE = re.compile(r"^```(python|bash|sh|yaml)(?: title=\"([^\"]+)\")?\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+PAGE = DOCS / "quickstart.md"
+NOTEBOOK = DOCS / "quickstart.ipynb"
+_FENCE = re.compile(
+    r"^```(python|bash|sh|yaml)(?: title=\"([^\"]+)\")?\n(.*?)^```\n", re.MULTILINE | re.DOTALL
+)
 
 
 def notebook_of(page: str) -> nbformat.NotebookNode:
@@ -59,13 +62,18 @@ def _add_text(cells: list[nbformat.NotebookNode], text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="only compare")
     written = nbformat.writes(notebook_of(PAGE.read_text())) + "\n"
     if parser.parse_args().check:
         current = NOTEBOOK.read_text() if NOTEBOOK.exists() else ""
         if current != written:
-            print(f"{NOTEBOOK.name} is not what {PAGE.name} says: uv run scripts/make_notebook.py", file=sys.stderr)
+            print(
+                f"{NOTEBOOK.name} is not what {PAGE.name} says: uv run scripts/make_notebook.py",
+                file=sys.stderr,
+            )
         return int(current != written)
     NOTEBOOK.write_text(written)
     return 0

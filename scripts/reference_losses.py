@@ -33,7 +33,10 @@ from trl.experimental.orpo import orpo_trainer  # pyright: ignore[reportMissingI
 from trl.trainer import dpo_trainer, grpo_trainer, kto_trainer, rloo_trainer  # pyright: ignore[reportMissingImports]
 
 OUTPUT = Path(__file__).resolve().parent.parent / "tests" / "golden" / "losses.json"
-N, T, GROUP, VOCABULARY = 6, 7, 3, 9
+N = 6
+T = 7
+GROUP = 3
+VOCABULARY = 9
 RNG = np.random.default_rng(0)
 CPU = SimpleNamespace(
     num_processes=1,
@@ -52,7 +55,9 @@ def single(values) -> torch.Tensor:
 
 
 def plain(tensor) -> list | float:
-    return np.round(np.asarray(tensor.detach() if torch.is_tensor(tensor) else tensor, np.float64), 10).tolist()
+    return np.round(
+        np.asarray(tensor.detach() if torch.is_tensor(tensor) else tensor, np.float64), 10
+    ).tolist()
 
 
 def make_rollouts() -> dict[str, torch.Tensor]:
@@ -151,7 +156,12 @@ def grpo_loss(rollouts, *, correction=None, token_level=False, **settings):
     loss.backward()
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     of_entropy = None if entropy.grad is None else plain(entropy.grad)
-    return {"loss": plain(loss), "gradient": plain(log_probs.grad), "entropy_gradient": of_entropy, "logged": logged}
+    return {
+        "loss": plain(loss),
+        "gradient": plain(log_probs.grad),
+        "entropy_gradient": of_entropy,
+        "logged": logged,
+    }
 
 
 def policy_cases(rollouts) -> list[dict]:
@@ -166,10 +176,18 @@ def policy_cases(rollouts) -> list[dict]:
         ({"token_level": True}, ppo),
         ({"delta": 1.5}, {**ppo, "dual_clip": 1.5}),
         (
-            {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.03, "epsilon_high": 0.04},
+            {
+                "loss_type": "grpo",
+                "importance_sampling_level": "sequence",
+                "epsilon_low": 0.03,
+                "epsilon_high": 0.04,
+            },
             {"level": "sequence", "clip_low": 0.03, "clip_high": 0.04, "denominator": "sequences"},
         ),
-        ({"loss_type": "cispo", "epsilon_high": 1.4}, {"objective": "log_prob", "clip_low": None, "clip_high": 0.4}),
+        (
+            {"loss_type": "cispo", "epsilon_high": 1.4},
+            {"objective": "log_prob", "clip_low": None, "clip_high": 0.4},
+        ),
         ({"beta": 0.3}, {**ppo, "kl_coef": 0.3}),
         (
             {"beta": 0.3, "use_bias_correction_kl": True, "loss_type": "grpo"},
@@ -191,7 +209,12 @@ def policy_cases(rollouts) -> list[dict]:
             "high": high,
             "outside": {"truncate": "clip"}.get(outside, outside),
         }
-        table.append(({"correction": (mode, low, high), "loss_type": "dapo"}, {**ppo, "correction": correction}))
+        table.append(
+            (
+                {"correction": (mode, low, high), "loss_type": "dapo"},
+                {**ppo, "correction": correction},
+            )
+        )
     cases = [{"trl": trl, "ours": ours, **grpo_loss(rollouts, **dict(trl))} for trl, ours in table]
     return [*cases, rloo_case(rollouts)]
 
@@ -261,13 +284,16 @@ def advantage_cases() -> list[dict]:
             }
             function = trainer._generate_and_score_completions
             fragment(function, "unscorable_mask = torch.isnan", "# Slice to keep only", scope)
-            cases.append({"preset": preset, "rewards": rewards, "advantages": plain(scope["advantages"])})
+            cases.append(
+                {"preset": preset, "rewards": rewards, "advantages": plain(scope["advantages"])}
+            )
     return cases
 
 
 def preference_cases(rollouts) -> list[dict]:
     """Pairs are rows 0 and 1, 2 and 3, 4 and 5."""
-    mask, reference = rollouts["mask"], rollouts["reference"]
+    mask = rollouts["mask"]
+    reference = rollouts["reference"]
     sides = [0, 2, 4, 1, 3, 5]  # trl's order: all chosen ones, then all rejected ones
     cases = []
 
@@ -275,7 +301,9 @@ def preference_cases(rollouts) -> list[dict]:
         log_probs = rollouts["log_probs"].clone().requires_grad_()
         loss = loss_of(log_probs)
         loss.backward()
-        cases.append({"trl": trl, "ours": ours, "loss": plain(loss), "gradient": plain(log_probs.grad)})
+        cases.append(
+            {"trl": trl, "ours": ours, "loss": plain(loss), "gradient": plain(log_probs.grad)}
+        )
 
     def dpo(log_probs, loss_type, smoothing):
         inputs = {
@@ -321,7 +349,9 @@ def preference_cases(rollouts) -> list[dict]:
         run(
             {"trainer": "dpo", "loss_type": loss_type, "label_smoothing": smoothing},
             {"beta": 0.3, **ours},
-            lambda log_probs, loss_type=loss_type, smoothing=smoothing: dpo(log_probs, loss_type, smoothing),
+            lambda log_probs, loss_type=loss_type, smoothing=smoothing: dpo(
+                log_probs, loss_type, smoothing
+            ),
         )
 
     def scores(log_probs, average):
@@ -337,10 +367,21 @@ def preference_cases(rollouts) -> list[dict]:
         ("sigmoid", 0.1, False, 0.0, {"nll_coef": 1.0, "label_smoothing": 0.1}),
         ("hinge", 0.0, False, 0.0, {"nll_coef": 1.0, "link": "hinge"}),
         ("simpo", 0.0, True, 0.5, {"length_normalized": True, "target_margin": 0.5}),
-        ("simpo", 0.1, True, 0.5, {"length_normalized": True, "target_margin": 0.5, "label_smoothing": 0.1}),
+        (
+            "simpo",
+            0.1,
+            True,
+            0.5,
+            {"length_normalized": True, "target_margin": 0.5, "label_smoothing": 0.1},
+        ),
     ):
         trainer = SimpleNamespace(
-            alpha=0.0, beta=0.3, loss_type=loss_type, simpo_gamma=gamma, label_smoothing=smoothing, accelerator=CPU
+            alpha=0.0,
+            beta=0.3,
+            loss_type=loss_type,
+            simpo_gamma=gamma,
+            label_smoothing=smoothing,
+            accelerator=CPU,
         )
 
         def cpo(log_probs, trainer=trainer, average=average, ours=ours):
@@ -373,14 +414,17 @@ class _Doubles:
     """A trainer as it is; float() of float64 rounds to float32, which the gradient then shows to 1e-7."""
 
     def __init__(self, trainer) -> None:
-        self.beta, self.accelerator = trainer.beta, trainer.accelerator
+        self.beta = trainer.beta
+        self.accelerator = trainer.accelerator
 
 
 def kto_case(rollouts) -> dict:
-    mask, reference = rollouts["mask"], rollouts["reference"]
+    mask = rollouts["mask"]
+    reference = rollouts["reference"]
     log_probs = rollouts["log_probs"].clone().requires_grad_()
     desirable = torch.tensor([True, False, True, True, False, False])
-    mismatched, of_reference = single([-2.0, -3.0, -1.0]), single([-2.5, -3.25, -2.0])
+    mismatched = single([-2.0, -3.0, -1.0])
+    of_reference = single([-2.5, -3.25, -2.0])
     zeros = torch.zeros(N, T)
     outputs = SimpleNamespace(log_probs=log_probs * mask, entropy=zeros, mean_logits=zeros)
     trainer = SimpleNamespace(
@@ -423,7 +467,8 @@ def distillation_cases() -> dict:
     teacher = single(RNG.normal(0, 1.5, shape))
     student = single(RNG.normal(0, 1.5, shape))
     mask = torch.tensor(RNG.integers(0, 2, shape[:2]).astype(bool))
-    mask[:, 0], mask[:, -1] = True, False
+    mask[:, 0] = True
+    mask[:, -1] = False
     cases = []
     for beta, direction in ((0.0, "forward"), (1.0, "reverse")):
         logits = student.clone().requires_grad_()
@@ -431,17 +476,28 @@ def distillation_cases() -> dict:
         loss = gkd_trainer.GKDTrainer.generalized_jsd_loss(logits, teacher, labels, beta=beta)
         loss.backward()
         cases.append({"direction": direction, "loss": plain(loss), "gradient": plain(logits.grad)})
-    return {"teacher": plain(teacher), "student": plain(student), "mask": mask.int().tolist(), "cases": cases}
+    return {
+        "teacher": plain(teacher),
+        "student": plain(student),
+        "mask": mask.int().tolist(),
+        "cases": cases,
+    }
 
 
 def cookbook(module: str, *names: str, **scope):
     """Functions of tinker-cookbook by themselves: what their modules import besides is not needed."""
     package = Path(find_spec("tinker_cookbook").submodule_search_locations[0])
     tree = ast.parse((package / module).read_text())
-    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name in names]
+    functions = [
+        n
+        for n in tree.body
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name in names
+    ]
     for function in functions:
         function.decorator_list = []
-    code = compile(ast.Module(functions, []), module, "exec", flags=__future__.annotations.compiler_flag)
+    code = compile(
+        ast.Module(functions, []), module, "exec", flags=__future__.annotations.compiler_flag
+    )
     scope |= {"torch": torch, "F": functional}
     exec(code, scope)
     return [scope[name] for name in names]
@@ -485,7 +541,9 @@ def tinker_cases(rollouts) -> dict:
 
     losses = [
         documented(
-            "importance_sampling", lambda _, ratio: -(ratio * advantages).sum(), {"clip_low": None, "clip_high": None}
+            "importance_sampling",
+            lambda _, ratio: -(ratio * advantages).sum(),
+            {"clip_low": None, "clip_high": None},
         ),
         documented("ppo", ppo, {}),
         documented(
@@ -494,14 +552,26 @@ def tinker_cases(rollouts) -> dict:
             {"objective": "log_prob"},
         ),
         documented(
-            "dro", dro, {"objective": "log_prob", "clip_low": 0.0, "clip_high": 0.0, "kl_coef": 0.3, "kl": "k2"}
+            "dro",
+            dro,
+            {
+                "objective": "log_prob",
+                "clip_low": 0.0,
+                "clip_high": 0.0,
+                "kl_coef": 0.3,
+                "kl": "k2",
+            },
         ),
     ]
     data = [
-        SimpleNamespace(loss_fn_inputs={"logprobs": _Values(s), "mask": _Values(m), "advantages": _Values(a)})
+        SimpleNamespace(
+            loss_fn_inputs={"logprobs": _Values(s), "mask": _Values(m), "advantages": _Values(a)}
+        )
         for s, m, a in zip(sampler, mask, advantages, strict=True)
     ]
-    (kl,) = cookbook("rl/metrics.py", "compute_kl_sample_train", safezip=lambda *x: zip(*x, strict=True))
+    (kl,) = cookbook(
+        "rl/metrics.py", "compute_kl_sample_train", safezip=lambda *x: zip(*x, strict=True)
+    )
     metrics = kl(data, list(rollouts["log_probs"]))
 
     async def score(*_):
@@ -515,12 +585,17 @@ def tinker_cases(rollouts) -> dict:
             "tinker": SimpleNamespace(TensorData=_Values),
             "safezip": lambda *x: zip(*x, strict=True),
         }
-        penalize, _ = cookbook("rl/metrics.py", "incorporate_kl_penalty", "discounted_future_sum_vectorized", **scope)
+        penalize, _ = cookbook(
+            "rl/metrics.py", "incorporate_kl_penalty", "discounted_future_sum_vectorized", **scope
+        )
         # the cookbook makes float32 of the reference's; the first position, which it leaves out, is no label
         before = [d.loss_fn_inputs["advantages"] for d in data]
         scores = [SimpleNamespace(loss_fn_inputs=dict(d.loss_fn_inputs)) for d in data]
         asyncio.run(penalize(scores, None, 0.3, discount))
-        added = [d.loss_fn_inputs["advantages"].to_torch() - b.to_torch() for d, b in zip(scores, before, strict=True)]
+        added = [
+            d.loss_fn_inputs["advantages"].to_torch() - b.to_torch()
+            for d, b in zip(scores, before, strict=True)
+        ]
         penalties.append({"coef": 0.3, "discount": discount, "added": plain(torch.stack(added))})
     (dpo,) = cookbook("preference/train_dpo.py", "compute_dpo_loss")
     sums = [list((x * mask).sum(1)) for x in (rollouts["log_probs"], reference)]

@@ -28,8 +28,12 @@ def public_names() -> dict[str, dict[str, str]]:
     packages = {}
     for stub in sorted(LIBRARY.rglob("__init__.pyi")):
         package = ".".join(("headrace", *stub.parent.relative_to(LIBRARY).parts))
-        imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
-        packages[package] = {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+        imports = [
+            node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)
+        ]
+        packages[package] = {
+            alias.name: f"{package}.{node.module}" for node in imports for alias in node.names
+        }
     for module in (importlib.import_module(f"headrace.{name}") for name in MODULES):
         homes = {name: getattr(module, name).__module__ for name in module.__all__}
         packages[module.__name__] = homes
@@ -38,9 +42,15 @@ def public_names() -> dict[str, dict[str, str]]:
 
 def page() -> str:
     """The page: a name has its full entry where it is met first."""
-    lines, shown = [OPENING], set[str]()
+    lines = [OPENING]
+    shown = set[str]()
     for package, names in public_names().items():
-        first_line = (importlib.import_module(package).__doc__ or "").partition("\n\n")[0].replace("\n", " ").strip()
+        first_line = (
+            (importlib.import_module(package).__doc__ or "")
+            .partition("\n\n")[0]
+            .replace("\n", " ")
+            .strip()
+        )
         lines.append(f"\n## {package}\n\n{first_line}\n")
         for name, module in names.items():
             path = f"{module}.{name}"

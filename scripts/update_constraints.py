@@ -60,9 +60,12 @@ def join_markers(markers: Iterable[str]) -> str:
     versions are neighbours, one range says the same.
     """
     parsed = [Marker(marker) for marker in markers]
-    where = {platform: [m for m in MINORS if _any_holds(parsed, m, platform)] for platform in PLATFORMS}
+    where = {
+        platform: [m for m in MINORS if _any_holds(parsed, m, platform)] for platform in PLATFORMS
+    }
     minors = where[PLATFORMS[0]]
-    first, last = MINORS.index(minors[0]), MINORS.index(minors[-1])
+    first = MINORS.index(minors[0])
+    last = MINORS.index(minors[-1])
     if all(m == minors for m in where.values()) and minors == MINORS[first : last + 1]:
         bounds = [f"python_full_version >= '{minors[0]}'"] if first > 0 else []
         bounds += [f"python_full_version < '{MINORS[last + 1]}'"] if last + 1 < len(MINORS) else []
@@ -71,7 +74,11 @@ def join_markers(markers: Iterable[str]) -> str:
 
 
 def _any_holds(markers: list[Marker], minor: str, platform: str) -> bool:
-    environment = {"sys_platform": platform, "python_version": minor, "python_full_version": f"{minor}.0"}
+    environment = {
+        "sys_platform": platform,
+        "python_version": minor,
+        "python_full_version": f"{minor}.0",
+    }
     return any(marker.evaluate(environment) for marker in markers)
 
 
@@ -82,7 +89,11 @@ def pins_of_pyproject(text: str) -> list[str]:
 
 def pins_of_constraints(text: str) -> list[str]:
     """The list in ``constraints.txt``, without comments."""
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
 
 
 def with_pins(pyproject: str, pins: list[str]) -> str:
@@ -123,14 +134,20 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only compare; exit 1 when something is wrong")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only compare; exit 1 when something is wrong"
+    )
     if not parser.parse_args().check:
         pins = pins_of_lock(fresh_lock())
         pyproject = ROOT / "pyproject.toml"
         pyproject.write_text(with_pins(pyproject.read_text(), pins))
         (ROOT / "constraints.txt").write_text(HEADER + "\n".join(pins) + "\n")
-        print(f"{len(pins)} pins written to pyproject.toml and constraints.txt; run `uv sync` to use them")
+        print(
+            f"{len(pins)} pins written to pyproject.toml and constraints.txt; run `uv sync` to use them"
+        )
     found = problems()
     for problem in found:
         print(problem, file=sys.stderr)

@@ -22,7 +22,12 @@ from headrace.store import retry
 
 _UNTIMED = [HealthCheck.too_slow]
 settings.register_profile(
-    "dev", max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=_UNTIMED
+    "dev",
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=_UNTIMED,
 )
 settings.register_profile(
     "fuzz",
@@ -38,7 +43,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a name of a model that a test misspells as
 
 # as headrace sets it when it imports Ray; some tests import it before, and it looks only then
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-os.environ["RAY_AUTH_MODE"] = "disabled"  # of all processes of all clusters: one that asks for a token loses the others
+os.environ["RAY_AUTH_MODE"] = (
+    "disabled"  # of all processes of all clusters: one that asks for a token loses the others
+)
 
 THREAD_GRACE_S = 60.0  # only one that does not end at all takes so long, on a busy machine too
 

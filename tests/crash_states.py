@@ -80,7 +80,8 @@ class Recorder:
             self.ops.append(Op("remove", self.nodes[place[0]].pop(place[1]), *place))
 
     def rename(self, source: str, target: str) -> None:
-        old, new = self.place(source), self.place(target)
+        old = self.place(source)
+        new = self.place(target)
         if old is not None and new is not None:
             file = self.nodes[old[0]].pop(old[1])
             self.nodes[new[0]][new[1]] = file
@@ -97,7 +98,18 @@ def record(program: str, root: Path, *arguments: str) -> list[Op]:
     The program prints lines that begin with ``MARK``; they come as operations of their own.
     """
     trace = root.parent / "trace"
-    command = ["strace", "-f", "-y", "-xx", "-s", str(1 << 24), "-e", f"trace={CALLS}", "-e", "signal=none"]
+    command = [
+        "strace",
+        "-f",
+        "-y",
+        "-xx",
+        "-s",
+        str(1 << 24),
+        "-e",
+        f"trace={CALLS}",
+        "-e",
+        "signal=none",
+    ]
     command += ["-o", str(trace), sys.executable, "-c", program, str(root), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -121,7 +133,9 @@ def record(program: str, root: Path, *arguments: str) -> list[Op]:
 def _paths(text: str) -> list[str]:
     """Paths among arguments, made whole by the folder that comes before them."""
     found = []
-    for folder, path in re.findall(r'(?:\w+<((?:\\x[0-9a-f]{2})*)>, )?"((?:\\x[0-9a-f]{2})*)"', text):
+    for folder, path in re.findall(
+        r'(?:\w+<((?:\\x[0-9a-f]{2})*)>, )?"((?:\\x[0-9a-f]{2})*)"', text
+    ):
         name = unescaped(path).decode()
         found.append(name if name.startswith("/") else f"{unescaped(folder).decode()}/{name}")
     return found
@@ -169,7 +183,9 @@ def _write(to: Recorder, name: str, arguments: str, result: int, key: str, path:
         if name != "pwrite64" and offset >= 0:
             to.at[key] = offset + result
     elif data.startswith(_MARK):
-        to.ops.extend(Op("mark", name=line) for line in data.decode().split("\n") if line.startswith("MARK "))
+        to.ops.extend(
+            Op("mark", name=line) for line in data.decode().split("\n") if line.startswith("MARK ")
+        )
 
 
 def owed(ops: list[Op]) -> set[int]:
@@ -225,7 +241,9 @@ def tree(ops: list[Op], present: set[int], halves: dict[int, str]) -> dict[str, 
     return found
 
 
-def crash_states(ops: list[Op], *, tries: int, seed: int = 0) -> Iterator[tuple[int, dict[str, bytes | None]]]:
+def crash_states(
+    ops: list[Op], *, tries: int, seed: int = 0
+) -> Iterator[tuple[int, dict[str, bytes | None]]]:
     """After each operation, what the disk may hold: (operations that were done, tree); no tree twice in a row of them.
 
     All that was done, only what is owed, all but one of the others, one of the others, and so many drawn at random; the
@@ -240,7 +258,9 @@ def crash_states(ops: list[Op], *, tries: int, seed: int = 0) -> Iterator[tuple[
             continue  # owes more than the state before it, and brings none that was not there
         past = ops[:done]
         certain = owed(past)
-        loose = [n for n in range(done) if n not in certain and past[n].kind not in ("sync", "mark")]
+        loose = [
+            n for n in range(done) if n not in certain and past[n].kind not in ("sync", "mark")
+        ]
         choices = [(set(loose), {}), (set(), {})]
         choices += [(set(loose) - {n}, {}) for n in loose[-6:]] + [({n}, {}) for n in loose[-6:]]
         for n in [n for n in loose if past[n].kind == "write"][-2:]:
@@ -251,7 +271,12 @@ def crash_states(ops: list[Op], *, tries: int, seed: int = 0) -> Iterator[tuple[
             choices.append((chosen, {n: pick.choice(["", "half", "zeros"]) for n in written}))
         for chosen, halves in choices:
             left = tree(past, certain | _prefixes(past, loose, chosen), halves)
-            key = (marks, hash(tuple(sorted((path, data or b"", data is None) for path, data in left.items()))))
+            key = (
+                marks,
+                hash(
+                    tuple(sorted((path, data or b"", data is None) for path, data in left.items()))
+                ),
+            )
             if key not in seen:
                 seen.add(key)
                 yield done, left

@@ -34,7 +34,16 @@ class Layout:
     """
 
     def __init__(
-        self, mask, name, *, order=None, groups=None, rewards=None, pairs=False, log_probs=None, advantages=None
+        self,
+        mask,
+        name,
+        *,
+        order=None,
+        groups=None,
+        rewards=None,
+        pairs=False,
+        log_probs=None,
+        advantages=None,
     ):
         self.mask = np.asarray(mask, int)
         n, t = self.mask.shape
@@ -45,14 +54,18 @@ class Layout:
                 np.arange(1, end + 2),
                 loss_mask=[0, *self.mask[i, :end]],
                 log_probs=[0, *number[i, :end]],
-                weights=None if advantages is None else [0, *np.broadcast_to(np.asarray(advantages)[i], t)[:end]],
+                weights=None
+                if advantages is None
+                else [0, *np.broadcast_to(np.asarray(advantages)[i], t)[:end]],
                 group=i // 2 if groups is None else int(groups[i]),
                 reward=0.0 if rewards is None else float(rewards[i]),
             )
             for i, end in enumerate(ends)
         ]
         seq_len, rows = LAYOUTS[name]
-        batch = pack_examples([examples[i] for i in (order or range(n))], seq_len, rows=rows, unit=2 if pairs else 1)
+        batch = pack_examples(
+            [examples[i] for i in (order or range(n))], seq_len, rows=rows, unit=2 if pairs else 1
+        )
         self.number = batch.log_probs.astype(int)
         fields = {"log_probs": None if log_probs is None else self.lay(log_probs), "pairs": pairs}
         if pairs:

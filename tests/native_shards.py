@@ -16,7 +16,9 @@ def write_megatron(base: Path, documents: Sequence[Sequence[int]]) -> Path:
     pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * 4
     bounds = np.arange(len(arrays) + 1, dtype="<i8")
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, lengths.size, bounds.size)
-    base.with_suffix(".idx").write_bytes(head + lengths.tobytes() + pointers.astype("<i8").tobytes() + bounds.tobytes())
+    base.with_suffix(".idx").write_bytes(
+        head + lengths.tobytes() + pointers.astype("<i8").tobytes() + bounds.tobytes()
+    )
     return base.with_suffix(".bin")
 
 
@@ -26,5 +28,7 @@ def write_nmoe(base: Path, documents: Sequence[Sequence[int]]) -> Path:
     base.parent.mkdir(parents=True, exist_ok=True)
     np.save(base.with_suffix(".npy"), np.array([i for ids in documents for i in ids], "<u4"))
     pairs = np.stack([np.concatenate([[0], stops[:-1]]), stops], 1).astype("<u8")
-    base.with_suffix(".idx").write_bytes(b"NMOEIDX\0" + struct.pack("<QQQ", 1, len(documents), 0) + pairs.tobytes())
+    base.with_suffix(".idx").write_bytes(
+        b"NMOEIDX\0" + struct.pack("<QQQ", 1, len(documents), 0) + pairs.tobytes()
+    )
     return base.with_suffix(".npy")

@@ -18,7 +18,10 @@ from headrace.data.mixture import mixture_of
 from headrace.levanter.translation.translate import translate
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "004_datakit"
-STEPS, PHASE, BATCH, SEQ_LEN = 16_384, 13_056, 512, 2048
+STEPS = 16_384
+PHASE = 13_056
+BATCH = 512
+SEQ_LEN = 2048
 SHARE = STEPS * BATCH * SEQ_LEN / 10_372_343_704_053
 
 
@@ -35,12 +38,21 @@ def test_levanters_launch_is_the_same_run(launch):
         assert config.split_documents
         assert config.subset is not None
         assert config.subset.fraction == SHARE
-    assert {n: c.cache for n, c in theirs.components.items()} == {n: c.cache for n, c in launch.components.items()}
-    assert [(s.step, s.weights) for s in theirs.stages] == [(s.step, s.weights) for s in launch.stages]
+    assert {n: c.cache for n, c in theirs.components.items()} == {
+        n: c.cache for n, c in launch.components.items()
+    }
+    assert [(s.step, s.weights) for s in theirs.stages] == [
+        (s.step, s.weights) for s in launch.stages
+    ]
     assert len(launch.components) == 168
     assert len(launch.components["tail"].caches) == 33
-    missing = {note.field.split(".")[2].split("/")[0] for note in found.notes if note.kind == "missing"}
-    assert missing == {"paloma", *launch.components}  # what is evaluated on, and tags, stay with Levanter
+    missing = {
+        note.field.split(".")[2].split("/")[0] for note in found.notes if note.kind == "missing"
+    }
+    assert missing == {
+        "paloma",
+        *launch.components,
+    }  # what is evaluated on, and tags, stay with Levanter
     assert all("evaluat" in note.text for note in found.notes if note.kind == "missing")
 
 
@@ -52,11 +64,15 @@ def test_it_is_planned_without_a_cache(launch):
     for component in plan.components:
         assert component.rows == int((component.tokens or 0) // SEQ_LEN * SHARE)
     drawn = np.asarray([component.drawn_rows for component in plan.components])
-    first, last = (np.asarray([stage.weights[n] for n in launch.components]) for stage in launch.stages)
+    first, last = (
+        np.asarray([stage.weights[n] for n in launch.components]) for stage in launch.stages
+    )
     expected = BATCH * (PHASE * first / first.sum() + (STEPS - PHASE) * last / last.sum())
     assert np.abs(drawn - expected).max() < 1
     sources = sum(c.rows for c in plan.components) * SEQ_LEN
-    assert sources == pytest.approx(STEPS * BATCH * SEQ_LEN, rel=1e-3)  # together as long as the run
+    assert sources == pytest.approx(
+        STEPS * BATCH * SEQ_LEN, rel=1e-3
+    )  # together as long as the run
 
 
 def test_both_files_are_as_the_script_writes_them(launch, monkeypatch):

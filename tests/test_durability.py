@@ -49,9 +49,16 @@ def tokens_of(cache: TokenCache) -> str:
     return hashlib.sha256(b"".join(d.astype("<i8").tobytes() + b"|" for d in documents)).hexdigest()
 
 
-def check(ops, look: Callable[[str, list[str]], object], *, tries: int, again: Callable[[str], object] | None = None):
+def check(
+    ops,
+    look: Callable[[str, list[str]], object],
+    *,
+    tries: int,
+    again: Callable[[str], object] | None = None,
+):
     """Opens every state; every 10th one is also gone on from."""
-    states, gone_on = 0, 0
+    states = 0
+    gone_on = 0
     for done, left in CRASH.crash_states(ops, tries=tries):
         said = [op.name.removeprefix("MARK ") for op in ops[:done] if op.kind == "mark"]
         with tempfile.TemporaryDirectory(dir=CRASH.SCRATCH) as folder:
@@ -63,7 +70,9 @@ def check(ops, look: Callable[[str, list[str]], object], *, tries: int, again: C
                     gone_on += 1
             except BaseException as error:
                 names = {path: None if data is None else len(data) for path, data in left.items()}
-                error.add_note(f"after {done} of {len(ops)}: {ops[done - 1]}; said {said}; left {names}")
+                error.add_note(
+                    f"after {done} of {len(ops)}: {ops[done - 1]}; said {said}; left {names}"
+                )
                 raise
         states += 1
     print(f"{len(ops)} operations, {states} states, {gone_on} gone on from")
@@ -105,7 +114,15 @@ def cache_of(folder: str, said: list[str], expected: str) -> None:
 
 def build(texts: object, output: str, **options: object) -> TokenCache:
     source = SourceConfig([str(texts)])
-    build_cache(source, TokenizerConfig(), output, engine="inline", part_bytes=300, progress=False, **options)
+    build_cache(
+        source,
+        TokenizerConfig(),
+        output,
+        engine="inline",
+        part_bytes=300,
+        progress=False,
+        **options,
+    )
     return TokenCache.open(output)
 
 
@@ -130,7 +147,9 @@ mark("built")
         ops,
         lambda folder, said: cache_of(folder, said, expected),
         tries=2,
-        again=lambda folder: cache_of(folder, [build(texts, f"{folder}/cache", **settings).path], expected),
+        again=lambda folder: cache_of(
+            folder, [build(texts, f"{folder}/cache", **settings).path], expected
+        ),
     )
 
 
@@ -156,7 +175,9 @@ mark("copied")
 
 
 def shuffled(cache: TokenCache, output: str) -> None:
-    reshuffle(cache, output, ReshuffleConfig(seed=3, part_bytes=300), engine="inline", progress=False)
+    reshuffle(
+        cache, output, ReshuffleConfig(seed=3, part_bytes=300), engine="inline", progress=False
+    )
 
 
 def joined(cache: TokenCache, output: str) -> None:
@@ -295,7 +316,8 @@ def test_what_is_not_synced_may_be_lost(crash_states):
     """The instrument finds what it is for: a rename before its file, or its folder, is synced."""
     op = crash_states.Op
     write = [op("create", 1, 0, "a.tmp"), op("write", 1, offset=0, data=b"new!")]
-    rename, mark = op("rename", 1, 0, "a", source=(0, "a.tmp")), op("mark", name="MARK done")
+    rename = op("rename", 1, 0, "a", source=(0, "a.tmp"))
+    mark = op("mark", name="MARK done")
 
     def ends(ops):
         return [left for done, left in crash_states.crash_states(ops, tries=20) if done == len(ops)]

@@ -22,7 +22,9 @@ from headrace.errors import (
     did_you_mean,
 )
 
-CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__]
+CLASSES = [
+    c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__
+]
 
 
 def test_every_error_is_a_headrace_error_and_stands_in_the_drawing():
@@ -58,13 +60,20 @@ def test_one_full_stop_before_the_cure():
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("clone", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "clone", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))], ids=["copy", "pickle"]
+)
 def test_errors_can_be_copied_and_pickled(cls, clone):
     error = cls("is wrong", field="docs", value=[1, 2], cure="Write 3.")
     again = clone(error)
     assert type(again) is cls
     assert str(again) == str(error) == "docs = [1, 2]: is wrong. Write 3."
-    assert (again.problem, again.field, again.value, again.cure) == ("is wrong", "docs", [1, 2], "Write 3.")
+    assert (again.problem, again.field, again.value, again.cure) == (
+        "is wrong",
+        "docs",
+        [1, 2],
+        "Write 3.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,11 @@ def test_errors_can_be_copied_and_pickled(cls, clone):
         ("seqlen", ["seq_len", "shuffle"], "Did you mean 'seq_len'?"),
         ("zzz", ["b", "a"], "Known names: 'a', 'b'."),
         ("zzz", [], "There are none."),
-        ("weight_1", ["weight_2", "weight_3", "weight_4"], "Did you mean 'weight_4' or 'weight_3'?"),
+        (
+            "weight_1",
+            ["weight_2", "weight_3", "weight_4"],
+            "Did you mean 'weight_4' or 'weight_3'?",
+        ),
     ],
 )
 def test_did_you_mean(name, known, text):
@@ -129,7 +142,9 @@ def test_a_choice_that_is_none_names_the_nearest():
         (False, None, False, "uv pip install 'headrace[gcs]'"),
     ],
 )
-def test_the_command_that_installs_is_that_of_the_environment(monkeypatch, tmp_path, pip, uv, on_path, command):
+def test_the_command_that_installs_is_that_of_the_environment(
+    monkeypatch, tmp_path, pip, uv, on_path, command
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: object() if pip else None)
     monkeypatch.setattr(errors.shutil, "which", lambda name: "/bin/uv" if on_path else None)

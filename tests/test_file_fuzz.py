@@ -60,7 +60,13 @@ components: {a: {cache: A}, b: {cache: B, weight: 0.5}}
 def places(node, path=()):
     """Paths of all values within a value of JSON."""
     yield path
-    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    inner = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, value in inner:
         yield from places(value, (*path, key))
 
@@ -98,19 +104,24 @@ def changed_bytes(raw: bytes, pick: np.random.Generator) -> bytes:
 def changed_table(raw: bytes, pick: np.random.Generator) -> bytes:
     """A ledger in columns whose head, or one of its columns, says something else, with digests that fit."""
     end = 48 + int.from_bytes(raw[8:16], "little")
-    head, columns = json.loads(raw[48:end]), raw[end:]
+    head = json.loads(raw[48:end])
+    columns = raw[end:]
     if pick.integers(2):
         changed_head = changed_value(raw[48:end], pick)
     else:
         column = head["columns"][pick.integers(head["opened"])]
-        values = np.frombuffer(pick.bytes(head["parts"] * np.dtype(column["dtype"]).itemsize), np.uint8)
+        values = np.frombuffer(
+            pick.bytes(head["parts"] * np.dtype(column["dtype"]).itemsize), np.uint8
+        )
         column["digest"] = hashlib.sha256(values).hexdigest()
         changed_head = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
         begin = -(-(48 + len(changed_head)) // 64) * 64
         for other in head["columns"]:
             size = head["parts"] * np.dtype(other["dtype"]).itemsize
             if other is column:
-                columns = raw[end:][: begin - end] + values.tobytes() + raw[end:][begin - end + size :]
+                columns = (
+                    raw[end:][: begin - end] + values.tobytes() + raw[end:][begin - end + size :]
+                )
                 break
             begin = -(-(begin + size) // 64) * 64
     digest = hashlib.sha256(changed_head).digest()
@@ -132,13 +143,19 @@ def changed(raw: bytes, seed: int) -> bytes:
 def root(tmp_path_factory):
     """A cache as of releases without digests in ledgers and arrays: all that is read is looked at."""
     root = tmp_path_factory.mktemp("fuzz")
-    write_cache(root, [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
+    write_cache(
+        root, [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2)
+    )
     for file in root.rglob("zarr.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "attributes": {}}))
     ledger = root / "ledger.json"
     ledger.write_text(json.dumps({**json.loads(ledger.read_text()), "digest": ""}, indent=1))
     (root / "ledger.bin").unlink()
-    write_cache(root / "columns", [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
+    write_cache(
+        root / "columns",
+        [random_documents(30, seed=k) for k in range(2)],
+        layout=CacheLayout("uint8", 32, 2),
+    )
     remove_documents(TokenCache.open(root / "columns"), Intervals.of_numbers(np.array([3, 4, 50])))
     (root / "config.yaml").write_text(CONFIG)
     np.save(root / "removed.npy", np.arange(3))
@@ -154,7 +171,9 @@ def root(tmp_path_factory):
     earlier = root / "earlier_rollouts"
     (earlier / "batches").mkdir(parents=True)
     (earlier / "run.json").write_text('{"format_version": 1, "seed": 1}')
-    (earlier / "batches" / "000000000000.json").write_bytes(BatchRecord(0, [0, 1], {2: "late"}, 3).to_json())
+    (earlier / "batches" / "000000000000.json").write_bytes(
+        BatchRecord(0, [0, 1], {2: "late"}, 3).to_json()
+    )
     return root
 
 
@@ -197,12 +216,31 @@ def filtered(name):
 
 READERS = {
     "ledger": ("ledger.json", read_cache, lambda root: verify(str(root), deep=True)),
-    "table": ("columns/ledger.bin", lambda root: read_cache(root / "columns"), lambda root: verify(f"{root}/columns")),
+    "table": (
+        "columns/ledger.bin",
+        lambda root: read_cache(root / "columns"),
+        lambda root: verify(f"{root}/columns"),
+    ),
     "record": ("parts/00000/part.json", lambda root: verify(str(root))),
-    "array": ("parts/00001/input_ids/data/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
-    "offsets": ("parts/00001/input_ids/offsets/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
-    "shard": ("parts/00001/input_ids/data/c/0", read_cache, lambda root: verify(str(root), deep=True)),
-    "tombstones": ("columns/tombstones.json", lambda root: tombstones_of(TokenCache.open(root / "columns"))),
+    "array": (
+        "parts/00001/input_ids/data/zarr.json",
+        read_cache,
+        lambda root: verify(str(root), deep=True),
+    ),
+    "offsets": (
+        "parts/00001/input_ids/offsets/zarr.json",
+        read_cache,
+        lambda root: verify(str(root), deep=True),
+    ),
+    "shard": (
+        "parts/00001/input_ids/data/c/0",
+        read_cache,
+        lambda root: verify(str(root), deep=True),
+    ),
+    "tombstones": (
+        "columns/tombstones.json",
+        lambda root: tombstones_of(TokenCache.open(root / "columns")),
+    ),
     "plan": ("plans/*/plan.json", read_packs),
     "vector": ("plans/*/*.bin", read_packs),
     "manifest": ("run/*manifest*.json", lambda root: RunManifest.load(str(root / "run"))),
@@ -224,7 +262,10 @@ SMALL = int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "0")) <= 300
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", READERS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=SMALL)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize=SMALL,
+)
 @given(seed=st.integers(0, 2**32))
 def test_only_errors_of_headrace_come_out(root: Path, kind: str, seed: int):
     pattern, *readers = READERS[kind]
@@ -244,15 +285,25 @@ def test_only_errors_of_headrace_come_out(root: Path, kind: str, seed: int):
 def test_tokenizers_too(tmp_path_factory, seed):
     folder = tmp_path_factory.mktemp("tokenizer")
     model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
-    content = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "model": model}).encode()
+    content = json.dumps(
+        {"version": "1.0", "added_tokens": [], "normalizer": None, "model": model}
+    ).encode()
     (folder / "tokenizer.json").write_bytes(changed(content, seed))
-    record = {"file": "tokenizer.json", "path": "t", "bos": None, "eos": None, "fingerprint": "sha256:0"}
+    record = {
+        "file": "tokenizer.json",
+        "path": "t",
+        "bos": None,
+        "eos": None,
+        "fingerprint": "sha256:0",
+    }
     with pytest.raises(HeadraceError):
         recorded_tokenizer(str(folder), record)
 
 
 def test_caches_and_datasets_travel(tmp_path):
-    cache = write_cache(tmp_path, [random_documents(30, seed=1)], layout=CacheLayout("uint8", 32, 2))
+    cache = write_cache(
+        tmp_path, [random_documents(30, seed=1)], layout=CacheLayout("uint8", 32, 2)
+    )
     there = pickle.loads(pickle.dumps(cache))
     assert np.array_equal(there.tokens(0, cache.num_tokens), cache.tokens(0, cache.num_tokens))
     data = TokenSeqDataset(cache, 16).shuffle(0)

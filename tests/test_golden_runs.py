@@ -36,14 +36,29 @@ import headrace.run
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "runs"
 ARRAYS = (
-    "token_ids", "source_id", "log_probs", "rewards", "segment_lengths", "loss_mask", "weights", "group_ids",
-    "policy_version", "token_mask",
-)  # fmt: skip
+    "token_ids",
+    "source_id",
+    "log_probs",
+    "rewards",
+    "segment_lengths",
+    "loss_mask",
+    "weights",
+    "group_ids",
+    "policy_version",
+    "token_mask",
+)
 """What a batch holds."""
 DERIVED = (
-    "valid", "tokens", "labels", "label_mask", "token_weights", "position_ids", "segment_ids", "cu_seqlens",
+    "valid",
+    "tokens",
+    "labels",
+    "label_mask",
+    "token_weights",
+    "position_ids",
+    "segment_ids",
+    "cu_seqlens",
     "segment_groups",
-)  # fmt: skip
+)
 """What follows from it."""
 CALLS_SAVED = 5
 """A run that goes on from its anchor makes so many times fewer calls than one that counts up to the step, at least."""
@@ -115,7 +130,9 @@ def as_begun(config: headrace.LmDataConfig) -> headrace.LmDataConfig:
 def run_command(arguments: list[str]) -> tuple[int, str]:
     """Runs a command of headrace in this process; gives its status and what it printed."""
     (command,) = entry_points(group="console_scripts", name="headrace")
-    printed, status, typed = io.StringIO(), 0, sys.argv
+    printed = io.StringIO()
+    status = 0
+    typed = sys.argv
     sys.argv = ["headrace", *arguments]
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -129,7 +146,8 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
 
 def count_calls(act: Callable[[], object]) -> int:
     """Calls of functions of headrace that ``act`` makes in this thread."""
-    home, calls = str(Path(headrace.__file__).parent), 0
+    home = str(Path(headrace.__file__).parent)
+    calls = 0
 
     def count(frame: Any, event: str, _: object) -> None:
         nonlocal calls
@@ -190,16 +208,19 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
     """Loads a config, resolves its stages and, of small ones, opens what it names: what is said where it is refused, or
     a digest of the whole config.
     """
-    path, text = case.get("file", "tried.yaml"), case.get("text")
+    path = case.get("file", "tried.yaml")
+    text = case.get("text")
     if "base" in case:
         base = bases[case["base"]]
         text = change_config(base, case["path"], case["value"]) if "path" in case else base
     if text is not None:
         Path(path).write_text(text)
-    stage, whole = "load_config", ""
+    stage = "load_config"
+    whole = ""
     try:
         config = headrace.load_config(path, case.get("settings", []))
-        whole, stage = config.to_yaml(), "resolved_stages"
+        whole = config.to_yaml()
+        stage = "resolved_stages"
         config.resolved_stages()
         stage = "loader"
         if case.get("base") != "full":
@@ -224,7 +245,9 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
 def _canonical(value: Any) -> str:
     """A config as text, whatever the order of its fields; what is not set is left out."""
     if isinstance(value, dict):
-        fields = sorted((repr(name), _canonical(inner)) for name, inner in value.items() if inner is not None)
+        fields = sorted(
+            (repr(name), _canonical(inner)) for name, inner in value.items() if inner is not None
+        )
         return "{" + ", ".join(f"{name}: {inner}" for name, inner in fields) + "}"
     return "[" + ", ".join(map(_canonical, value)) + "]" if isinstance(value, list) else repr(value)
 
@@ -288,7 +311,9 @@ def test_a_saved_plan_is_used_and_not_made_anew(name: str, tmp_path: Path):
     config = as_begun(write_config(tmp_path, expected["config"]))
     files = list_files(Path("plans", name))
     assert len(files) >= 3
-    assert describe_run(config, [int(step) for step in expected["run"]["batches"]]) == expected["run"]
+    assert (
+        describe_run(config, [int(step) for step in expected["run"]["batches"]]) == expected["run"]
+    )
     assert list_files(Path("plans", name)) == files
 
 
@@ -321,16 +346,21 @@ all count what the job drew. A run that such a release amended goes on, by its a
 """
 
 
-@pytest.mark.parametrize("name", [n for n, r in ARTIFACTS.get("resumed", {}).items() if r["anchored"]])
+@pytest.mark.parametrize(
+    "name", [n for n, r in ARTIFACTS.get("resumed", {}).items() if r["anchored"]]
+)
 def test_a_resumed_run_counts_from_its_anchor(name: str, tmp_path: Path):
     expected = ARTIFACTS["resumed"][name]
     step = expected["step"]
     config = write_config(tmp_path, expected["config"])
-    anchored, plain = open_loader(config), open_loader(as_begun(config))
+    anchored = open_loader(config)
+    plain = open_loader(as_begun(config))
     headrace.open_run(f"run_folders/{name}", anchored, step)
     calls_from_anchor = count_calls(lambda: anchored.batch_at(step))
     calls_from_start = count_calls(lambda: plain.batch_at(step))
-    saved = 1 if name == "least" else CALLS_SAVED  # least_consumed draws thousands of rows with a few calls
+    saved = (
+        1 if name == "least" else CALLS_SAVED
+    )  # least_consumed draws thousands of rows with a few calls
     assert calls_from_anchor * saved < calls_from_start
     assert digest_batch(plain.batch_at(step)) == COUNTED_ANEW.get(name, expected["batch"])
 
@@ -445,7 +475,9 @@ ADDED = (
 def name_case(case: dict[str, Any]) -> str:
     """A short name of a case, for reports."""
     if "path" in case:
-        return f"{case['base']}-{'.'.join(map(str, case['path']))}-{str(case['value'])[:30].strip()}"
+        return (
+            f"{case['base']}-{'.'.join(map(str, case['path']))}-{str(case['value'])[:30].strip()}"
+        )
     return str(case.get("settings") or case.get("text") or case.get("file") or "nothing")[:60]
 
 
@@ -463,22 +495,32 @@ REFUSED = [
     c
     for c in ERRORS.get("cases", [])
     if c.get("value") not in WIDER.get(tuple(c.get("path", ())), ())
-    and not ("policy=least_consumed" in c.get("settings", ()) and AMENDED in c["outcome"]["message"])
+    and not (
+        "policy=least_consumed" in c.get("settings", ()) and AMENDED in c["outcome"]["message"]
+    )
 ]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=name_case)
 def test_a_wrong_config_is_refused_at_the_same_place(case: dict[str, Any]):
     """The error's class, field and value; for words see config/errors_table.json and wrong_inputs.json."""
-    made, before = try_config(ERRORS["bases"], case), case["outcome"]
+    made = try_config(ERRORS["bases"], case)
+    before = case["outcome"]
     assert made.get("cure") or not before.get("cure")
-    if (before.get("field"), before.get("value")) == ("validation", "None"):  # it names the field within, and its value
+    if (before.get("field"), before.get("value")) == (
+        "validation",
+        "None",
+    ):  # it names the field within, and its value
         before = {**before, "field": "validation.one_in", "value": made["value"]}
-    if before.get("field", "").startswith("lengths"):  # of an array that users do not see: the component is named since
+    if before.get("field", "").startswith(
+        "lengths"
+    ):  # of an array that users do not see: the component is named since
         before = {**before, "field": made["field"], "value": "None"}
         assert made["field"] in ("components.a.packing", "components.pairs.packing")
     words = ("message", "cure")
-    assert {k: v for k, v in made.items() if k not in words} == {k: v for k, v in before.items() if k not in words}
+    assert {k: v for k, v in made.items() if k not in words} == {
+        k: v for k, v in before.items() if k not in words
+    }
 
 
 CLI = read_golden("cli.json")
@@ -487,7 +529,14 @@ LEFT_OUT_OF_FORECASTS = ("open_blocks", "open_bytes", "refused", "variance_ratio
 has one answer since, and ratios compare an order with rows drawn at random from the same sources."""
 LATER = (
     *("row_exchange", "exchange", "noise", "row_documents", "row_fill"),
-    *("requests", "index_requests", "opening_requests", "micro_batches", "micro_batch_places", "repeated_tokens"),
+    *(
+        "requests",
+        "index_requests",
+        "opening_requests",
+        "micro_batches",
+        "micro_batch_places",
+        "repeated_tokens",
+    ),
     *("mixes_all", "origin", "origin_problem"),
 )
 """Fields that there were not, at any depth of what commands say."""
@@ -516,7 +565,10 @@ def ask_command(arguments: list[str]) -> dict[str, Any]:
     """Status of a command, and what it printed: as JSON, or as lines if it is none."""
     status, printed = run_command(arguments)
     lines = printed.splitlines()
-    return {"status": status, "answer": json.loads(lines[-1]) if lines and lines[-1].startswith("{") else lines}
+    return {
+        "status": status,
+        "answer": json.loads(lines[-1]) if lines and lines[-1].startswith("{") else lines,
+    }
 
 
 def leave_out(answer: Any, names: tuple[str, ...]) -> Any:
@@ -524,7 +576,9 @@ def leave_out(answer: Any, names: tuple[str, ...]) -> Any:
     if isinstance(answer, dict):
         names = (*names, "cure") if answer.get("rule") == REWORDED else names
         names = (*names, "remove") if answer.get("remove") == {} else names  # of an amendment
-        return {name: leave_out(inner, names) for name, inner in answer.items() if name not in names}
+        return {
+            name: leave_out(inner, names) for name, inner in answer.items() if name not in names
+        }
     if isinstance(answer, list):
         kept = [i for i in answer if not isinstance(i, dict) or i.get("rule") not in OTHER_FINDINGS]
         return [leave_out(inner, names) for inner in kept]
@@ -539,5 +593,7 @@ def test_commands_answer_the_same(name: str, question: str, tmp_path: Path):
     names = (*ADDED, *LEFT_OUT_OF_FORECASTS) if question in ("check", "simulate") else ADDED
     if question in ("check", "show"):
         names = (*names, "version")  # of the braid, which configs did not have
-    answer = ask_command(list_commands("asked.yaml", [int(step) for step in run["batches"]])[question])
+    answer = ask_command(
+        list_commands("asked.yaml", [int(step) for step in run["batches"]])[question]
+    )
     assert leave_out(answer, (*names, *LATER)) == leave_out(CLI[name][question], names)

@@ -20,7 +20,9 @@ NOT_REPEATED = {
     "nanomoe_rl/lpt": "packs of rollouts that may exceed a row: here none does (docs/coming_from/nanomoe.md)",
 }
 FILES = sorted(path.stem for path in (TESTS / "golden").glob("*.json") if path.stem not in OWN)
-CODE = {path: path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__).resolve()}
+CODE = {
+    path: path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__).resolve()
+}
 
 
 def readers(stem: str) -> list[str]:
@@ -31,7 +33,9 @@ def readers(stem: str) -> list[str]:
 def groups(stem: str) -> set[str]:
     """What a file holds besides its cases, and the kinds of these."""
     vectors = json.loads((TESTS / "golden" / f"{stem}.json").read_text())
-    kinds = {str(case["kind"]) for case in vectors["cases"] if isinstance(case, dict) and "kind" in case}
+    kinds = {
+        str(case["kind"]) for case in vectors["cases"] if isinstance(case, dict) and "kind" in case
+    }
     return kinds | vectors.keys() - {"source", "cases"}
 
 

@@ -38,8 +38,18 @@ def test_longer(): pass
 def run_faulty(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "test_faulty.py").write_text(FAULTY)
     conftest = (ROOT / "tests" / "conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(conftest.replace("THREAD_GRACE_S = 60.0", "THREAD_GRACE_S = 3.0"))
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pytest.toml"), "--rootdir", str(tmp_path)]
+    (tmp_path / "conftest.py").write_text(
+        conftest.replace("THREAD_GRACE_S = 60.0", "THREAD_GRACE_S = 3.0")
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(ROOT / "pytest.toml"),
+        "--rootdir",
+        str(tmp_path),
+    ]
     command += ["-p", "no:cacheprovider", "-n0", *arguments, str(tmp_path)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
 
@@ -50,7 +60,9 @@ def test_leaks_and_warnings_fail(tmp_path):
     assert "DeprecationWarning: something is old" in output
     assert "unclosed file" in output
     assert "2 deselected" in output
-    lines = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = [
+        line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))
+    ]
     assert sorted(lines) == [
         "ERROR test_faulty.py::test_leaves_a_thread",
         "FAILED test_faulty.py::test_leaves_a_file_open",
@@ -59,5 +71,7 @@ def test_leaks_and_warnings_fail(tmp_path):
 
 
 def test_an_unknown_marker_fails(tmp_path):
-    (tmp_path / "test_marker.py").write_text("import pytest\n@pytest.mark.fuz\ndef test_x(): pass\n")
+    (tmp_path / "test_marker.py").write_text(
+        "import pytest\n@pytest.mark.fuz\ndef test_x(): pass\n"
+    )
     assert "'fuz' not found in `markers`" in run_faulty(tmp_path)

@@ -32,7 +32,11 @@ WITHOUT_JAX = (
 def loaded_by(*modules: str) -> set[str]:
     """Top-level packages in a fresh interpreter after importing ``modules``."""
     code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def imports_of(path: Path) -> list[str]:
@@ -48,13 +52,29 @@ def imports_of(path: Path) -> list[str]:
 
 
 def test_import_headrace_alone_loads_nothing_heavy():
-    assert not loaded_by("headrace") & {"jax", "numpy", "tensorstore", "equinox", "tokenizers", "fsspec", "typer"}
+    assert not loaded_by("headrace") & {
+        "jax",
+        "numpy",
+        "tensorstore",
+        "equinox",
+        "tokenizers",
+        "fsspec",
+        "typer",
+    }
 
 
 def test_the_order_loads_numpy_only():
     modules = [name for name in MODULES if name.startswith(("headrace.order", "headrace.mix"))]
     assert len(modules) > 5
-    assert not loaded_by(*modules) & {"jax", "equinox", "tensorstore", "fsspec", "draccus", "typer", "rich"}
+    assert not loaded_by(*modules) & {
+        "jax",
+        "equinox",
+        "tensorstore",
+        "fsspec",
+        "draccus",
+        "typer",
+        "rich",
+    }
 
 
 def test_stores_ingestion_and_command_line_load_no_jax():
@@ -69,7 +89,10 @@ def test_modules_import_from_where_a_name_is_defined(name):
         return  # a user's program, which `headrace init` copies: it has public names alone
     through_packages = []
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.ImportFrom) and MODULES.get(node.module or "", Path()).name == "__init__.py":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and MODULES.get(node.module or "", Path()).name == "__init__.py"
+        ):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             through_packages += [imported for imported in names if imported not in MODULES]
     allowed = {"headrace.cli.main", "headrace.__version__"}  # defined in the package itself
@@ -77,8 +100,14 @@ def test_modules_import_from_where_a_name_is_defined(name):
 
 
 def test_every_module_has_its_place_in_the_contract():
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ][0]
     assert contract["exhaustive"]
-    placed = {name.strip(" ()") for line in contract["layers"] for name in line.replace(":", "|").split("|")}
+    placed = {
+        name.strip(" ()")
+        for line in contract["layers"]
+        for name in line.replace(":", "|").split("|")
+    }
     placed |= {"", *contract["exhaustive_ignores"]}
     assert {[*name.split("."), ""][1] for name in MODULES} <= placed

@@ -14,14 +14,17 @@ from headrace.stalls import QueueStats, Stall, StallRule
 
 
 def test_read_stats_add_and_subtract():
-    a, b = ReadStats(*range(1, 8)), ReadStats(*range(10, 80, 10))
+    a = ReadStats(*range(1, 8))
+    b = ReadStats(*range(10, 80, 10))
     assert (a + b) - b == a
     assert (a + b).bytes_read == 77
     assert ReadStats() + a == a
 
 
 def test_ratios_of_known_counts():
-    stats = ReadStats(examples_requested=40, tensorstore_reads_issued=10, block_fetches=10, block_hits=30)
+    stats = ReadStats(
+        examples_requested=40, tensorstore_reads_issued=10, block_fetches=10, block_hits=30
+    )
     assert (stats.reads_per_example, stats.cache_hit_rate) == (0.25, 0.75)
     assert (ReadStats().reads_per_example, ReadStats().cache_hit_rate) == (0.0, 0.0)
     assert stats.to_json()["cache_hit_rate"] == 0.75
@@ -53,7 +56,12 @@ def test_the_first_wait_is_the_cold_start(monkeypatch):
     monkeypatch.setattr(headrace.metrics.time, "perf_counter", lambda: now[0])
     stats = QueueStats()
     assert (stats.waiting_share, stats.percentile(50), stats.occupancy, stats.gets) == (0, 0, 0, 0)
-    for wait, occupancy, at in ((5.0, 0.0, 100.0), (1.0, 0.5, 104.0), (0.0, 1.0, 106.0), (1.0, 0.5, 108.0)):
+    for wait, occupancy, at in (
+        (5.0, 0.0, 100.0),
+        (1.0, 0.5, 104.0),
+        (0.0, 1.0, 106.0),
+        (1.0, 0.5, 108.0),
+    ):
         now[0] = at
         stats.record(wait, occupancy)
     assert stats.waiting_share == 0.25
@@ -83,18 +91,32 @@ def test_every_counter_is_in_the_table():
         assert name in documented, name
     for name in (f.name for f in fields(LoaderStats)):
         assert re.sub(r"^wait_.*", "wait_s", name) in documented | {"batches", "reads"}, name
-    ratios = ("reads_per_example", "cache_hit_rate", "read_amplification", "queue_occupancy", "waiting_share")
+    ratios = (
+        "reads_per_example",
+        "cache_hit_rate",
+        "read_amplification",
+        "queue_occupancy",
+        "waiting_share",
+    )
     for name in (*ratios, "wait_s", "read_s"):
         assert name in documented, name
 
 
 def test_loader_stats_are_flat_json():
-    stats = LoaderStats(3, ReadStats(4, block_hits=1), *([0.5] * 12), resident_bytes=7, stalls=(Stall(3, 1.0, "plan"),))
+    stats = LoaderStats(
+        3,
+        ReadStats(4, block_hits=1),
+        *([0.5] * 12),
+        resident_bytes=7,
+        stalls=(Stall(3, 1.0, "plan"),),
+    )
     flat = stats.to_json()
     assert LoaderStats.from_record(json.loads(json.dumps(stats.to_record()))) == stats
     assert (flat["batches"], flat["examples_requested"], flat["resident_bytes"]) == (3, 4, 7)
     assert all(isinstance(v, int | float) for v in flat.values())
-    names = {f.name for f in fields(LoaderStats)} - {"reads", "stalls"} | {f.name for f in fields(ReadStats)}
+    names = {f.name for f in fields(LoaderStats)} - {"reads", "stalls"} | {
+        f.name for f in fields(ReadStats)
+    }
     assert names <= set(flat)
 
 
@@ -128,7 +150,9 @@ def test_bad_stall_rules(name):
 
 
 def format_count(waits, replay=False):
-    stats = IterationStats(StallRule(times_median=0), SimpleNamespace(explain=explained), replay=replay)
+    stats = IterationStats(
+        StallRule(times_median=0), SimpleNamespace(explain=explained), replay=replay
+    )
     for wait in waits:
         stats.queue.record(wait, 0.5)
     stats.reads.bytes_read += 10
@@ -138,14 +162,23 @@ def format_count(waits, replay=False):
 
 
 def test_iterations_are_summed():
-    parts = [format_count([0.5, 0.1, 0.2]), format_count([0.3]), format_count([0.7, 0.0], replay=True)]
+    parts = [
+        format_count([0.5, 0.1, 0.2]),
+        format_count([0.3]),
+        format_count([0.7, 0.0], replay=True),
+    ]
     total = IterationStats()
     for part in parts:
         total.absorb(part)
     twice = IterationStats()
     twice.absorb(total)  # a sum can be added to another
     stats = twice.snapshot(ReadStats(requests=3), 7)
-    assert (stats.batches, stats.replayed_batches, stats.num_stalls, stats.resident_bytes) == (6, 2, 5, 7)
+    assert (stats.batches, stats.replayed_batches, stats.num_stalls, stats.resident_bytes) == (
+        6,
+        2,
+        5,
+        7,
+    )
     assert (stats.reads.bytes_read, stats.reads.requests) == (30, 3)
     assert stats.wait_s == pytest.approx(0.1 + 0.2 + 0.0)
     assert (stats.wait_max_s, stats.wait_p50_s) == (0.7, pytest.approx(0.25))
@@ -155,16 +188,27 @@ def test_iterations_are_summed():
 
 def test_hosts_are_reduced():
     zero = IterationStats().snapshot(ReadStats(), 0)
-    seconds = [name for name, value in asdict(zero).items() if isinstance(value, float) and name != "batches_per_s"]
+    seconds = [
+        name
+        for name, value in asdict(zero).items()
+        if isinstance(value, float) and name != "batches_per_s"
+    ]
 
     def host(requested, each, **others):
-        return replace(zero, batches=9, reads=ReadStats(requested), **dict.fromkeys(seconds, each), **others)
+        return replace(
+            zero, batches=9, reads=ReadStats(requested), **dict.fromkeys(seconds, each), **others
+        )
 
     one = host(4, 0.5, resident_bytes=7, batches_per_s=3.0, num_stalls=1)
     stalls = (Stall(2, 0.1, "plan"), Stall(8, 0.4, "store"))
     other = host(6, 0.1, resident_bytes=1, batches_per_s=2.0, num_stalls=2, stalls=stalls)
     both = LoaderStats.over_hosts({3: one, 12: other})
-    assert (both.batches, both.reads.examples_requested, both.resident_bytes, both.num_stalls) == (9, 10, 8, 3)
+    assert (both.batches, both.reads.examples_requested, both.resident_bytes, both.num_stalls) == (
+        9,
+        10,
+        8,
+        3,
+    )
     assert (both.wait_p99_s, both.gather_s, both.batches_per_s, both.hosts) == (0.5, 0.5, 2.0, 2)
     assert (both.waiting_share, both.queue_occupancy) == (pytest.approx(0.3), pytest.approx(0.3))
     assert [(s.step, s.host) for s in both.stalls] == [(2, 12), (8, 12)]

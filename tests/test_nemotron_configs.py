@@ -41,11 +41,15 @@ def test_cooling_down_is_a_stage_with_a_nested_blend():
     dataset = config.dataset(planned_caches(config, look=False, layout="levanter").caches)
     assert isinstance(dataset, MixtureDataset)
     assert dataset.length == (20_000 * 4096 + 100_000 * 8192)
-    shares = dict(zip(dataset.names, dataset.weights_at(np.array([119_999]))[0].tolist(), strict=True))
-    assert sum(shares[n] for n in ("dolmino_math", "finemath_3_plus", "stackexchange", "wikipedia")) == pytest.approx(
-        0.3
+    shares = dict(
+        zip(dataset.names, dataset.weights_at(np.array([119_999]))[0].tolist(), strict=True)
     )
-    before = dict(zip(dataset.names, dataset.weights_at(np.array([109_999]))[0].tolist(), strict=True))
+    assert sum(
+        shares[n] for n in ("dolmino_math", "finemath_3_plus", "stackexchange", "wikipedia")
+    ) == pytest.approx(0.3)
+    before = dict(
+        zip(dataset.names, dataset.weights_at(np.array([109_999]))[0].tolist(), strict=True)
+    )
     assert before["wikipedia"] == 0
 
 
@@ -55,12 +59,16 @@ def test_longer_rows_take_the_same_tokens_a_step():
     assert isinstance(dataset, PhasedDataset)
     assert dataset.seq_lens == (4096, 16384, 65536)
     for step in (0, 100_000, 110_000):
-        assert dataset.batch_schedule.rows_at(step)[1] * dataset.at_step(step)[0].seq_len == 8192 * 4096
+        assert (
+            dataset.batch_schedule.rows_at(step)[1] * dataset.at_step(step)[0].seq_len
+            == 8192 * 4096
+        )
 
 
 def test_levanters_config_is_the_same_mixture():
     found = translate(yaml.safe_load((FOLDER / "levanter.yaml").read_text()))
-    theirs, ours = decode(LmDataConfig, found.config), loaded("pretrain")
+    theirs = decode(LmDataConfig, found.config)
+    ours = loaded("pretrain")
     for config in (theirs, ours):
         assert (config.seq_len, config.batch_size, config.num_steps) == (4096, 8192, 150_000)
     assert {n: (c.cache, c.weight) for n, c in theirs.components.items()} == {

@@ -14,7 +14,9 @@ def test_only_who_watches_is_told():
     report("reading", 1, 2)
     with watched(lambda *state: told.append(state)):
         report("reading", 1, 2)
-        thread = threading.Thread(target=report, args=("elsewhere", 1, 2))  # of another thread nothing is shown
+        thread = threading.Thread(
+            target=report, args=("elsewhere", 1, 2)
+        )  # of another thread nothing is shown
         thread.start()
         thread.join()
     report("reading", 2, 2)

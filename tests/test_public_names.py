@@ -19,7 +19,12 @@ from headrace.errors import ConfigError
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "update_api.py"))
 PUBLIC: dict[str, dict[str, str]] = SCRIPT["public_names"]()
-NAMES = [(package, name) for package in PUBLIC for name in PUBLIC[package] if package != "headrace.levanter"]
+NAMES = [
+    (package, name)
+    for package in PUBLIC
+    for name in PUBLIC[package]
+    if package != "headrace.levanter"
+]
 TOP = [
     "ComponentConfig",
     "DataLoader",
@@ -64,11 +69,17 @@ def private_imports(code: str) -> list[str]:
     private = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names if alias.name.partition(".")[0] == "headrace"]
+            modules = [
+                alias.name for alias in node.names if alias.name.partition(".")[0] == "headrace"
+            ]
             private += [module for module in modules if module not in PUBLIC]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headrace":
+        elif (
+            isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headrace"
+        ):
             names = PUBLIC.get(str(node.module), {})
-            private += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in names]
+            private += [
+                f"{node.module}.{alias.name}" for alias in node.names if alias.name not in names
+            ]
     return private
 
 
@@ -107,7 +118,9 @@ from headrace.run import where
 import headrace.store.verify
 print(callable(simulate), callable(dp_schedule), callable(where), callable(headrace.store.verify))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["True"] * 4
 
 
@@ -115,12 +128,24 @@ def test_importing_every_package_loads_neither_jax_nor_tensorstore():
     heavy = ("jax", "tensorstore", "numpy", "equinox", "tokenizers")
     packages = [package for package in PUBLIC if package != "headrace.metrics"]
     program = f"import sys, {', '.join(packages)}; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_a_config_can_be_written_without_jax():
-    program = "import sys; from headrace import LmDataConfig, load_config; print('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
+    program = (
+        "import sys; from headrace import LmDataConfig, load_config; print('jax' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True
+        ).stdout.strip()
+        == "False"
+    )
 
 
 def test_the_page_of_the_api_lists_the_public_names():
@@ -136,7 +161,11 @@ def test_pages_and_examples_import_only_public_names(path):
 
 def test_private_imports_are_noticed():
     code = "import headrace.mix, headrace.order.seeds\nfrom headrace.order.order import Order\nfrom headrace import run"
-    assert private_imports(code) == ["headrace.order.seeds", "headrace.order.order.Order", "headrace.run"]
+    assert private_imports(code) == [
+        "headrace.order.seeds",
+        "headrace.order.order.Order",
+        "headrace.run",
+    ]
 
 
 @pytest.mark.parametrize(("package", "name"), NAMES)
@@ -150,5 +179,7 @@ def test_examples_of_public_names_import_only_public_names(package, name):
 @pytest.mark.parametrize("name", TOP)
 def test_every_name_of_the_top_level_has_an_example(name):
     public = getattr(headrace, name)
-    methods = [member for _, member in inspect.getmembers(public)] if inspect.isclass(public) else []
+    methods = (
+        [member for _, member in inspect.getmembers(public)] if inspect.isclass(public) else []
+    )
     assert any(">>>" in (inspect.getdoc(item) or "") for item in [public, *methods])

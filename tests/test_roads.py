@@ -15,8 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "lib" / "headrace" / "src"
-PUBLIC: dict[str, dict[str, str]] = runpy.run_path(str(ROOT / "scripts" / "update_api.py"))["public_names"]()
-HOMES = {f"{package}.{name}": f"{home}.{name}" for package, names in PUBLIC.items() for name, home in names.items()}
+PUBLIC: dict[str, dict[str, str]] = runpy.run_path(str(ROOT / "scripts" / "update_api.py"))[
+    "public_names"
+]()
+HOMES = {
+    f"{package}.{name}": f"{home}.{name}"
+    for package, names in PUBLIC.items()
+    for name, home in names.items()
+}
 FOR_TESTS = "headrace.testing"
 """Test doubles for users' own tests: their road is a test, by definition."""
 CALLED_BY_OTHERS = ("headrace.levanter.config.HeadraceDataConfig",)
@@ -40,7 +46,12 @@ class Definition:
         node = self.node
         if isinstance(node, ast.ClassDef):
             rest = [child for child in node.body if not isinstance(child, _FUNCTIONS)]
-            return [*rest, *node.bases, *node.decorator_list, *(keyword.value for keyword in node.keywords)]
+            return [
+                *rest,
+                *node.bases,
+                *node.decorator_list,
+                *(keyword.value for keyword in node.keywords),
+            ]
         assert isinstance(node, _FUNCTIONS)
         body = node.body[ast.get_docstring(node) is not None :]
         return [*body, node.args, *node.decorator_list, *([node.returns] if node.returns else [])]
@@ -51,7 +62,9 @@ def imported_names(tree: ast.AST) -> dict[str, str]:
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "headrace":
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "headrace":
@@ -99,7 +112,11 @@ class Roads:
             if isinstance(node, ast.ClassDef):
                 bases = [b.value if isinstance(b, ast.Subscript) else b for b in node.bases]
                 names = {dotted(base)[0] for base in bases}
-                known = own | self.imports[module].keys() | {"Protocol", "Generic", "NamedTuple", "ABC", "abc", ""}
+                known = (
+                    own
+                    | self.imports[module].keys()
+                    | {"Protocol", "Generic", "NamedTuple", "ABC", "abc", ""}
+                )
                 if names - known or names & foreign:
                     foreign.add(node.name)
         return foreign
@@ -120,7 +137,9 @@ class Roads:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._use_text(node.value)
             elif isinstance(node, ast.JoinedStr):
-                self._use_text("".join(str(v.value) for v in node.values if isinstance(v, ast.Constant)))
+                self._use_text(
+                    "".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
+                )
 
     def _use_text(self, text: str) -> None:
         """Programs in strings, modules that are imported by their name, methods that ``getattr`` takes."""
@@ -164,7 +183,9 @@ class Roads:
     def unreached(self) -> list[str]:
         """Functions and classes without a road; of a class without one, the class alone."""
         names = (n for n in self.definitions if n not in self.reached)
-        return sorted(n for n in names if (o := self.definitions[n].owner) is None or o in self.reached)
+        return sorted(
+            n for n in names if (o := self.definitions[n].owner) is None or o in self.reached
+        )
 
 
 def users_code() -> Iterator[ast.Module]:
@@ -190,13 +211,19 @@ def roads_of(modules: dict[str, ast.Module], users: Iterable[ast.Module]) -> Roa
         roads.add_module(name, tree)
     for name, tree in modules.items():
         names = roads.imports[name]
-        at_import = [n for n in tree.body if not isinstance(n, (*_DEFINITIONS, ast.Import, ast.ImportFrom))]
+        at_import = [
+            n for n in tree.body if not isinstance(n, (*_DEFINITIONS, ast.Import, ast.ImportFrom))
+        ]
         roads.use(at_import, name, names)
         stored = (n for n in at_import if isinstance(n, ast.Assign | ast.AnnAssign))
         variables = {n.id for part in stored for n in ast.walk(part) if isinstance(n, ast.Name)}
         for node in (n for n in tree.body if isinstance(n, _DEFINITIONS)):
-            makers = {dotted(d.func if isinstance(d, ast.Call) else d)[0] for d in node.decorator_list}
-            registers = makers & {"atexit", *variables} or any(f"{name}.{m}" in roads.definitions for m in makers)
+            makers = {
+                dotted(d.func if isinstance(d, ast.Call) else d)[0] for d in node.decorator_list
+            }
+            registers = makers & {"atexit", *variables} or any(
+                f"{name}.{m}" in roads.definitions for m in makers
+            )
             if registers or name.startswith("headrace.cli.") or node.name.startswith("__"):
                 roads.reach(f"{name}.{node.name}")
     for tree in users:

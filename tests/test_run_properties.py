@@ -31,7 +31,13 @@ from headrace.testing import write_cache
 STEPS = 60
 LATE = 4000
 SIZES = {"a": [5200, 900], "b": [1700, 300, 700], "c": [2100]}
-SHUFFLES = [BraidShuffleConfig(), BraidShuffleConfig(strands=7), BlockShuffleConfig(window_blocks=3), 40, False]
+SHUFFLES = [
+    BraidShuffleConfig(),
+    BraidShuffleConfig(strands=7),
+    BlockShuffleConfig(window_blocks=3),
+    40,
+    False,
+]
 LEFT_OUT = {"few": 0.02, "many": 0.3}
 """Parts of the documents of a component that a list leaves out, by the list's name."""
 
@@ -53,16 +59,22 @@ class World:
 
     def removed(self, name: str, remove: str | None) -> np.ndarray:
         """Tokens that a component may not give."""
-        found = [tokens for (n, _), (path, tokens) in self.lists.items() if n == name and path == remove]
+        found = [
+            tokens for (n, _), (path, tokens) in self.lists.items() if n == name and path == remove
+        ]
         return np.concatenate([np.zeros(0, np.int64), *found])
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> World:
     """Parts of so many tokens, numbered through over all caches, in documents of up to 60."""
-    rng, at, made, lists = np.random.default_rng(0), 0, {}, {}
+    rng = np.random.default_rng(0)
+    at = 0
+    made = {}
+    lists = {}
     for name, sizes in SIZES.items():
-        parts, documents = [], []
+        parts = []
+        documents = []
         for size in sizes:
             cuts = np.unique([0, size, *rng.integers(0, size, size // 30).tolist()]) + at
             parts.append([np.arange(x, y) for x, y in itertools.pairwise(cuts.tolist())])
@@ -71,7 +83,9 @@ def world(tmp_path_factory) -> World:
         folder = tmp_path_factory.mktemp(name)
         made[name] = write_cache(folder / "c", parts, vocab_size=1 << 20)
         for kind, part in LEFT_OUT.items():
-            ids = np.sort(rng.choice(len(documents), max(1, int(len(documents) * part)), replace=False))
+            ids = np.sort(
+                rng.choice(len(documents), max(1, int(len(documents) * part)), replace=False)
+            )
             (folder / kind).write_text("\n".join(map(str, ids)))
             lists[name, kind] = str(folder / kind), np.concatenate([documents[k] for k in ids])
     return World(made, lists)
@@ -95,7 +109,13 @@ def nested(draw: st.DrawFn, names: str) -> dict[str, object]:
         return draw(blends(names))
     outer = draw(st.sampled_from([None, 0.3, 4.0]) | schedules(1))
     if isinstance(outer, dict):
-        blend = dict(zip(names, draw(st.lists(st.sampled_from([0.3, 1.0, 4.0]), min_size=2, max_size=2)), strict=False))
+        blend = dict(
+            zip(
+                names,
+                draw(st.lists(st.sampled_from([0.3, 1.0, 4.0]), min_size=2, max_size=2)),
+                strict=False,
+            )
+        )
     else:
         blend = draw(blends(names))
     return {"x": {"blend": blend} if outer is None else {"weight": outer, "blend": blend}}
@@ -114,16 +134,29 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
     components = {n: draw(sources()) for n in "ab"}
     num_steps = draw(st.sampled_from([None, None, STEPS + 5]))
     max_share = draw(st.sampled_from([None, None, 0.7]))
-    limited = max_share is None or num_steps is not None  # else the run may end where it cannot be filled
-    max_epochs, max_tokens = draw(st.sampled_from([(None, None), (None, 900), (None, 5000), (1.0, None), (1.6, 900)]))
+    limited = (
+        max_share is None or num_steps is not None
+    )  # else the run may end where it cannot be filled
+    max_epochs, max_tokens = draw(
+        st.sampled_from([(None, None), (None, 900), (None, 5000), (1.0, None), (1.6, 900)])
+    )
     components["a"] = dataclasses.replace(components["a"], max_share=max_share)
-    components["b"] = dataclasses.replace(components["b"], max_tokens=max_tokens if limited else None)
+    components["b"] = dataclasses.replace(
+        components["b"], max_tokens=max_tokens if limited else None
+    )
     cuts = sorted(draw(st.sets(st.integers(1, STEPS - 5), min_size=2, max_size=2)))
     stages = [StageConfig(draw(nested("ab")))]
     if draw(st.booleans()):
-        first = StageConfig(draw(nested("ab")), tokens=draw(st.integers(1, 4000))) if draw(st.booleans()) else stages[0]
+        first = (
+            StageConfig(draw(nested("ab")), tokens=draw(st.integers(1, 4000)))
+            if draw(st.booleans())
+            else stages[0]
+        )
         step = None if first.tokens else cuts[0]
-        stages = [first, StageConfig(draw(nested(draw(st.sampled_from(["ab", "ba", "b"])))), step=step)]
+        stages = [
+            first,
+            StageConfig(draw(nested(draw(st.sampled_from(["ab", "ba", "b"])))), step=step),
+        ]
     used = {name for stage in stages for name in sources_of(stage.weights)}
     amendments = []
     if draw(st.booleans()):
@@ -135,9 +168,17 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
         weights = {again: draw(st.sampled_from([0.3, 2.0]))} if draw(st.booleans()) else {}
         add = {"y": {"blend": {"c": 1}}} if draw(st.booleans()) else {"c": draw(schedules(1))}
         amendments.append(AmendmentConfig(STEPS - draw(st.integers(1, 40)), add, weights, drop))
-    lengths = {0: 16, **{cuts[k]: draw(st.sampled_from([8, 24, 64])) for k in range(draw(st.integers(0, 2)))}}
-    sizes = {0: draw(st.integers(1, 10)), **({cuts[1]: draw(st.integers(1, 10))} if draw(st.booleans()) else {})}
-    split = draw(st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")]))
+    lengths = {
+        0: 16,
+        **{cuts[k]: draw(st.sampled_from([8, 24, 64])) for k in range(draw(st.integers(0, 2)))},
+    }
+    sizes = {
+        0: draw(st.integers(1, 10)),
+        **({cuts[1]: draw(st.integers(1, 10))} if draw(st.booleans()) else {}),
+    }
+    split = draw(
+        st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")])
+    )
     given_ = {
         "components": {n: c for n, c in components.items() if n in used or n == "c"},
         "seq_len": lengths,
@@ -152,7 +193,9 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
     }
     try:
         return LmDataConfig(**given_)
-    except ConfigError as error:  # a stage or an amendment behind the end of the run, or an amendment before a stage
+    except (
+        ConfigError
+    ) as error:  # a stage or an amendment behind the end of the run, or an amendment before a stage
         assert str(error.field).endswith("].step")  # noqa: PT017
         reject()
 
@@ -172,11 +215,17 @@ def other_policies(draw: st.DrawFn) -> LmDataConfig:
         weights=weights if policy != "greedy" or draw(st.booleans()) else {"x": {"blend": weights}},
         policy=policy,
         max_epochs=draw(st.sampled_from([None, 1.0, 1.6])) if policy == "least_consumed" else None,
-        validation=draw(st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")])),
+        validation=draw(
+            st.sampled_from(
+                [None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")]
+            )
+        ),
     )
 
 
-def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset | PhasedDataset | None:
+def opened(
+    run: LmDataConfig, caches: dict[str, TokenCache]
+) -> MixtureDataset | PhasedDataset | None:
     """The run's dataset; None where it cannot be: a budget that cannot be met, or a group that lost all its weight."""
     try:
         dataset = run.dataset({name: caches[name] for name in run.components})
@@ -186,7 +235,13 @@ def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset |
         assert error.cure  # noqa: PT017
         if any(a.drop for a in run.amendments) and "all weights are zero" in str(error):
             return None  # what is left of a group has no weight
-        assert (error.field or "").split(".")[-1] in ("max_epochs", "max_tokens", "max_share", "step", "one_in"), error  # noqa: PT017
+        assert (error.field or "").split(".")[-1] in (  # noqa: PT017
+            "max_epochs",
+            "max_tokens",
+            "max_share",
+            "step",
+            "one_in",
+        ), error
         return None
 
 
@@ -197,11 +252,17 @@ def phases_of(dataset: MixtureDataset | PhasedDataset) -> list[tuple[int, Mixtur
 
 def steps_of(dataset: MixtureDataset | PhasedDataset, steps: int = STEPS) -> int:
     """Whole steps to look at."""
-    last = steps if dataset.length is None else int(dataset.batch_schedule.step_of(np.array([dataset.length]))[0])
+    last = (
+        steps
+        if dataset.length is None
+        else int(dataset.batch_schedule.step_of(np.array([dataset.length]))[0])
+    )
     return min(last, steps)
 
 
-def stretches(dataset: MixtureDataset | PhasedDataset, steps: int) -> Iterator[tuple[int, MixtureDataset, np.ndarray]]:
+def stretches(
+    dataset: MixtureDataset | PhasedDataset, steps: int
+) -> Iterator[tuple[int, MixtureDataset, np.ndarray]]:
     """Number and mixture of each phase, and its examples in the first steps."""
     bounds = [*(min(step, steps) for step, _ in phases_of(dataset)), steps]
     for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
@@ -215,7 +276,11 @@ def tokens_of(dataset: MixtureDataset | PhasedDataset, steps: int) -> list[np.nd
 
 
 def draws_of(dataset: MixtureDataset | PhasedDataset, steps: int) -> list[list[int]]:
-    return [x.tolist() for _, mixture, indices in stretches(dataset, steps) for x in mixture.draws.route(indices)]
+    return [
+        x.tolist()
+        for _, mixture, indices in stretches(dataset, steps)
+        for x in mixture.draws.route(indices)
+    ]
 
 
 def epoch_of(mixture: MixtureDataset, d: int, ordinal: int) -> int:
@@ -230,24 +295,33 @@ def rows_of_pass(part: PlannedDataset) -> int:
     return len(part.base)
 
 
-def unfilled(dataset: MixtureDataset | PhasedDataset, name: str, epoch: int, phase: int, train_tokens: int) -> int:
+def unfilled(
+    dataset: MixtureDataset | PhasedDataset, name: str, epoch: int, phase: int, train_tokens: int
+) -> int:
     """Tokens of a finished epoch, begun in a phase, that no row of its phases could hold."""
     mixtures = [mixture for _, mixture in phases_of(dataset)]
     lengths = [mixture.seq_len for mixture in mixtures]
-    changes = [c for c in getattr(dataset, "changes", ()) if c.component == name]  # the k-th leads to phase k + 1
+    changes = [
+        c for c in getattr(dataset, "changes", ()) if c.component == name
+    ]  # the k-th leads to phase k + 1
     part = mixtures[phase].components[mixtures[phase].names.index(name)]
     count = train_tokens - rows_of_pass(part) * lengths[phase]
     while phase < len(changes) and changes[phase].epoch == epoch:
-        left, block = changes[phase].left_blocks, changes[phase].block_tokens
+        left = changes[phase].left_blocks
+        block = changes[phase].block_tokens
         count += left * (block % lengths[phase + 1] - block % lengths[phase])
         phase += 1
     return count
 
 
-def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, world: World) -> None:
-    steps, caches = steps_of(dataset), world.caches
+def check_accounts(
+    run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, world: World
+) -> None:
+    steps = steps_of(dataset)
+    caches = world.caches
     delivered: dict[tuple[str, int], list[tuple[int, np.ndarray]]] = defaultdict(list)
-    counts, wanted = defaultdict(int), defaultdict(float)
+    counts = defaultdict(int)
+    wanted = defaultdict(float)
     for number, mixture, indices in stretches(dataset, steps):
         component, ordinal = mixture.draws.route(indices)
         tokens = np.asarray(dataset.read(indices).tokens)
@@ -261,7 +335,9 @@ def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, w
         touched = np.unique(dataset.batch_schedule.step_of(indices))
         sizes = dataset.batch_schedule.size_at(touched)
         assert [int(mixture.draws.counts_at(s).sum()) for s in touched.tolist()] == sizes.tolist()
-        for name, share in zip(mixture.names, (mixture.weights_at(touched) * sizes[:, None]).sum(axis=0), strict=True):
+        for name, share in zip(
+            mixture.names, (mixture.weights_at(touched) * sizes[:, None]).sum(axis=0), strict=True
+        ):
             wanted[name] += share if run.policy == "quota" else 0
     for name in counts:  # nobody starves: 3 rows or more are wanted, and limits leave some
         limit = phases_of(dataset)[0][1].limits[name]
@@ -269,7 +345,9 @@ def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, w
     held = {}
     if run.validation is not None:
         instead = {name: caches[name] for name in run.components}
-        held = {n: d.read(np.arange(len(d))).tokens for n, d in run.validation_datasets(instead).items()}
+        held = {
+            n: d.read(np.arange(len(d))).tokens for n, d in run.validation_datasets(instead).items()
+        }
     accounts = run.accounts({name: caches[name] for name in run.components})
     for name in run.components:
         epochs = sorted(e for n, e in delivered if n == name)
@@ -277,13 +355,21 @@ def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, w
         for epoch in epochs:
             parts = delivered[name, epoch]
             tokens = np.concatenate([row for _, row in parts])
-            assert np.unique(tokens).size == tokens.size  # no token twice in an epoch, whatever the phases
+            assert (
+                np.unique(tokens).size == tokens.size
+            )  # no token twice in an epoch, whatever the phases
             if name in held:
                 assert np.intersect1d(tokens, held[name]).size == 0
-            assert np.intersect1d(tokens, world.removed(name, run.components[name].remove)).size == 0
-            if epoch < epochs[-1] and run.validation is None:  # it is over: what was not delivered was counted
+            assert (
+                np.intersect1d(tokens, world.removed(name, run.components[name].remove)).size == 0
+            )
+            if (
+                epoch < epochs[-1] and run.validation is None
+            ):  # it is over: what was not delivered was counted
                 skipped = sum(
-                    c.skipped_tokens for c in getattr(dataset, "changes", ()) if (c.component, c.epoch) == (name, epoch)
+                    c.skipped_tokens
+                    for c in getattr(dataset, "changes", ())
+                    if (c.component, c.epoch) == (name, epoch)
                 )
                 there = accounts[name].tokens - accounts[name].removed_tokens
                 lost = unfilled(dataset, name, epoch, parts[0][0], there)
@@ -291,7 +377,9 @@ def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, w
                 assert tokens.size + skipped + lost == there
 
 
-def check_prefix(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]) -> None:
+def check_prefix(
+    run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]
+) -> None:
     """An amendment leaves the steps before it as they were, to the bit; a later stage leaves the draws."""
     stages = run.resolved_stages()
     if run.amendments:
@@ -300,11 +388,22 @@ def check_prefix(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, cac
         before = opened(dataclasses.replace(run, components=components, amendments=[]), caches)
         if before is not None:
             until = min(first, steps_of(dataset), steps_of(before))
-            for ours, theirs in zip(tokens_of(before, until), tokens_of(dataset, until), strict=True):
+            for ours, theirs in zip(
+                tokens_of(before, until), tokens_of(dataset, until), strict=True
+            ):
                 assert np.array_equal(ours, theirs)
-    elif len(stages) == 2 and set(stages[0].blend.names) == set(run.components) and run.max_epochs is None:
-        shorter = opened(dataclasses.replace(run, stages=[dataclasses.replace(run.stages[0], tokens=None)]), caches)
-        until = min(stages[1].first_step, steps_of(dataset), 0 if shorter is None else steps_of(shorter))
+    elif (
+        len(stages) == 2
+        and set(stages[0].blend.names) == set(run.components)
+        and run.max_epochs is None
+    ):
+        shorter = opened(
+            dataclasses.replace(run, stages=[dataclasses.replace(run.stages[0], tokens=None)]),
+            caches,
+        )
+        until = min(
+            stages[1].first_step, steps_of(dataset), 0 if shorter is None else steps_of(shorter)
+        )
         if shorter is not None:
             assert draws_of(shorter, until) == draws_of(dataset, until)
 
@@ -317,23 +416,31 @@ def check_late(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, world
     first, size = dataset.batch_schedule.rows_at(LATE)
     component, ordinal = mixture.draws.route(np.arange(first, first + size))
     tokens = np.asarray(dataset.read(np.arange(first, first + size)).tokens)
-    starts, counts = mixture.draws.starts_at(LATE), mixture.draws.counts_at(LATE)
+    starts = mixture.draws.starts_at(LATE)
+    counts = mixture.draws.counts_at(LATE)
     assert (starts.sum(), counts.sum()) == (first, size)
     for d, name in enumerate(mixture.names):
         mine = tokens[component == d]
-        assert np.sort(ordinal[component == d]).tolist() == list(range(starts[d], starts[d] + counts[d]))
+        assert np.sort(ordinal[component == d]).tolist() == list(
+            range(starts[d], starts[d] + counts[d])
+        )
         begin = sum(sum(sizes) for n, sizes in SIZES.items() if n < name)
         assert ((mine >= begin) & (mine < begin + sum(SIZES[name]))).all()
         assert not np.isin(mine, world.removed(name, run.components[name].remove)).any()
-    if run.policy == "quota" and not any(c.max_share or c.max_tokens for c in run.components.values()):
+    if run.policy == "quota" and not any(
+        c.max_share or c.max_tokens for c in run.components.values()
+    ):
         steps = np.arange(LATE)
-        due = (mixture.weights_at(steps) * dataset.batch_schedule.size_at(steps)[:, None]).sum(axis=0)
+        due = (mixture.weights_at(steps) * dataset.batch_schedule.size_at(steps)[:, None]).sum(
+            axis=0
+        )
         if run.max_epochs is None:
             assert np.abs(starts - due).max() < len(mixture.names) + 1
 
 
 def check_run(run: LmDataConfig, world: World) -> None:
-    run, caches = world.placed(run), world.caches
+    run = world.placed(run)
+    caches = world.caches
     dataset = opened(run, caches)
     if dataset is None:
         return

@@ -33,7 +33,16 @@ from experiments.common.orders import (
     described_arms,
 )
 from experiments.common.pictures import COLORS, new_figure
-from experiments.common.study import Record, Study, by_seed, compare, finish, mean_curve, mean_of, parse
+from experiments.common.study import (
+    Record,
+    Study,
+    by_seed,
+    compare,
+    finish,
+    mean_curve,
+    mean_of,
+    parse,
+)
 from experiments.common.training import Evaluation, data_alone, read_rows, row_losses, train
 
 from headrace import LmDataConfig
@@ -62,7 +71,9 @@ def config_of(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> LmDataConfig
     if arm == SHUFFLED:
         copy = str(corpus.root / "caches" / "shuffled")
         reshuffle(corpus.path(), copy, ReshuffleConfig(seed=0), engine="inline", progress=False)
-        components = {name: replace(component, cache=copy) for name, component in config.components.items()}
+        components = {
+            name: replace(component, cache=copy) for name, component in config.components.items()
+        }
         config = replace(config, components=components)
     rows = min(len(dataset) for dataset in config.train_datasets().values())
     return replace(config, num_steps=min(sizes.steps, rows // sizes.batch_size))
@@ -80,11 +91,14 @@ def predicted(config: LmDataConfig, shares: Mapping[str, float], sizes: Sizes) -
     """Excess loss of an arm's order relative to a full shuffle, at the model's learning rates."""
     mixture = config.dataset().at_step(0)[0].mixture
     assert mixture is not None
-    order = mixture.components[0].shuffle_order() or Identity(mixture.components[0].rows_of_pass or 1)  # pyright: ignore
+    component = mixture.components[0]  # pyright: ignore
+    order = component.shuffle_order() or Identity(component.rows_of_pass or 1)
     steps = config.num_steps or 1
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, steps // 20), steps, 0.1)
     rates = np.asarray([float(schedule(step)) for step in range(steps)])
-    return excess_loss(order, sizes.batch_size, {int(unit): share for unit, share in shares.items()}, rates=rates)
+    return excess_loss(
+        order, sizes.batch_size, {int(unit): share for unit, share in shares.items()}, rates=rates
+    )
 
 
 def conclude(records: Mapping[str, list[Record]], forecasts: Mapping[str, float]) -> Record:
@@ -119,9 +133,16 @@ def conclude(records: Mapping[str, list[Record]], forecasts: Mapping[str, float]
             "gate": gate | {"passed": all(gate.values())},
         }
     columns = [
-        "arm", "seeds", "validation loss (sd)", "excess loss over full (standard error)", "predicted noise, full = 1",
-        "reads/example", "fewer reads", "data alone, reads 30 ms away, tokens/s", "gate",
-    ]  # fmt: skip
+        "arm",
+        "seeds",
+        "validation loss (sd)",
+        "excess loss over full (standard error)",
+        "predicted noise, full = 1",
+        "reads/example",
+        "fewer reads",
+        "data alone, reads 30 ms away, tokens/s",
+        "gate",
+    ]
     rows = [_table_row(arm, figure) for arm, figure in figures.items()]
     passed = [arm for arm, figure in figures.items() if figure["gate"]["passed"]]
     failed = [arm for arm in figures if arm not in passed and arm != REFERENCE]
@@ -138,7 +159,8 @@ def conclude(records: Mapping[str, list[Record]], forecasts: Mapping[str, float]
 
 
 def _table_row(arm: str, figure: Record) -> list[str]:
-    loss, reference = figure["val_loss"], arm == REFERENCE
+    loss = figure["val_loss"]
+    reference = arm == REFERENCE
     return [
         arm,
         str(figure["seeds"]),
@@ -162,11 +184,22 @@ def draw(records: Mapping[str, list[Record]], summary: Record, path: Path) -> No
         of_arm = summary["figures"][arm]
         losses = list(by_seed(runs).values())
         right.scatter([of_arm["reads_per_example"]] * len(losses), losses, color=color, s=14)
-        right.annotate(arm, (of_arm["reads_per_example"], max(losses)), xytext=(0, 6), textcoords="offset points",
-                       ha="center", color=color)  # fmt: skip
+        right.annotate(
+            arm,
+            (of_arm["reads_per_example"], max(losses)),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="center",
+            color=color,
+        )
     left.set(xlabel="step", ylabel="validation loss (nats a token)", yscale="log")
     left.legend(frameon=False)
-    right.set(xlabel="reads an example", ylabel="validation loss at the end, each seed", xscale="log", yscale="log")
+    right.set(
+        xlabel="reads an example",
+        ylabel="validation loss at the end, each seed",
+        xscale="log",
+        yscale="log",
+    )
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,17 +234,25 @@ def main(argv: list[str] | None = None) -> Record:
             record["data_tokens_per_s"] = data_alone(config, steps=steps)
             record["data_tokens_per_s_far"] = data_alone(config, steps=steps, latency_s=LATENCY_S)
         if seed == 0 and arm == REFERENCE:
-            record["shares"] = {store: measured_shares(run.model, configs[store](0)) for store in (REFERENCE, SHUFFLED)}
+            record["shares"] = {
+                store: measured_shares(run.model, configs[store](0))
+                for store in (REFERENCE, SHUFFLED)
+            }
         return record
 
     many = {
-        arm: 2 * args.seeds if arm in CLOSE else min(args.seeds, 2) if arm in FAR else args.seeds for arm in configs
+        arm: 2 * args.seeds if arm in CLOSE else min(args.seeds, 2) if arm in FAR else args.seeds
+        for arm in configs
     }
-    study = Study(HOME.name, settings, {arm: range(number) for arm, number in many.items()}, args.work)
+    study = Study(
+        HOME.name, settings, {arm: range(number) for arm, number in many.items()}, args.work
+    )
     records = study.run(one, lambda line: print(line, file=sys.stderr, flush=True))
     shares = records[REFERENCE][0]["shares"]
     forecasts = {
-        arm: predicted(replace(config(0), num_steps=steps), shares.get(arm, shares[REFERENCE]), sizes)
+        arm: predicted(
+            replace(config(0), num_steps=steps), shares.get(arm, shares[REFERENCE]), sizes
+        )
         for arm, config in configs.items()
     }
     summary = conclude(records, forecasts)

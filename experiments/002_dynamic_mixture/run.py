@@ -31,7 +31,8 @@ from headrace.order import ValidationConfig
 HOME = Path(__file__).resolve().parent
 REFERENCE = "constant"
 SOURCES = ("code", "readmes")
-LOW, HIGH = 0.1, 0.9
+LOW = 0.1
+HIGH = 0.9
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def conclude(records: Mapping[str, list[Record]]) -> Record:
         arm: {
             "seeds": len(runs),
             "rows_by_source": runs[0]["rows_by_source"],
-            **{field: compare(by_seed(runs, field), reference[field]).to_json() for field in fields},
+            **{
+                field: compare(by_seed(runs, field), reference[field]).to_json() for field in fields
+            },
         }
         for arm, runs in records.items()
     }
@@ -126,8 +129,15 @@ def conclude(records: Mapping[str, list[Record]]) -> Record:
     for arm, figure in figures.items():
         if arm != REFERENCE:
             beyond = abs(figure["val_loss"]["difference"]) > seed_sd
-            lines.append(f"{arm}: mean loss {'beyond' if beyond else 'within'} one seed sd of {REFERENCE}.")
-    return {"seed_sd": seed_sd, "figures": figures, "table": {"columns": columns, "rows": rows}, "conclusion": lines}
+            lines.append(
+                f"{arm}: mean loss {'beyond' if beyond else 'within'} one seed sd of {REFERENCE}."
+            )
+    return {
+        "seed_sd": seed_sd,
+        "figures": figures,
+        "table": {"columns": columns, "rows": rows},
+        "conclusion": lines,
+    }
 
 
 def _of(value: float | None, form: str) -> str:
@@ -140,8 +150,12 @@ def _difference(figure: Record) -> str:
 
 def draw(records: Mapping[str, list[Record]], path: Path) -> None:
     """Validation loss over steps: mean of both sources, and each."""
-    figure = new_figure("002 dynamic mixture: equal tokens a source in total, constant or ramped", width=10)
-    for ax, title in zip(figure.subplots(1, 2), ("training loss of the mixture", "validation loss"), strict=True):
+    figure = new_figure(
+        "002 dynamic mixture: equal tokens a source in total, constant or ramped", width=10
+    )
+    for ax, title in zip(
+        figure.subplots(1, 2), ("training loss of the mixture", "validation loss"), strict=True
+    ):
         for color, (arm, runs) in zip(COLORS, records.items(), strict=False):
             curve = mean_curve(runs, "train_curve" if title.startswith("training") else "val_curve")
             ax.plot(curve[:, 0], curve[:, 1], color=color, label=arm)
@@ -155,7 +169,11 @@ def draw(records: Mapping[str, list[Record]], path: Path) -> None:
 def main(argv: list[str] | None = None) -> Record:
     """Runs what is left to run, and writes the record."""
     args = parse(__doc__, argv)
-    sizes = QUICK if args.quick else replace(FULL, corpus=replace(FULL.corpus, chars_per_source=500_000))
+    sizes = (
+        QUICK
+        if args.quick
+        else replace(FULL, corpus=replace(FULL.corpus, chars_per_source=500_000))
+    )
     corpus = prepare_corpus(sizes.corpus, args.work, each_source=True)
     evaluation = evaluation_rows(data_config(corpus, sizes, ARMS[REFERENCE], 0))
     settings = {
@@ -167,7 +185,9 @@ def main(argv: list[str] | None = None) -> Record:
 
     def one(arm: str, seed: int) -> Record:
         config = data_config(corpus, sizes, ARMS[arm], seed)
-        found = train(config, sizes.model, evaluation, steps=config.run_steps or 0, seed=seed).record
+        found = train(
+            config, sizes.model, evaluation, steps=config.run_steps or 0, seed=seed
+        ).record
         return {**found, "rows_by_source": rows_by_source(config)}
 
     study = Study(HOME.name, settings, {arm: range(sizes.seeds) for arm in ARMS}, args.work)

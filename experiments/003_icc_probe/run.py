@@ -37,7 +37,13 @@ from experiments.common.study import Record, Study, finish, parse
 from experiments.common.training import read_rows, row_losses, train
 
 from headrace import MixtureDataset
-from headrace.analysis import batch_noise, between_block_share, neighbourhoods, nested_shares, unigram_losses
+from headrace.analysis import (
+    batch_noise,
+    between_block_share,
+    neighbourhoods,
+    nested_shares,
+    unigram_losses,
+)
 
 HOME = Path(__file__).resolve().parent
 VALUES = ("model", "unigram")
@@ -67,7 +73,8 @@ def order_seen(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> np.ndarray:
 
 def measured_noise(values: np.ndarray, batch: int) -> float:
     """Variance of the means of batches of values, in the order seen, relative to sampling without return."""
-    n, batches = values.size, values.size // batch
+    n = values.size
+    batches = values.size // batch
     means = values[: batches * batch].reshape(batches, batch).mean(axis=1)
     expected = values.var(ddof=1) / batch * (n - batch) / n
     return float(np.square(means - values.mean()).mean() / expected)
@@ -89,19 +96,35 @@ def look(corpus: Corpus, sizes: Sizes, seed: int) -> Record:
                 "noise_predicted": batch_noise(order, sizes.batch_size, shares),
             }
         before = dataclasses.asdict(between_block_share(values, groups))
-        found[name] = {"before": before, "nested": {str(u): s for u, s in shares.items()}, "after": after}
+        found[name] = {
+            "before": before,
+            "nested": {str(u): s for u, s in shares.items()},
+            "after": after,
+        }
     return found
 
 
 def conclude(found: Record) -> Record:
     """The table and the conclusion."""
-    columns = ["order", *(f"{title}, {name}" for name in VALUES for title in ("ICC (95 %)", "noise", "predicted"))]
-    rows = [["stored blocks (before)", *(c for name in VALUES for c in (_icc(found[name]["before"]), "", ""))]]
+    columns = [
+        "order",
+        *(f"{title}, {name}" for name in VALUES for title in ("ICC (95 %)", "noise", "predicted")),
+    ]
+    rows = [
+        [
+            "stored blocks (before)",
+            *(c for name in VALUES for c in (_icc(found[name]["before"]), "", "")),
+        ]
+    ]
     for arm in arms():
         cells = [arm]
         for name in VALUES:
             after = found[name]["after"][arm]
-            cells += [_icc(after), f"{after['noise_measured']:.2f}", f"{after['noise_predicted']:.2f}"]
+            cells += [
+                _icc(after),
+                f"{after['noise_measured']:.2f}",
+                f"{after['noise_predicted']:.2f}",
+            ]
         rows.append(cells)
     return {
         "table": {"columns": columns, "rows": rows},
@@ -124,14 +147,29 @@ def draw(found: Record, path: Path) -> None:
     places = np.arange(len(arms()))
     for k, name in enumerate(VALUES):
         after = [found[name]["after"][arm] for arm in arms()]
-        left.bar(places + 0.4 * k, [a["icc"] for a in after], width=0.4, color=COLORS[3 - k], label=f"{name} loss")
-        right.scatter([a["noise_predicted"] for a in after], [a["noise_measured"] for a in after],
-                      color=COLORS[3 - k], label=f"{name} loss")  # fmt: skip
+        left.bar(
+            places + 0.4 * k,
+            [a["icc"] for a in after],
+            width=0.4,
+            color=COLORS[3 - k],
+            label=f"{name} loss",
+        )
+        right.scatter(
+            [a["noise_predicted"] for a in after],
+            [a["noise_measured"] for a in after],
+            color=COLORS[3 - k],
+            label=f"{name} loss",
+        )
         left.axhline(found[name]["before"]["icc"], color=COLORS[3 - k], linestyle=":")
     left.set_xticks(places + 0.2, list(arms()), rotation=30)
     left.set(ylabel=f"ICC of {GROUP} rows (dotted: stored)")
     right.axline((1, 1), slope=1, color=COLORS[-1], linewidth=0.8)
-    right.set(xlabel="predicted noise of batches", ylabel="measured (full shuffle = 1)", xscale="log", yscale="log")
+    right.set(
+        xlabel="predicted noise of batches",
+        ylabel="measured (full shuffle = 1)",
+        xscale="log",
+        yscale="log",
+    )
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False)
@@ -144,10 +182,16 @@ def main(argv: list[str] | None = None) -> Record:
     args = parse(__doc__, argv)
     sizes = QUICK if args.quick else FULL
     corpus = prepare_corpus(sizes.corpus, args.work)
-    settings = {"sizes": sizes.describe(), "corpus": corpus.fingerprint, "arms": described_arms(), "group": GROUP}
+    settings = {
+        "sizes": sizes.describe(),
+        "corpus": corpus.fingerprint,
+        "arms": described_arms(),
+        "group": GROUP,
+    }
     study = Study(HOME.name, settings, {REFERENCE: [0]}, args.work)
     (run,) = study.run(
-        lambda _, seed: look(corpus, sizes, seed), lambda line: print(line, file=sys.stderr, flush=True)
+        lambda _, seed: look(corpus, sizes, seed),
+        lambda line: print(line, file=sys.stderr, flush=True),
     )[REFERENCE]
     found = {name: run[name] for name in ("correlation", *VALUES)}
     record = {

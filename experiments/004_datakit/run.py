@@ -31,8 +31,13 @@ from headrace.testing import write_cache
 
 HOME = Path(__file__).resolve().parent
 STORE = "gs://bucket/datakit/store"
-TOTAL, SEQ_LEN, BATCH, STEPS, PHASE = 10_372_343_704_053, 2048, 512, 16_384, 13_056
-TAIL_CLUSTERS, TAIL_MORE = (0, 4, 7, 9, 39), ("c10q1", "c10q2", "c10q3", "c10q4", "c38q1", "c38q2", "c38q3", "c38q4")
+TOTAL = 10_372_343_704_053
+SEQ_LEN = 2048
+BATCH = 512
+STEPS = 16_384
+PHASE = 13_056
+TAIL_CLUSTERS = (0, 4, 7, 9, 39)
+TAIL_MORE = ("c10q1", "c10q2", "c10q3", "c10q4", "c38q1", "c38q2", "c38q3", "c38q4")
 LEVANTER_BLOCK = 49_152
 BUCKETS = [f"c{cluster:02}q{quality}" for cluster in range(40) for quality in range(5)]
 TAIL = [name for name in BUCKETS if int(name[1:3]) in TAIL_CLUSTERS or name in TAIL_MORE]
@@ -47,7 +52,9 @@ def sizes_of_buckets() -> dict[str, int]:
     """Tokens of each of the 200 buckets; those of the tail are a thousandth of the others."""
     drawn = np.random.default_rng(0).lognormal(0, 1.2, len(BUCKETS))
     drawn *= [1e-3 if name in TAIL else 1 for name in BUCKETS]
-    return {name: int(size) for name, size in zip(BUCKETS, drawn / drawn.sum() * TOTAL, strict=True)}
+    return {
+        name: int(size) for name, size in zip(BUCKETS, drawn / drawn.sum() * TOTAL, strict=True)
+    }
 
 
 def weights_of_phases() -> list[dict[str, float]]:
@@ -57,7 +64,9 @@ def weights_of_phases() -> list[dict[str, float]]:
     for seed in (1, 2):
         drawn = np.random.default_rng(seed).lognormal(0, 1.2, len(names))
         drawn[-1] = drawn.min() / 2
-        phases.append({n: round(float(w), 6) for n, w in zip(names, drawn / drawn.sum(), strict=True)})
+        phases.append(
+            {n: round(float(w), 6) for n, w in zip(names, drawn / drawn.sum(), strict=True)}
+        )
     return phases
 
 
@@ -67,7 +76,8 @@ def launch(store: str = STORE, *, sizes: dict[str, int] | None = None) -> LmData
     components = {
         name: ComponentConfig(
             [folder_of(one, store) for one in TAIL] if name == "tail" else folder_of(name, store),
-            expected_tokens=sizes and float(sum(sizes[one] for one in TAIL) if name == "tail" else sizes[name]),
+            expected_tokens=sizes
+            and float(sum(sizes[one] for one in TAIL) if name == "tail" else sizes[name]),
         )
         for name in phases[0]
     }
@@ -90,8 +100,15 @@ def levanter_launch() -> dict[str, Any]:
         return {"cache_dir": folder_of(bucket), "flat_cache": True, "tags": [bucket]}
 
     components: dict[str, Any] = {name: cached(name) for name in phases[0] if name != "tail"}
-    components["tail"] = {"type": "concat", "children": {name: cached(name) for name in TAIL}, "tags": ["tail"]}
-    evaluated = {f"paloma/{name}": {"cache_dir": f"gs://bucket/paloma/{name}"} for name in ("c4_en", "wikitext_103")}
+    components["tail"] = {
+        "type": "concat",
+        "children": {name: cached(name) for name in TAIL},
+        "tags": ["tail"],
+    }
+    evaluated = {
+        f"paloma/{name}": {"cache_dir": f"gs://bucket/paloma/{name}"}
+        for name in ("c4_en", "wikitext_103")
+    }
     none = dict.fromkeys(evaluated, 0.0)
     data = {
         "tokenizer": "marin-community/marin-tokenizer",
@@ -103,7 +120,11 @@ def levanter_launch() -> dict[str, Any]:
         "components": components | evaluated,
         "train_weights": [[0, phases[0] | none], [PHASE, phases[1] | none]],
     }
-    return {"data": data, "train_seq_len": SEQ_LEN, "trainer": {"train_batch_size": BATCH, "num_train_steps": STEPS}}
+    return {
+        "data": data,
+        "train_seq_len": SEQ_LEN,
+        "trainer": {"train_batch_size": BATCH, "num_train_steps": STEPS},
+    }
 
 
 def without_defaults(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +135,9 @@ def without_defaults(config: dict[str, Any], defaults: dict[str, Any]) -> dict[s
         name: {key: value for key, value in one.items() if value not in unset}
         for name, one in config["components"].items()
     }
-    plain["stages"] = [{key: stage[key] for key in ("step", "weights")} for stage in config["stages"]]
+    plain["stages"] = [
+        {key: stage[key] for key in ("step", "weights")} for stage in config["stages"]
+    ]
     plain["subset"] = {"fraction": config["subset"]["fraction"]}
     return plain
 
@@ -126,9 +149,12 @@ def write_store(folder: Path, *, quick: bool) -> None:
         chunks = 1 if quick else int(rng.integers(1, 9))
         tokens = rng.integers(1, 1000, 65_536 * chunks).astype(np.int32)
         write_cache(
-            Path(folder_of(name, str(folder))), [np.split(tokens, 64)], vocab_size=1 << 17, eos_id=0,
+            Path(folder_of(name, str(folder))),
+            [np.split(tokens, 64)],
+            vocab_size=1 << 17,
+            eos_id=0,
             layout=CacheLayout("uint32"),
-        )  # fmt: skip
+        )
 
 
 OPEN = """
@@ -144,8 +170,12 @@ print(time.process_time() - started)
 def cpu_seconds(*command: str) -> float:
     """CPU time of a command in a process of its own, imports included."""
     code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
-    code += "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime)"
-    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
+    code += (
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
+    )
     return float(done.stdout.split()[-1])
 
 
@@ -154,24 +184,37 @@ def exactness(config: LmDataConfig) -> dict[str, Any]:
     mixture: Any = config.dataset()
     shares = mixture.weights_at(np.array([0, PHASE]))
     rows = np.asarray([mixture.draws.starts_at(step) for step in (PHASE, STEPS)])
-    wanted = shares[0] * PHASE * BATCH, shares[0] * PHASE * BATCH + shares[1] * (STEPS - PHASE) * BATCH
+    wanted = (
+        shares[0] * PHASE * BATCH,
+        shares[0] * PHASE * BATCH + shares[1] * (STEPS - PHASE) * BATCH,
+    )
     blocks = np.floor(shares * LEVANTER_BLOCK + 1e-9)
     return {
         "rows_off": max(float(np.abs(rows[k] - wanted[k]).max()) for k in range(2)),
         "levanter_rows_off_in_a_block": float((shares * LEVANTER_BLOCK - blocks).sum(axis=1).max()),
-        "levanter_never_drawn_in_blocks_of_2048": int((np.floor(shares[0] * 2048 + 1e-9) == 0).sum()),
+        "levanter_never_drawn_in_blocks_of_2048": int(
+            (np.floor(shares[0] * 2048 + 1e-9) == 0).sum()
+        ),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="caches of one chunk each; writes no file beside this one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="caches of one chunk each; writes no file beside this one",
+    )
     parser.add_argument("--json", type=Path, default=None, help="where results go", metavar="FILE")
     args = parser.parse_args()
     planned = launch(sizes=sizes_of_buckets())
     if not args.quick:
         head = "# Written by run.py: a launch of 168 sources in two phases; sizes and weights are drawn.\n"
-        whole = without_defaults(yaml.safe_load(planned.to_yaml()), yaml.safe_load(LmDataConfig().to_yaml()))
+        whole = without_defaults(
+            yaml.safe_load(planned.to_yaml()), yaml.safe_load(LmDataConfig().to_yaml())
+        )
         for file, content in (("launch", whole), ("levanter", levanter_launch())):
             text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
             (HOME / f"{file}.yaml").write_text(head + text)
@@ -181,9 +224,12 @@ def main() -> None:
         started = time.perf_counter()
         write_store(folder / "store", quick=args.quick)
         print(f"200 caches written in {time.perf_counter() - started:.1f} s")
-        local, declared = folder / "local.yaml", folder / "declared.yaml"
+        local = folder / "local.yaml"
+        declared = folder / "declared.yaml"
         local.write_text(launch(str(folder / "store")).to_yaml())
-        local.write_text(load_config(str(local), ["subset.fraction=0.5"]).to_yaml())  # the caches are small
+        local.write_text(
+            load_config(str(local), ["subset.fraction=0.5"]).to_yaml()
+        )  # the caches are small
         declared.write_text(planned.to_yaml())
         opened = subprocess.run(
             [sys.executable, "-c", OPEN, str(local)], capture_output=True, text=True, check=True
@@ -192,13 +238,22 @@ def main() -> None:
             "components": len(planned.components),
             "caches": len(BUCKETS),
             "open_cpu_s": float(opened),
-            "check_cpu_s": cpu_seconds(*headrace, "config", "check", str(local), "--hosts", "1,8,64"),
+            "check_cpu_s": cpu_seconds(
+                *headrace, "config", "check", str(local), "--hosts", "1,8,64"
+            ),
             "simulate_cpu_s": cpu_seconds(*headrace, "simulate", str(local), "--hosts", "1,8,64"),
             "check_declared_cpu_s": cpu_seconds(
                 *headrace, "config", "check", str(declared), "--declared", "--hosts", "8,64"
             ),
             "simulate_declared_cpu_s": cpu_seconds(
-                *headrace, "simulate", str(declared), "--declared", "--hosts", "8,64", "--max-rows", "65536"
+                *headrace,
+                "simulate",
+                str(declared),
+                "--declared",
+                "--hosts",
+                "8,64",
+                "--max-rows",
+                "65536",
             ),
             **exactness(load_config(str(local))),
         }

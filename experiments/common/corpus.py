@@ -36,7 +36,9 @@ RECIPE = 1
 """Changes when the same spec would give other text."""
 _LONGEST = 40_000  # characters: no document may fill a source by itself
 _TEST_PARTS = frozenset({"test", "tests", "idle_test"})
-_NO_CODE = frozenset({"site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3", *_TEST_PARTS})
+_NO_CODE = frozenset(
+    {"site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3", *_TEST_PARTS}
+)
 
 Text = tuple[str, Callable[[], str]]
 """Name of a document, and how to get its text."""
@@ -156,13 +158,20 @@ def _write_text(spec: CorpusSpec, folder: Path) -> None:
 def _sources() -> dict[str, Iterator[Text]]:
     """All texts of each source, by name of the source."""
     library = Path(sysconfig.get_path("stdlib"))
-    modules = [p for p in _python_files(library) if _NO_CODE.isdisjoint(p.relative_to(library).parts)]
+    modules = [
+        p for p in _python_files(library) if _NO_CODE.isdisjoint(p.relative_to(library).parts)
+    ]
     packages = Path(sysconfig.get_path("purelib"))
     tests = [p for p in _python_files(packages / "numpy") if not _TEST_PARTS.isdisjoint(p.parts)]
-    headers = [*Path(sysconfig.get_path("include")).rglob("*.h"), *(packages / "numpy").rglob("*.h")]
+    headers = [
+        *Path(sysconfig.get_path("include")).rglob("*.h"),
+        *(packages / "numpy").rglob("*.h"),
+    ]
     return {
         "code": ((p.relative_to(library).as_posix(), lambda p=p: _read(p)) for p in modules),
-        "docs": ((p.relative_to(library).as_posix(), lambda p=p: _docstrings(_read(p))) for p in modules),
+        "docs": (
+            (p.relative_to(library).as_posix(), lambda p=p: _docstrings(_read(p))) for p in modules
+        ),
         "headers": (("/".join(p.parts[-3:]), lambda p=p: _read(p)) for p in headers),
         "readmes": ((d.name, lambda d=d: _readme(d)) for d in metadata.distributions() if d.name),
         "tables": ((p.name, lambda p=p: _read(p)) for p in (library / "encodings").glob("*.py")),
@@ -197,7 +206,10 @@ def _taken(texts: Iterator[Text], most: int) -> list[Document]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):  # the library tests its decoders with files that are no text
+    except (
+        UnicodeDecodeError,
+        OSError,
+    ):  # the library tests its decoders with files that are no text
         return ""
 
 

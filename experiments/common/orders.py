@@ -47,7 +47,13 @@ class Sizes:
 
 
 FULL = Sizes(CorpusSpec(260_000, 512, ROWS_PER_BLOCK * 64), ModelSpec(512, 48, 2, 2, 1e-2), seeds=3)
-QUICK = Sizes(CorpusSpec(16_000, 300, ROWS_PER_BLOCK * 32), ModelSpec(300, 16, 1, 2, 1e-2), 2, steps=12, seq_len=32)
+QUICK = Sizes(
+    CorpusSpec(16_000, 300, ROWS_PER_BLOCK * 32),
+    ModelSpec(300, 16, 1, 2, 1e-2),
+    2,
+    steps=12,
+    seq_len=32,
+)
 
 
 def arms() -> dict[str, ShuffleConfig]:
@@ -73,7 +79,10 @@ def arms() -> dict[str, ShuffleConfig]:
 
 def described_arms() -> dict[str, Any]:
     """The orders as JSON values."""
-    return {arm: shuffle if isinstance(shuffle, int) else asdict(shuffle) for arm, shuffle in arms().items()}
+    return {
+        arm: shuffle if isinstance(shuffle, int) else asdict(shuffle)
+        for arm, shuffle in arms().items()
+    }
 
 
 def data_config(corpus: Corpus, sizes: Sizes, shuffle: ShuffleConfig, seed: int) -> LmDataConfig:
@@ -98,4 +107,6 @@ def evaluation_rows(corpus: Corpus, config: LmDataConfig, seq_len: int) -> Evalu
     held = config.validation_datasets()[SORTED]
     numbers = np.arange(len(held))
     begins = held.locate(numbers).row * seq_len
-    return Evaluation(read_rows(held, numbers), corpus.source_of_tokens(begins + seq_len // 2), corpus.names)
+    return Evaluation(
+        read_rows(held, numbers), corpus.source_of_tokens(begins + seq_len // 2), corpus.names
+    )

@@ -63,7 +63,9 @@ class Study:
         """Where the finished runs of these settings lie."""
         return self.work / self.name / self.digest
 
-    def run(self, one: Callable[[str, int], Record], say: Callable[[str], None]) -> dict[str, list[Record]]:
+    def run(
+        self, one: Callable[[str, int], Record], say: Callable[[str], None]
+    ) -> dict[str, list[Record]]:
         """Does the runs that are not there yet.
 
         Args:
@@ -81,12 +83,19 @@ class Study:
                 if path.exists():
                     say(f"{arm} seed {seed}: done before")
                     continue
-                started, cpu = time.perf_counter(), time.process_time()
+                started = time.perf_counter()
+                cpu = time.process_time()
                 record = {"arm": arm, "seed": seed, **one(arm, seed)}
-                record |= {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
+                record |= {
+                    "seconds": time.perf_counter() - started,
+                    "cpu_seconds": time.process_time() - cpu,
+                }
                 write_json(path, record)
                 say(f"{arm} seed {seed}: {record['seconds']:.0f} s")
-        return {arm: [json.loads(self._path(arm, s).read_text()) for s in seeds] for arm, seeds in self.seeds.items()}
+        return {
+            arm: [json.loads(self._path(arm, s).read_text()) for s in seeds]
+            for arm, seeds in self.seeds.items()
+        }
 
     def _path(self, arm: str, seed: int) -> Path:
         return self.folder / f"{arm}-{seed}.json"
@@ -151,14 +160,26 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def parse(description: str | None, argv: Sequence[str] | None, *, seeds: int | None = None) -> argparse.Namespace:
+def parse(
+    description: str | None, argv: Sequence[str] | None, *, seeds: int | None = None
+) -> argparse.Namespace:
     """The flags that every experiment has; ``--seeds`` where a number of them is usual (two with ``--quick``)."""
     parser = argparse.ArgumentParser(
-        description=(description or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
+        description=(description or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a toy of it, in seconds; decides nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record goes; the picture goes beside it")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder for corpora and finished runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a toy of it, in seconds; decides nothing"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="where the record goes; the picture goes beside it",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="folder for corpora and finished runs"
+    )
     if seeds is not None:
         parser.add_argument("--seeds", type=int, help=f"seeds of most arms, {seeds} by default")
     args = parser.parse_args(argv)
@@ -167,7 +188,9 @@ def parse(description: str | None, argv: Sequence[str] | None, *, seeds: int | N
     return args
 
 
-def finish(args: argparse.Namespace, home: Path, record: Record, draw: Callable[[Path], None]) -> None:
+def finish(
+    args: argparse.Namespace, home: Path, record: Record, draw: Callable[[Path], None]
+) -> None:
     """Prints the table, writes record and picture, and puts the table of a full run into the README.
 
     Args:

@@ -51,7 +51,9 @@ class ModelSpec:
     def initial(self, seed: int) -> Transformer:
         """The untrained model of a seed."""
         key = jax.random.key(seed)
-        return Transformer(self.vocab_size, dim=self.dim, layers=self.layers, heads=self.heads, key=key)
+        return Transformer(
+            self.vocab_size, dim=self.dim, layers=self.layers, heads=self.heads, key=key
+        )
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,11 @@ def train(
 def data_alone(config: LmDataConfig, *, steps: int, latency_s: float = 0.0) -> float:
     """Tokens a second that the loader delivers without a trainer, with every read ``latency_s`` seconds away."""
     opened = config.open_caches()
-    slow = {name: _delayed(cache, latency_s) for name, cache in opened.items()} if latency_s else opened
+    slow = (
+        {name: _delayed(cache, latency_s) for name, cache in opened.items()}
+        if latency_s
+        else opened
+    )
     with _loader(config, slow) as loader, loader.iter_from_step(0) as batches:
         started = time.perf_counter()
         for _ in range(steps):
@@ -160,7 +166,9 @@ def data_alone(config: LmDataConfig, *, steps: int, latency_s: float = 0.0) -> f
         return steps * _batch_tokens(config) / (time.perf_counter() - started)
 
 
-def row_losses(model: Transformer, tokens: np.ndarray, *, rows: int = 64) -> Float64[np.ndarray, " n"]:
+def row_losses(
+    model: Transformer, tokens: np.ndarray, *, rows: int = 64
+) -> Float64[np.ndarray, " n"]:
     """Mean loss of each row, in nats a token, ``rows`` at a time."""
     n = tokens.shape[0]
     padded = np.concatenate([tokens, np.zeros((-n % rows, tokens.shape[1]), tokens.dtype)])
@@ -188,7 +196,10 @@ def _optimizer(steps: int, peak_lr: float) -> optax.GradientTransformation:
 
 def _loader(config: LmDataConfig, instead: dict[str, TokenCache] | None = None) -> DataLoader:
     return DataLoader(
-        config.dataset(instead), mesh=one_device(), prefetch_bytes=config.prefetch_bytes, memory_map=False
+        config.dataset(instead),
+        mesh=one_device(),
+        prefetch_bytes=config.prefetch_bytes,
+        memory_map=False,
     )
 
 

@@ -34,7 +34,9 @@ from headrace.levanter import own_loader, with_fed_data
 
 SOURCES = {"web": "w", "code": "c", "held_out": "w"}
 WORDS = 200
-SEQ_LEN, BATCH, STEPS = 64, 8, 20
+SEQ_LEN = 64
+BATCH = 8
+STEPS = 20
 
 
 def write_texts(output: str, documents: int) -> None:
@@ -45,7 +47,10 @@ def write_texts(output: str, documents: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "texts.jsonl").open("w") as file:
             for _ in range(documents):
-                words = [f"{letter}{min(pick.randrange(WORDS), pick.randrange(WORDS))}" for _ in range(100)]
+                words = [
+                    f"{letter}{min(pick.randrange(WORDS), pick.randrange(WORDS))}"
+                    for _ in range(100)
+                ]
                 file.write(json.dumps({"text": " ".join(words)}) + "\n")
 
 
@@ -54,7 +59,9 @@ def tokenizer_folder() -> str:
     folder = Path(marin_prefix(), "tokenizer")
     if not folder.exists():
         words = ["<eos>", *(f"{letter}{n}" for letter in "wc" for n in range(WORDS))]
-        model = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<eos>"))
+        model = Tokenizer(
+            models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<eos>")
+        )
         model.pre_tokenizer = pre_tokenizers.Whitespace()
         PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>").save_pretrained(folder)
     return str(folder)
@@ -64,21 +71,28 @@ def build_with_headrace(output: str, texts: str, tokenizer: str) -> None:
     """A cache of headrace's own form, in the folder where Levanter's components look for what they train on."""
     restart = is_mutable_version(Path(output).name)  # a version named dev is made anew each time
     build_cache(
-        SourceConfig([texts]), TokenizerConfig(f"{tokenizer}/tokenizer.json"), f"{output}/train", restart=restart
+        SourceConfig([texts]),
+        TokenizerConfig(f"{tokenizer}/tokenizer.json"),
+        f"{output}/train",
+        restart=restart,
     )
 
 
 def train_on_headrace(pod: TrainLmOnPodConfig) -> None:
     """Marin's training job with headrace's rows and headrace's loader."""
     tokenizer = f"tokenizer.path={pod.train_config.data.tokenizer}/tokenizer.json"  # Marin's caches do not name theirs
-    config = with_fed_data(pod.train_config, settings=[tokenizer], run_dir=f"{pod.output_path}/checkpoints")
+    config = with_fed_data(
+        pod.train_config, settings=[tokenizer], run_dir=f"{pod.output_path}/checkpoints"
+    )
     with own_loader():
         run_levanter_train_lm(dataclasses.replace(pod, train_config=config))
 
 
 def on_headrace(step: ArtifactStep[LevanterCheckpoint]) -> ArtifactStep[LevanterCheckpoint]:
     """A training step whose data headrace delivers."""
-    return dataclasses.replace(step, run=remote(train_on_headrace, resources=step.runtime_args["train_resources"]))
+    return dataclasses.replace(
+        step, run=remote(train_on_headrace, resources=step.runtime_args["train_resources"])
+    )
 
 
 def build() -> ArtifactStep[LevanterCheckpoint]:
@@ -95,13 +109,23 @@ def build() -> ArtifactStep[LevanterCheckpoint]:
         tokenizer=tokenizer,
     )
     held_out = tokenized(
-        "held_out", tokenizer=tokenizer, raw=texts, glob="held_out/*.jsonl", validation=True, tags=["held-out"]
+        "held_out",
+        tokenizer=tokenizer,
+        raw=texts,
+        glob="held_out/*.jsonl",
+        validation=True,
+        tags=["held-out"],
     )
     return on_headrace(
         train_lm(
             name="tiny",
             model=LlamaConfig(
-                max_seq_len=SEQ_LEN, hidden_dim=32, intermediate_dim=64, num_layers=1, num_heads=2, num_kv_heads=2,
+                max_seq_len=SEQ_LEN,
+                hidden_dim=32,
+                intermediate_dim=64,
+                num_layers=1,
+                num_heads=2,
+                num_kv_heads=2,
                 tokenizer=tokenizer,
             ),
             optimizer=AdamConfig(learning_rate=1e-2, warmup=0),
@@ -116,7 +140,7 @@ def build() -> ArtifactStep[LevanterCheckpoint]:
             resources=ResourceConfig.with_cpu(),
             run_id="tiny",
         )
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ class Bar:
 
     def line(self) -> str:
         """``ok | FALLS SHORT``, name, measured, bar."""
-        demand = f"{self.kind} {self.limit:g}" + (f" +- {self.tolerance:g}" if self.kind == "within" else "")
+        demand = f"{self.kind} {self.limit:g}" + (
+            f" +- {self.tolerance:g}" if self.kind == "within" else ""
+        )
         demand = demand.replace("within ", "")
         return f"{'ok' if self.ok else 'FALLS SHORT':<11}  {self.name:<60}  {self.measured:>10.4g}  {demand}"
 
@@ -79,7 +81,9 @@ class Report:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Adds a table; cells are strings or numbers (floats are shown with four digits, None as a dash)."""
-        self.tables.append({"title": title, "columns": list(columns), "rows": [list(r) for r in rows]})
+        self.tables.append(
+            {"title": title, "columns": list(columns), "rows": [list(r) for r in rows]}
+        )
 
     def number(self, name: str, value: Any) -> None:
         """Records a value that belongs to no table."""
@@ -127,9 +131,13 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_gib": memory_gib,
-        "load_average_at_start": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "load_average_at_start": round(os.getloadavg()[0], 2)
+        if hasattr(os, "getloadavg")
+        else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
@@ -161,13 +169,17 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> None:
     """A rich table: text to the left, numbers to the right. One that would break words is printed as several, one below
     the other, each with the first column.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     texts = [[column, *(row[k] for row in cells)] for k, column in enumerate(columns)]
-    longest = [max(len(word) for text in column for word in text.split() or [""]) for column in texts]
+    longest = [
+        max(len(word) for text in column for word in text.split() or [""]) for column in texts
+    ]
     for number, group in enumerate(_groups_that_fit(longest, console.width)):
         table = Table(title=title if number == 0 else None, title_justify="left")
         room = console.width - 1 - sum(longest[k] + 3 for k in group)
@@ -175,7 +187,9 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
             more = min(max(map(len, texts[k])) - longest[k], max(room, 0))
             room -= more
             is_text = all(isinstance(row[k], str) for row in rows)
-            table.add_column(columns[k], justify="left" if is_text else "right", width=longest[k] + more)
+            table.add_column(
+                columns[k], justify="left" if is_text else "right", width=longest[k] + more
+            )
         for row in cells:
             table.add_row(*[row[k] for k in group])
         console.print(table)
@@ -205,11 +219,16 @@ def at_least(least: int) -> Callable[[str], int]:
 def bench_parser(description: str | None) -> argparse.ArgumentParser:
     """The parser with the three flags that every bench has."""
     parser = argparse.ArgumentParser(
-        description=(description or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
+        description=(description or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: under 50 s on two cores")
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller sizes: under 50 s on two cores"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE")
-    parser.add_argument("--check", action="store_true", help="one line a bar; exit status 1 when one falls short")
+    parser.add_argument(
+        "--check", action="store_true", help="one line a bar; exit status 1 when one falls short"
+    )
     return parser
 
 
@@ -244,7 +263,9 @@ def run_bench(
         add_arguments(parser)
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(arguments)
-    report, before, started = Report(), machine(), time.perf_counter()
+    report = Report()
+    before = machine()
+    started = time.perf_counter()
     measure(args, report)
     seconds = time.perf_counter() - started
 
@@ -279,7 +300,9 @@ def run_bench(
 def take_share(tokens: np.ndarray, column: np.ndarray, batch_size: int, batches: int) -> float:
     """Speed of ``np.take`` of shuffled rows of both arrays into buffers, as a share of that of tokens alone."""
     order = np.random.default_rng(1).integers(0, len(tokens), (batches, batch_size))
-    arrays = [(array, np.empty((batch_size, array.shape[1]), array.dtype)) for array in (tokens, column)]
+    arrays = [
+        (array, np.empty((batch_size, array.shape[1]), array.dtype)) for array in (tokens, column)
+    ]
     seconds = []
     for sources in (arrays[:1], arrays):
         started = time.perf_counter()

@@ -27,7 +27,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from headrace import SourceConfig, TokenizerConfig, build_cache
 
-WORDS = ["".join(random.Random(k).choices("abcdefghijklmnopqrstuvwxyz", k=2 + k % 8)) for k in range(5000)]
+WORDS = [
+    "".join(random.Random(k).choices("abcdefghijklmnopqrstuvwxyz", k=2 + k % 8))
+    for k in range(5000)
+]
 
 
 def forge_tokenizer(path: Path) -> None:
@@ -49,7 +52,12 @@ def forge_documents(number: int, size: int) -> bytes:
     pick = random.Random(number)
     documents: list[bytes] = []
     while size > 0:
-        line = json.dumps({"text": " ".join(pick.choices(WORDS, k=min(300, max(size // 7, 1))))}).encode() + b"\n"
+        line = (
+            json.dumps(
+                {"text": " ".join(pick.choices(WORDS, k=min(300, max(size // 7, 1))))}
+            ).encode()
+            + b"\n"
+        )
         documents.append(line)
         size -= len(line)
     return b"".join(documents)
@@ -73,13 +81,24 @@ def workers_cpu(builder: int, so_far: dict[int, float]) -> None:
         with suppress(OSError):
             fields = entry.read_text().rpartition(")")[2].split()
             if int(fields[1]) == builder:
-                so_far[int(entry.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                so_far[int(entry.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf(
+                    "SC_CLK_TCK"
+                )
 
 
-def build_apart(arguments: list[str], kill_after: float | None = None) -> tuple[float, list[float], list[float]]:
+def build_apart(
+    arguments: list[str], kill_after: float | None = None
+) -> tuple[float, list[float], list[float]]:
     """Runs :func:`job_build` in a process; its seconds, what it says, CPU seconds of its workers, the least first."""
-    command = [sys.executable, str(Path(__file__).with_name("bench_scale.py")), "--job", "build", *arguments]
-    began, cpu = time.perf_counter(), dict[int, float]()
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("bench_scale.py")),
+        "--job",
+        "build",
+        *arguments,
+    ]
+    began = time.perf_counter()
+    cpu = dict[int, float]()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=output)
         while process.poll() is None:
@@ -112,7 +131,16 @@ def measure_builds(args: argparse.Namespace, report: Report) -> None:
             sizes = [path.stat().st_size for path in Path(arguments[0]).iterdir()]
             seconds, said, workers = build_apart(arguments)
             rows.append(
-                [name, len(sizes), sum(sizes) / 1e6, int(said[4]), int(said[2]), len(workers), seconds, said[1]]
+                [
+                    name,
+                    len(sizes),
+                    sum(sizes) / 1e6,
+                    int(said[4]),
+                    int(said[2]),
+                    len(workers),
+                    seconds,
+                    said[1],
+                ]
             )
             return len(sizes), seconds, workers
 
@@ -123,12 +151,18 @@ def measure_builds(args: argparse.Namespace, report: Report) -> None:
             packed = (gzip.compress(forge_documents(k, 20_000_000), 6) for k in range(5))
             arguments = corpus("packed", ".jsonl.gz", packed)
             files, seconds, workers = row("compressed", arguments)
-            report.bar(f"{files} compressed files: CPU of worker to worker", workers[0] / workers[-1], at_least=0.6)
+            report.bar(
+                f"{files} compressed files: CPU of worker to worker",
+                workers[0] / workers[-1],
+                at_least=0.6,
+            )
             arguments[-1] += "-killed"
             build_apart(arguments, 0.5 * seconds)
             _, again, _ = build_apart(arguments)
             kept = 1 - again[3] / again[2]
-            report.bar(f"{files} compressed files, killed at half time: share kept", kept, at_least=1 / 3)
+            report.bar(
+                f"{files} compressed files, killed at half time: share kept", kept, at_least=1 / 3
+            )
             report.number("share kept of a build that is killed at half time", kept)
     columns = ["corpus", "files", "MB", "parts", "tokens", "workers", "s", "CPU s"]
     report.table("Building what is small", columns, rows)

@@ -34,7 +34,9 @@ def forge_filter(path: Path, documents: int, run: int) -> None:
     numbers = np.lib.format.open_memmap(path, "w+", np.dtype("<i8"), (runs.size * run,))
     for at in range(0, runs.size, 1 << 20):
         some = runs[at : at + (1 << 20)]
-        numbers[at * run : (at + some.size) * run] = (some[:, None] * run + np.arange(run)).reshape(-1)
+        numbers[at * run : (at + some.size) * run] = (some[:, None] * run + np.arange(run)).reshape(
+            -1
+        )
     numbers.flush()
 
 
@@ -51,20 +53,32 @@ def forget(folder: Path) -> float:
 
 def job_filter(path: str, url: str, packed: str) -> list[float]:
     """Seconds, CPU seconds and MiB, of its own and in all, to open a cache with a filter; then to the first batch."""
-    warm = TokenSeqDataset(TokenCache.open(Path(path).with_name("one")), 256, removed=DocumentFilter([1, 2]))
-    DataLoader(MixtureDataset({"a": warm.shuffle(seed=0)}, {"a": 1.0}, 2), prefetch_bytes=1 << 28).batch_at(0)
+    warm = TokenSeqDataset(
+        TokenCache.open(Path(path).with_name("one")), 256, removed=DocumentFilter([1, 2])
+    )
+    DataLoader(
+        MixtureDataset({"a": warm.shuffle(seed=0)}, {"a": 1.0}, 2), prefetch_bytes=1 << 28
+    ).batch_at(0)
     jax.devices()
-    before, began, spent = memory(reset=True), time.perf_counter(), time.process_time()
-    cache, removed = TokenCache.open(path), DocumentFilter.load(url)
+    before = memory(reset=True)
+    began = time.perf_counter()
+    spent = time.process_time()
+    cache = TokenCache.open(path)
+    removed = DocumentFilter.load(url)
     if packed == "packed":
         dataset: Any = PackedTokenDataset(cache, CAPACITY, removed=removed)
     else:
         dataset = TokenSeqDataset(cache, CAPACITY, removed=removed)
     dataset.describe()
-    opened, seconds, cpu = memory(), time.perf_counter() - began, time.process_time() - spent
-    mixture = MixtureDataset({"a": dataset.braid_shuffle(seed=0, strands=32, batch_size=None)}, {"a": 1.0}, BATCH)
+    opened = memory()
+    seconds = time.perf_counter() - began
+    cpu = time.process_time() - spent
+    mixture = MixtureDataset(
+        {"a": dataset.braid_shuffle(seed=0, strands=32, batch_size=None)}, {"a": 1.0}, BATCH
+    )
     assert DataLoader(mixture, prefetch_bytes=1 << 28).batch_at(0).tokens.shape == (BATCH, CAPACITY)
-    first, after = time.perf_counter() - began, memory()
+    first = time.perf_counter() - began
+    after = memory()
     base = before["RssAnon"] + before["RssFile"]
     sizes = [opened["RssAnon"] - before["RssAnon"], opened["VmHWM"] - base, after["VmHWM"] - base]
     return [seconds, cpu, sizes[0], sizes[1], first, sizes[2], dataset.removed_documents]
@@ -73,12 +87,17 @@ def job_filter(path: str, url: str, packed: str) -> list[float]:
 JOBS: dict[str, Callable[..., list[float]]] = {"filter": job_filter}
 
 
-def measure_filters(args: argparse.Namespace, apart: Callable[..., list[float]], report: Report) -> None:
+def measure_filters(
+    args: argparse.Namespace, apart: Callable[..., list[float]], report: Report
+) -> None:
     """Filters of the full size, and one of a tenth with packed rows."""
     rows: list[list[Any]] = []
     full = 10_000_000 if args.quick else 1_000_000_000
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for documents, kinds in ((full // 10, {"packed rows": 1}), (full, {"at random": 1, "runs": RUN})):
+        for documents, kinds in (
+            (full // 10, {"packed rows": 1}),
+            (full, {"at random": 1, "runs": RUN}),
+        ):
             root = Path(folder, str(documents))
             root.mkdir()
             cache = forge_cache(root, documents)
@@ -88,12 +107,17 @@ def measure_filters(args: argparse.Namespace, apart: Callable[..., list[float]],
                 for start in ("first", "second"):
                     saved = forget(Path(cache.path, "filters")) if start == "second" else 0.0
                     forget(root / "one")
-                    measured = apart("filter", cache.path, url, "packed" if kind == "packed rows" else "")
+                    measured = apart(
+                        "filter", cache.path, url, "packed" if kind == "packed rows" else ""
+                    )
                     rows.append([kind, documents, int(measured[-1]), start, saved, *measured[:-1]])
                     print(rows[-1], flush=True)
-                seconds, most = measured[0], measured[3]
+                seconds = measured[0]
+                most = measured[3]
                 report.bar(f"{kind}, {documents:,} documents: s to start again", seconds, at_most=5)
-                report.bar(f"{kind}, {documents:,} documents: MiB to start again", most, at_most=1024)
+                report.bar(
+                    f"{kind}, {documents:,} documents: MiB to start again", most, at_most=1024
+                )
     columns = [
         "filter",
         "documents",
@@ -105,4 +129,6 @@ def measure_filters(args: argparse.Namespace, apart: Callable[..., list[float]],
         "MiB of its own",
         "most MiB",
     ]
-    report.table("Starting with a filter", [*columns, "s to the first batch", "most MiB then"], rows)
+    report.table(
+        "Starting with a filter", [*columns, "s to the first batch", "most MiB then"], rows
+    )

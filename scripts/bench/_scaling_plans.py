@@ -33,7 +33,11 @@ from headrace.store.ledger import LEDGER_NAME, Ledger, encode_ledger, readers_ne
 from headrace.store.ledger_table import TABLE_NAME, encode_table, narrow
 from headrace.testing import write_cache
 
-CAPACITY, MEDIAN, PART, TILE, BATCH = 4096, 600, 10_000, 100, 256
+CAPACITY = 4096
+MEDIAN = 600
+PART = 10_000
+TILE = 100
+BATCH = 256
 ALGORITHMS = ("windowed", "bfd")
 
 
@@ -50,7 +54,8 @@ def forge_cache(root: Path, documents: int) -> TokenCache:
     write_cache(root / "one", [documents_of_part], layout=CacheLayout("uint8"))
     ledger = TokenCache.open(root / "one").ledger
     (record,) = ledger.parts
-    parts, many = documents // PART, root / "many"
+    parts = documents // PART
+    many = root / "many"
     (many / "parts").mkdir(parents=True)
     for k in range(parts):
         (many / "parts" / f"{k:06d}").symlink_to(root / "one" / "parts" / record.name)
@@ -72,11 +77,14 @@ def forge_cache(root: Path, documents: int) -> TokenCache:
 class Repeated:
     """In place of what plans in order: the packs of a tile of documents, again and again."""
 
-    tiles, spread = 1, False
+    tiles = 1
+    spread = False
 
     def __init__(self, spec: PackSpec, array_documents: object = None) -> None:
         lengths = np.tile(draw(PART), TILE)
-        self._plan = plan_packs(lengths, spec.capacity, spec.algorithm, spec.long, block_tokens=spec.block_tokens)
+        self._plan = plan_packs(
+            lengths, spec.capacity, spec.algorithm, spec.long, block_tokens=spec.block_tokens
+        )
         counts = vars(self._plan.counts)
         self.counts = PackCounts(**{name: value * self.tiles for name, value in counts.items()})
 
@@ -87,7 +95,10 @@ class Repeated:
         part, within = np.divmod(items.document.astype(np.int64), PART)
         for tile in range(self.tiles):
             there = part * self.tiles + tile if self.spread else part + tile * TILE
-            yield Packed(Items(there * PART + within, no_offsets(part.size), items.size), np.diff(self._plan.bounds))
+            yield Packed(
+                Items(there * PART + within, no_offsets(part.size), items.size),
+                np.diff(self._plan.bounds),
+            )
 
 
 class RepeatedStarts(DocumentStarts):
@@ -107,8 +118,12 @@ def forge_plan(cache: TokenCache, folder: str, algorithm: str) -> int:
     """Writes the plan that a dataset of the cache asks for. Returns its bytes."""
     spec = PackingConfig(algorithm).spec(CAPACITY, cache.layout.chunk_elements)
     request = PlanRequest(cache.fingerprint, cache.num_documents, spec, {})
-    Repeated.tiles, Repeated.spread = cache.num_documents // (PART * TILE), algorithm == "bfd"
-    with mock.patch.object(plan_file, "PackStream", Repeated), mock.patch.object(PackSpec, "in_order", True):
+    Repeated.tiles = cache.num_documents // (PART * TILE)
+    Repeated.spread = algorithm == "bfd"
+    with (
+        mock.patch.object(plan_file, "PackStream", Repeated),
+        mock.patch.object(PackSpec, "in_order", True),
+    ):
         write_plan(folder, request, iter(()), None, RepeatedStarts())
     paths = list(Path(folder, request.fingerprint).iterdir())
     for path in paths:  # read from the disk again
@@ -124,12 +139,16 @@ def memory(*, reset: bool = False) -> dict[str, float]:
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
-    return {name: int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) / 1024 for name in ("VmHWM", "RssAnon", "RssFile")}
+    return {
+        name: int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) / 1024
+        for name in ("VmHWM", "RssAnon", "RssFile")
+    }
 
 
 def job_plan(folder: str, documents: str, algorithm: str) -> list[float]:
     """Seconds and CPU seconds to make and save a plan of forged lengths, the most MiB, MiB of its own at the end."""
-    count, lengths = int(documents), draw(1 << 20)
+    count = int(documents)
+    lengths = draw(1 << 20)
     spec = PackSpec(CAPACITY, algorithm, "split")
     plan_packs(lengths, CAPACITY, algorithm, "split")  # compiled code is loaded
     starts = DocumentStarts()
@@ -141,7 +160,8 @@ def job_plan(folder: str, documents: str, algorithm: str) -> list[float]:
             yield some
 
     before = memory(reset=True)
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     plan = open_plan(folder, PlanRequest(documents, count, spec), chunks, starts=starts)
     assert plan.counts.documents == count
     after = memory()
@@ -151,34 +171,74 @@ def job_plan(folder: str, documents: str, algorithm: str) -> list[float]:
 
 def job_open(path: str, folder: str, algorithm: str) -> list[float]:
     """Seconds to open a cache and its plan, MiB of its own, and in all; seconds to the first batch, and likewise."""
-    warm = PackedTokenDataset(TokenCache.open(Path(path).with_name("one")), 256, plans=f"{folder}-warm")
-    DataLoader(MixtureDataset({"a": warm.shuffle(seed=0)}, {"a": 1.0}, 2), prefetch_bytes=1 << 28).batch_at(0)
+    warm = PackedTokenDataset(
+        TokenCache.open(Path(path).with_name("one")), 256, plans=f"{folder}-warm"
+    )
+    DataLoader(
+        MixtureDataset({"a": warm.shuffle(seed=0)}, {"a": 1.0}, 2), prefetch_bytes=1 << 28
+    ).batch_at(0)
     jax.devices()
-    before, began = memory(reset=True), time.perf_counter()
+    before = memory(reset=True)
+    began = time.perf_counter()
     dataset = PackedTokenDataset(TokenCache.open(path), CAPACITY, algorithm=algorithm, plans=folder)
-    seconds, opened = time.perf_counter() - began, memory()
-    mixture = MixtureDataset({"a": dataset.braid_shuffle(seed=0, strands=32, batch_size=None)}, {"a": 1.0}, BATCH)
+    seconds = time.perf_counter() - began
+    opened = memory()
+    mixture = MixtureDataset(
+        {"a": dataset.braid_shuffle(seed=0, strands=32, batch_size=None)}, {"a": 1.0}, BATCH
+    )
     batch = DataLoader(mixture, prefetch_bytes=1 << 28).batch_at(0)
     assert batch.tokens.shape == (BATCH, CAPACITY)
-    first, after = time.perf_counter() - began, memory()
+    first = time.perf_counter() - began
+    after = memory()
     own = [state["RssAnon"] - before["RssAnon"] for state in (opened, after)]
-    return [seconds, own[0], opened["VmHWM"] - before["RssAnon"] - before["RssFile"], first, own[1], after["VmHWM"]]
+    return [
+        seconds,
+        own[0],
+        opened["VmHWM"] - before["RssAnon"] - before["RssFile"],
+        first,
+        own[1],
+        after["VmHWM"],
+    ]
 
 
 JOBS: dict[str, Callable[..., list[float]]] = {"plan": job_plan, "open_plan": job_open}
 
 
-def measure_plans(args: argparse.Namespace, apart: Callable[..., list[float]], report: Report) -> None:
+def measure_plans(
+    args: argparse.Namespace, apart: Callable[..., list[float]], report: Report
+) -> None:
     """Plans are made at sizes of which cost is seen to be linear, and opened at full size."""
     rows: list[list[Any]] = []
     full = 10_000_000 if args.quick else 1_000_000_000
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for documents in (2_000_000, 4_000_000) if args.quick else args.planned:
             seconds, cpu, most, own, fill = apart("plan", f"{folder}/made", documents, "windowed")
-            report.bar(f"windowed, {documents:,} documents: us each", 1e6 * seconds / documents, at_most=0.4)
+            report.bar(
+                f"windowed, {documents:,} documents: us each",
+                1e6 * seconds / documents,
+                at_most=0.4,
+            )
             report.bar(f"windowed, {documents:,} documents: MiB", most, at_most=4096)
-            rows.append([documents, 1e6 * seconds / documents, 1e6 * cpu / documents, cpu / seconds, most, own, fill])
-        columns = ["documents", "us each", "CPU us each", "cores", "most MiB", "MiB of its own at the end", "fill"]
+            rows.append(
+                [
+                    documents,
+                    1e6 * seconds / documents,
+                    1e6 * cpu / documents,
+                    cpu / seconds,
+                    most,
+                    own,
+                    fill,
+                ]
+            )
+        columns = [
+            "documents",
+            "us each",
+            "CPU us each",
+            "cores",
+            "most MiB",
+            "MiB of its own at the end",
+            "fill",
+        ]
         report.table("Making and saving windowed plans", columns, rows)
         cache = forge_cache(Path(folder), full)
         rows = []
@@ -186,11 +246,20 @@ def measure_plans(args: argparse.Namespace, apart: Callable[..., list[float]], r
             began = time.perf_counter()
             size = forge_plan(cache, f"{folder}/plans", algorithm)
             print(f"forged {algorithm} in {time.perf_counter() - began:.0f} s", flush=True)
-            opening, own, most, first, *after = apart("open_plan", cache.path, f"{folder}/plans", algorithm)
+            opening, own, most, first, *after = apart(
+                "open_plan", cache.path, f"{folder}/plans", algorithm
+            )
             report.bar(f"{algorithm}, {full:,} documents: s to open", opening, at_most=5)
             report.bar(f"{algorithm}, {full:,} documents: MiB to open", most, at_most=1024)
             report.bar(f"{algorithm}, {full:,} documents: s to the first batch", first, at_most=10)
             rows.append([algorithm, full, size / 2**30, opening, own, most, first, *after])
-        columns = ["algorithm", "documents", "GiB of the plan", "s to open", "MiB of its own", "most MiB"]
+        columns = [
+            "algorithm",
+            "documents",
+            "GiB of the plan",
+            "s to open",
+            "MiB of its own",
+            "most MiB",
+        ]
         columns += ["s to the first batch", "MiB of its own then", "most MiB of the process"]
         report.table("Opening a run with a plan", columns, rows)

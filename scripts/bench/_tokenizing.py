@@ -26,7 +26,8 @@ from headrace.ingest.tokenize import FileTokenizer, cores
 VOCABULARY = 32_000
 FILES = 8
 BATCH_CHARS = 8 << 20
-LIBRARY, ALONE = "encode_batch_fast alone", "gigatoken alone"
+LIBRARY = "encode_batch_fast alone"
+ALONE = "gigatoken alone"
 
 
 def own_texts(megabytes: float) -> list[str]:
@@ -94,19 +95,24 @@ def cpu_seconds() -> float:
 def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
     """Wall and CPU seconds of some work."""
     gc.collect()
-    began, cpu = time.perf_counter(), cpu_seconds()
+    began = time.perf_counter()
+    cpu = cpu_seconds()
     work()
     return time.perf_counter() - began, cpu_seconds() - cpu
 
 
 def encode_with_library(path: Path, texts: list[str]) -> tuple[float, float]:
-    tokenizer, batches = Tokenizer.from_file(str(path)), batches_of(texts)
-    return seconds_of(lambda: [len(tokenizer.encode_batch_fast(b, add_special_tokens=False)) for b in batches])
+    tokenizer = Tokenizer.from_file(str(path))
+    batches = batches_of(texts)
+    return seconds_of(
+        lambda: [len(tokenizer.encode_batch_fast(b, add_special_tokens=False)) for b in batches]
+    )
 
 
 def encode_with_gigatoken(path: Path, texts: list[str]) -> tuple[float, float]:
     """On all cores, with empty caches; loading it is not counted."""
-    tokenizer, batches = gigatoken.Tokenizer.from_json(path.read_text()), batches_of(texts)
+    tokenizer = gigatoken.Tokenizer.from_json(path.read_text())
+    batches = batches_of(texts)
     return seconds_of(lambda: [len(tokenizer.encode_batch(b, parallel=True)) for b in batches])
 
 
@@ -118,7 +124,8 @@ def measure_gigatoken(args: argparse.Namespace, folder: Path, report: Report) ->
     train(texts[:: max(1, len(texts) // 1200)], path)
     sources = write_sources(texts, folder)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache-home")
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu = time.process_time()
     ranges = code_points_of(FileTokenizer(path.read_bytes(), str(path)))
     report.number(
         "comparing all code points, once a tokenizer",
@@ -142,15 +149,24 @@ def measure_gigatoken(args: argparse.Namespace, folder: Path, report: Report) ->
         note(LIBRARY, few_megabytes, encode_with_library(path, few))
         note(ALONE, megabytes, encode_with_gigatoken(path, texts))
         for name, source in sources.items():
-            note(f"build from {name}", megabytes, seconds_of(lambda: build(source, path, folder / "cache")))  # noqa: B023
+            note(
+                f"build from {name}",
+                megabytes,
+                seconds_of(lambda: build(source, path, folder / "cache")),  # noqa: B023
+            )
     load = os.getloadavg()[0]
-    rows = [[n, min(r), statistics.median(r), max(r), statistics.median(cpu_rates[n])] for n, r in wall.items()]
+    rows = [
+        [n, min(r), statistics.median(r), max(r), statistics.median(cpu_rates[n])]
+        for n, r in wall.items()
+    ]
     columns = ["what", "MB/s, least", "median", "most", "MB a CPU s, median"]
     report.table(f"BPE of {VOCABULARY:,}, {cores()} cores, load {load:.1f}", columns, rows)
     for name in sources:
         for alone, least in ((LIBRARY, 15.0), (ALONE, 0.5)):
             of_wall, of_cpu = (
-                statistics.median(b / a for b, a in zip(rates[f"build from {name}"], rates[alone], strict=True))
+                statistics.median(
+                    b / a for b, a in zip(rates[f"build from {name}"], rates[alone], strict=True)
+                )
                 for rates in (wall, cpu_rates)
             )
             report.number(f"build from {name} against {alone}, by CPU", of_cpu)
@@ -158,15 +174,22 @@ def measure_gigatoken(args: argparse.Namespace, folder: Path, report: Report) ->
                 report.number(f"build from {name} against {alone}", of_wall)
             else:
                 report.bar(f"build from {name} against {alone}", of_wall, at_least=least)
-    report.note(f"{len(texts):,} Python files, {megabytes:.0f} MB, each once; ratios are medians of rounds")
+    report.note(
+        f"{len(texts):,} Python files, {megabytes:.0f} MB, each once; ratios are medians of rounds"
+    )
 
 
 def build(source: Path, path: Path, cache: Path) -> None:
     """With gigatoken, by one worker a core."""
     shutil.rmtree(cache, ignore_errors=True)
     done = build_cache(
-        SourceConfig([str(source)]), TokenizerConfig(str(path), engine="gigatoken"), str(cache),
-        engine="pool", workers=cores(), progress=False, part_bytes=32 << 20,
-    )  # fmt: skip
+        SourceConfig([str(source)]),
+        TokenizerConfig(str(path), engine="gigatoken"),
+        str(cache),
+        engine="pool",
+        workers=cores(),
+        progress=False,
+        part_bytes=32 << 20,
+    )
     assert done.tokenizer_engine == "gigatoken"
     assert not done.encoded.differences

@@ -31,13 +31,17 @@ from headrace.feed.prefetch import Prefetched
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 
-SEQ_LEN, VOCABULARY = 2048, 50_304
-OF_HEADSPACE, WAITING = 0.98, 0.02
+SEQ_LEN = 2048
+VOCABULARY = 50_304
+OF_HEADSPACE = 0.98
+WAITING = 0.02
 
 
 def make_loader(folder: Path, rows: int, batch: int) -> DataLoader:
     tokens = np.random.default_rng(0).integers(0, VOCABULARY - 304, rows * SEQ_LEN, dtype=np.uint16)
-    cache = write_cache(folder / "cache", [[tokens]], vocab_size=VOCABULARY, layout=CacheLayout("uint16"))
+    cache = write_cache(
+        folder / "cache", [[tokens]], vocab_size=VOCABULARY, layout=CacheLayout("uint16")
+    )
     dataset = TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(seed=0, batch_size=batch).repeat()
     return DataLoader(dataset, batch, prefetch_bytes=tokens.nbytes // 4)
 
@@ -46,7 +50,9 @@ class Training:
     """The model, its optimizer, and steps on batches from anywhere."""
 
     def __init__(self, dim: int, layers: int) -> None:
-        model = Transformer(VOCABULARY, dim=dim, layers=layers, heads=dim // 64, key=jax.random.key(0))
+        model = Transformer(
+            VOCABULARY, dim=dim, layers=layers, heads=dim // 64, key=jax.random.key(0)
+        )
         floats, rest = eqx.partition(model, eqx.is_inexact_array)
         self.model: Any = eqx.combine(jax.tree.map(lambda x: x.astype(jnp.bfloat16), floats), rest)
         self.optimizer = make_optimizer(10_000, peak_lr=1e-4)
@@ -55,9 +61,12 @@ class Training:
     def run(self, batches: Prefetched[Any], steps: int) -> tuple[float, float]:
         """Wall and processor seconds of some steps."""
         loss = jnp.zeros(())
-        started, spent = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        spent = time.process_time()
         for _ in range(steps):
-            self.model, self.state, loss = train_step(self.model, self.state, self.optimizer, next(batches))
+            self.model, self.state, loss = train_step(
+                self.model, self.state, self.optimizer, next(batches)
+            )
         loss.block_until_ready()
         return time.perf_counter() - started, time.process_time() - spent
 
@@ -75,11 +84,15 @@ def transfer_speed(loader: DataLoader, batches: int) -> float:
 def measure(args: argparse.Namespace, report: Report) -> None:
     platform = jax.devices()[0].platform
     if platform == "cpu" and not args.on_cpu:
-        report.note("JAX finds no accelerator here: nothing was measured. `--on-cpu` runs the bench on the CPU.")
+        report.note(
+            "JAX finds no accelerator here: nothing was measured. `--on-cpu` runs the bench on the CPU."
+        )
         report.number("platform", platform)
         return
     small = platform == "cpu"
-    batch, steps, repeats = (2, 2, 2) if small else (16, 20 if args.quick else 100, 3 if args.quick else 7)
+    batch, steps, repeats = (
+        (2, 2, 2) if small else (16, 20 if args.quick else 100, 3 if args.quick else 7)
+    )
     training = Training(*((64, 1) if small else (768, 12)))
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         with make_loader(Path(folder), (1 << 10) if small else (1 << 16), batch) as loader:
@@ -88,27 +101,49 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         for _ in range(repeats):
             pair = []
             for replayed in (True, False):
-                with make_loader(Path(folder) / f"{replayed}", (1 << 10) if small else (1 << 16), batch) as loader:
+                with make_loader(
+                    Path(folder) / f"{replayed}", (1 << 10) if small else (1 << 16), batch
+                ) as loader:
                     with loader.headspace() if replayed else loader.iter_from_step(0) as batches:
                         training.run(batches, 2)  # compiles, and fills the queue
                         wall, core = training.run(batches, steps)
                     pair.append((wall, core, loader.stats().waiting_share))
             taken.append((pair[0][0] / pair[1][0], pair[1][0], pair[1][1], pair[0][1], pair[1][2]))
-    ratio, wall, core, idle_core, waiting = (statistics.median(column) for column in zip(*taken, strict=True))
+    ratio, wall, core, idle_core, waiting = (
+        statistics.median(column) for column in zip(*taken, strict=True)
+    )
     tokens = steps * batch * SEQ_LEN
     device = jax.devices()[0].device_kind
     report.number("device", device)
     report.table(
         f"{len(jax.devices())} x {device}, {steps} steps of {batch} x {SEQ_LEN} tokens",
-        ["of headspace", "M tokens/s", "waiting share", "core s per 1e9", "of it the loader's", "transfer alone MB/s"],
-        [[ratio, tokens / wall / 1e6, waiting, 1e9 * core / tokens, 1e9 * (core - idle_core) / tokens, alone / 1e6]],
+        [
+            "of headspace",
+            "M tokens/s",
+            "waiting share",
+            "core s per 1e9",
+            "of it the loader's",
+            "transfer alone MB/s",
+        ],
+        [
+            [
+                ratio,
+                tokens / wall / 1e6,
+                waiting,
+                1e9 * core / tokens,
+                1e9 * (core - idle_core) / tokens,
+                alone / 1e6,
+            ]
+        ],
     )
     report.bar("tokens/s, of those with batches that are there", ratio, at_least=OF_HEADSPACE)
     report.bar("share of time that training waits", waiting, at_most=WAITING)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--on-cpu", action="store_true", help="run without an accelerator, on a tiny model")
+    parser.add_argument(
+        "--on-cpu", action="store_true", help="run without an accelerator, on a tiny model"
+    )
 
 
 if __name__ == "__main__":

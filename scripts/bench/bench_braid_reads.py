@@ -31,11 +31,16 @@ from headrace.mix.schedule import RowOrder, weight_from_config
 from headrace.order.braid.strands import StrandPlan, apportion, resolve_strands
 from headrace.store.layout import CacheLayout
 
-BATCH, BLOCK, STRANDS, BLOCKS_A_STRAND = 512, 256, 512, 64
-QUICK_BLOCKS_A_STRAND, COLD_STEPS = 24, 64
+BATCH = 512
+BLOCK = 256
+STRANDS = 512
+BLOCKS_A_STRAND = 64
+QUICK_BLOCKS_A_STRAND = 24
+COLD_STEPS = 64
 SEQ_LEN = 8
 HOSTS = (1, 8, 64)
-AGES, AGED_STEPS = (0, 10_000, 1_000_000), 2048
+AGES = (0, 10_000, 1_000_000)
+AGED_STEPS = 2048
 BARS = {(1, 1): 1.05, (1, 8): 1.05, (1, 64): 1.05, (20, 8): 1.15, (20, 64): 1.8}
 Order = Callable[["Job"], tuple[list[AsyncDataset[Any]], RowOrder]]
 """The components of a job in an order of their own, and the order of the rows within a batch."""
@@ -63,13 +68,20 @@ class Job:
         blocks_a_strand: int = BLOCKS_A_STRAND,
     ) -> None:
         first = 1.0 / np.arange(1, components + 1)
-        second = first * np.random.default_rng(1).uniform(0.7, 1.3, components) if changing else first
-        first, second = first / first.sum(), second / second.sum()
+        second = (
+            first * np.random.default_rng(1).uniform(0.7, 1.3, components) if changing else first
+        )
+        first = first / first.sum()
+        second = second / second.sum()
         largest = np.maximum(first, second)
         self.block = block
         self.plan, self.plan_for_first = (
             resolve_strands(
-                np.full(components, 1 << 40), largest, batch_size=BATCH, strands=strands, usual_shares=usual
+                np.full(components, 1 << 40),
+                largest,
+                batch_size=BATCH,
+                strands=strands,
+                usual_shares=usual,
             )
             for usual in (None, first)
         )
@@ -84,7 +96,9 @@ class Job:
         }
         lengths = np.full(components, 1 << 36)
         if begin is None:
-            draws = Draws([weight_from_config(w) for w in self.weights.values()], BatchSchedule(BATCH))
+            draws = Draws(
+                [weight_from_config(w) for w in self.weights.values()], BatchSchedule(BATCH)
+            )
             lengths = np.maximum(draws.starts_at(self.steps), 1)
         layout = CacheLayout("uint16", chunk_elements=block * SEQ_LEN)
         self.stored = [
@@ -94,7 +108,9 @@ class Job:
 
 
 def braid(
-    plan_of: Callable[[Job], StrandPlan] = lambda job: job.plan, row_order: RowOrder = "locality", version: int = 2
+    plan_of: Callable[[Job], StrandPlan] = lambda job: job.plan,
+    row_order: RowOrder = "locality",
+    version: int = 2,
 ) -> Order:
     """A braid with the job's own plan or another one."""
 
@@ -103,10 +119,21 @@ def braid(
         strands = plan.strands.tolist()
         components = [
             dataset.braid_shuffle(
-                seed=c, strands=count, lap=lap, first_strand=first, io_block_size=job.block, version=version
+                seed=c,
+                strands=count,
+                lap=lap,
+                first_strand=first,
+                io_block_size=job.block,
+                version=version,
             )
             for c, (dataset, count, lap, first) in enumerate(
-                zip(job.stored, strands, plan.laps.tolist(), [0, *accumulate(strands[:-1])], strict=True)
+                zip(
+                    job.stored,
+                    strands,
+                    plan.laps.tolist(),
+                    [0, *accumulate(strands[:-1])],
+                    strict=True,
+                )
             )
         ]
         return components, row_order
@@ -129,11 +156,22 @@ def block_shuffle(job: Job) -> tuple[list[AsyncDataset[Any]], RowOrder]:
     """Block shuffle with as many blocks open as the braid has strands; rows in stream order."""
     return [
         dataset.block_shuffle(io_block_size=job.block, window_blocks=strands, seed=c)
-        for c, (dataset, strands) in enumerate(zip(job.stored, job.plan.strands.tolist(), strict=True))
+        for c, (dataset, strands) in enumerate(
+            zip(job.stored, job.plan.strands.tolist(), strict=True)
+        )
     ], "stream"
 
 
-COLUMNS = ["order", "components", "hosts", "reads per block", "blocks held", "of cache", "burst", "busiest host / mean"]
+COLUMNS = [
+    "order",
+    "components",
+    "hosts",
+    "reads per block",
+    "blocks held",
+    "of cache",
+    "burst",
+    "busiest host / mean",
+]
 
 
 def table_row(name: str, job: Job, fetches: Fetches, cache: int | None) -> list[Any]:
@@ -150,24 +188,36 @@ def table_row(name: str, job: Job, fetches: Fetches, cache: int | None) -> list[
     ]
 
 
-def forecasts(name: str, order: Order, job: Job, caches: tuple[bool, ...] = (True,)) -> dict[int, list[list[Any]]]:
+def forecasts(
+    name: str, order: Order, job: Job, caches: tuple[bool, ...] = (True,)
+) -> dict[int, list[list[Any]]]:
     """Rows of the table by hosts, with the bounded cache and (or) any cache."""
     components, row_order = order(job)
-    mixture = MixtureDataset(dict(zip(job.names, components, strict=True)), job.weights, batch_size=BATCH)
+    mixture = MixtureDataset(
+        dict(zip(job.names, components, strict=True)), job.weights, batch_size=BATCH
+    )
     windows = Windows(mixture, mixture.batch_schedule, job.begin, None, row_order)
     rows: dict[int, list[list[Any]]] = {}
     for hosts in HOSTS:
         for bounded in caches:
-            cache = 2 * int(job.plan.strands.sum()) // hosts + 2 * len(job.names) if bounded else None
+            cache = (
+                2 * int(job.plan.strands.sum()) // hosts + 2 * len(job.names) if bounded else None
+            )
             fetches = replay(windows, hosts, job.steps, cache, hosts)
             rows.setdefault(hosts, []).append(table_row(name, job, fetches, cache))
     return rows
 
 
 def compare(
-    report: Report, title: str, job: Job, orders: dict[str, Order], caches: dict[str, tuple[bool, ...]]
+    report: Report,
+    title: str,
+    job: Job,
+    orders: dict[str, Order],
+    caches: dict[str, tuple[bool, ...]],
 ) -> dict[int, list[list[Any]]]:
-    found = [forecasts(name, order, job, caches.get(name, (True,))) for name, order in orders.items()]
+    found = [
+        forecasts(name, order, job, caches.get(name, (True,))) for name, order in orders.items()
+    ]
     report.table(title, COLUMNS, [row for hosts in HOSTS for rows in found for row in rows[hosts]])
     report.number(f"steps: {title}", job.steps)
     return found[0]
@@ -175,10 +225,15 @@ def compare(
 
 def measure_ages(report: Report) -> None:
     """200 sources on 64 hosts: rows that drift over the border of two batches move over the borders of hosts."""
-    rows = [[age, *forecasts("braid", braid(), Job(200, 8 * BATCH, 32, begin=age))[64][0][1:]] for age in AGES]
+    rows = [
+        [age, *forecasts("braid", braid(), Job(200, 8 * BATCH, 32, begin=age))[64][0][1:]]
+        for age in AGES
+    ]
     report.table(f"{AGED_STEPS} steps from a step on", ["from step", *COLUMNS[1:]], rows)
     for age, *_, reads, _, _, _, _ in rows[1:]:
-        report.bar(f"reads at step {age:,} over those at the start", reads / rows[0][3], at_most=1.05)
+        report.bar(
+            f"reads at step {age:,} over those at the start", reads / rows[0][3], at_most=1.05
+        )
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -189,23 +244,40 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     length = QUICK_BLOCKS_A_STRAND if args.quick else BLOCKS_A_STRAND
     for components in (1, 20):
         title = f"Batch {BATCH}, {components} component(s), blocks of {BLOCK}, {STRANDS} strands"
-        rows = compare(report, title, Job(components, STRANDS, BLOCK, blocks_a_strand=length), orders, caches)
+        rows = compare(
+            report, title, Job(components, STRANDS, BLOCK, blocks_a_strand=length), orders, caches
+        )
         for hosts in HOSTS:
             _, _, _, reads, held, cache, burst, _ = rows[hosts][0]
             if (components, hosts) in BARS:
                 where = f"braid, components {components}, hosts {hosts}"
-                report.bar(f"{where}: reads per block per epoch", reads, at_most=BARS[components, hosts])
+                report.bar(
+                    f"{where}: reads per block per epoch", reads, at_most=BARS[components, hosts]
+                )
                 report.bar(f"{where}: blocks held a host", held, at_most=cache)
                 report.bar(f"{where}: largest burst / mean", burst, at_most=4.0)
     if args.quick:
         return
     measure_ages(report)
-    variants = {"braid": braid(), "braid, whole laps": braid(whole_laps), "braid, no laps": braid(no_laps)}
+    variants = {
+        "braid": braid(),
+        "braid, whole laps": braid(whole_laps),
+        "braid, no laps": braid(no_laps),
+    }
     for strands, block in ((STRANDS, BLOCK), (8 * BATCH, 32)):
         title = f"Batch {BATCH}, 20 components, blocks of {block}, {strands} strands"
         compare(report, f"{title}: laps", Job(20, strands, block), variants, caches)
-        changing = {"braid": braid(), "braid, laps fit the first half": braid(lambda job: job.plan_for_first)}
-        compare(report, f"{title}: weights change midway", Job(20, strands, block, changing=True), changing, caches)
+        changing = {
+            "braid": braid(),
+            "braid, laps fit the first half": braid(lambda job: job.plan_for_first),
+        }
+        compare(
+            report,
+            f"{title}: weights change midway",
+            Job(20, strands, block, changing=True),
+            changing,
+            caches,
+        )
 
 
 if __name__ == "__main__":

@@ -39,8 +39,12 @@ from headrace.store.ledger import Ledger
 from headrace.store.parts import LeafRecord, PartRecord
 from headrace.testing import write_cache
 
-CHUNK, SEQ_LEN, BATCH, MEMORY = 512, 32, 16, 256 * 1024
-EDGES, REPEATS = [0.3, 0.7], [0.5, 1, 2]
+CHUNK = 512
+SEQ_LEN = 32
+BATCH = 16
+MEMORY = 256 * 1024
+EDGES = [0.3, 0.7]
+REPEATS = [0.5, 1, 2]
 ROADS = {
     "no buckets": "",
     "told apart, as they are": f"buckets: {{by: score, edges: {EDGES}}}",
@@ -52,7 +56,9 @@ ROADS = {
 
 def make_cache(folder: str, chunks: int) -> TokenCache:
     rng = np.random.default_rng(0)
-    documents = [np.zeros(n, np.uint16) for n in rng.geometric(1 / 60, chunks * CHUNK // 60).tolist()]
+    documents = [
+        np.zeros(n, np.uint16) for n in rng.geometric(1 / 60, chunks * CHUNK // 60).tolist()
+    ]
     score = {LeafSpec("score", "float32", "fixed"): lambda tokens: rng.random(1).astype(np.float32)}
     return write_cache(folder, [documents], layout=CacheLayout("uint16", CHUNK, 1024), leaves=score)
 
@@ -65,13 +71,21 @@ def measure_reads(report: Report, chunks: int) -> None:
             source = f"components.web={{cache: {cache.path}, shuffle: {{kind: braid, strands: 16}}, {buckets}}}"
             config = load_config(overrides=[f"seq_len={SEQ_LEN}", f"batch_size={BATCH}", source])
             dataset: Any = config.dataset()
-            unit = sum(r * s for r, s in zip(REPEATS, (0.3, 0.4, 0.3), strict=True)) if "repeat" in road else 1.0
+            unit = (
+                sum(r * s for r, s in zip(REPEATS, (0.3, 0.4, 0.3), strict=True))
+                if "repeat" in road
+                else 1.0
+            )
             steps = int(chunks * CHUNK * unit / (SEQ_LEN * BATCH))
             worth = CHUNK / (SEQ_LEN * BATCH * steps)
             whole, few = (forecast_reads(dataset, n) for n in (steps, steps // 8))
             counted = count(config, steps // 8)
-            rows.append([road, len(dataset.names), whole * worth, whole * worth * unit, few, counted])
-            report.bar(f"{road}: block reads counted over forecast", counted / few, within=(1.0, 1e-9))
+            rows.append(
+                [road, len(dataset.names), whole * worth, whole * worth * unit, few, counted]
+            )
+            report.bar(
+                f"{road}: block reads counted over forecast", counted / few, within=(1.0, 1e-9)
+            )
     report.table(
         "Reads of each stored chunk",
         ["source", "components", "reads a chunk", "reads a pass", "forecast", "counted"],
@@ -81,7 +95,11 @@ def measure_reads(report: Report, chunks: int) -> None:
 
 def forecast_reads(dataset: MixtureDataset | PhasedDataset, steps: int) -> int:
     run = RunSteps(num_steps=steps, max_rows=1 << 30)
-    return simulate(dataset, dataset.batch_schedule, hosts=[1], cache_bytes=MEMORY, steps=run).by_hosts[0].block_fetches
+    return (
+        simulate(dataset, dataset.batch_schedule, hosts=[1], cache_bytes=MEMORY, steps=run)
+        .by_hosts[0]
+        .block_fetches
+    )
 
 
 def count(config: LmDataConfig, steps: int) -> int:
@@ -116,22 +134,32 @@ def forged_cache(documents: int) -> TokenCache:
     rng = np.random.default_rng(0)
     ends = np.zeros(documents + 1, np.int64)
     np.cumsum(rng.integers(1, 2001, documents), out=ends[1:])
-    scores, tokens = rng.random(documents, np.float32), int(ends[-1])
+    scores = rng.random(documents, np.float32)
+    tokens = int(ends[-1])
     layout = CacheLayout("uint16")
 
     def open_part(name: str, kind: LeafKind, part: int) -> LeafPart:
         dtype = "uint16" if name == TOKENS else "float32"
         values = {TOKENS: np.zeros(0, np.uint16), "score": scores}[name]
-        data = Forged("forged", tokens if name == TOKENS else documents, CacheLayout(dtype, layout.chunk_elements))
+        data = Forged(
+            "forged",
+            tokens if name == TOKENS else documents,
+            CacheLayout(dtype, layout.chunk_elements),
+        )
         offsets = Forged("forged", documents + 1, layout.offsets())
-        data.values, offsets.values = values, ends
+        data.values = values
+        offsets.values = ends
         return LeafPart(documents, data, offsets if name == TOKENS else None)
 
-    part = PartRecord("00000", documents, tokens, "forged", leaves={"score": LeafRecord(documents, "forged")})
+    part = PartRecord(
+        "00000", documents, tokens, "forged", leaves={"score": LeafRecord(documents, "forged")}
+    )
     tokenizer = {"path": "forged", "file": None, "fingerprint": "forged", "vocab_size": 1 << 16}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": 0}
     leaf = LeafSpec("score", "float32", "fixed").to_json()
-    return TokenCache("/forged", Ledger(True, tokenizer, layout.to_json(), parts=[part], leaves=[leaf]), open_part)
+    return TokenCache(
+        "/forged", Ledger(True, tokenizer, layout.to_json(), parts=[part], leaves=[leaf]), open_part
+    )
 
 
 def measure_documents(report: Report, documents: int) -> None:
@@ -151,7 +179,15 @@ def measure_documents(report: Report, documents: int) -> None:
         held, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         rows.append(
-            [road, len(datasets), filtered_s, seconds, kept / documents, held / documents, max(most, peak) / documents]
+            [
+                road,
+                len(datasets),
+                filtered_s,
+                seconds,
+                kept / documents,
+                held / documents,
+                max(most, peak) / documents,
+            ]
         )
     report.table(
         f"{documents:,} documents",

@@ -92,14 +92,17 @@ def encode_alone(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, int]:
     began = time.perf_counter()
     tokens = 0
     for batch in batches:
-        tokens += sum(len(e) + 1 for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False))
+        tokens += sum(
+            len(e) + 1 for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        )
     return time.perf_counter() - began, tokens
 
 
 def cpu_seconds() -> float:
     """CPU time of this process and of its children that have ended."""
     return sum(
-        r.ru_utime + r.ru_stime for r in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        r.ru_utime + r.ru_stime
+        for r in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
 
 
@@ -127,7 +130,9 @@ def levanter_build(texts: list[str], tokenizer: Tokenizer, folder: str) -> float
     began = time.perf_counter()
     with SerialCacheWriter(folder, exemplar) as writer:
         for start in range(0, len(texts), 1024):
-            encoded = tokenizer.encode_batch_fast(texts[start : start + 1024], add_special_tokens=False)
+            encoded = tokenizer.encode_batch_fast(
+                texts[start : start + 1024], add_special_tokens=False
+            )
             writer.write_batch([{"input_ids": np.array([*e.ids, 0], np.int32)} for e in encoded])
     return time.perf_counter() - began
 
@@ -138,7 +143,9 @@ def ray_cluster() -> Iterator[None]:
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cores(), "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": cores(), "include_dashboard": False}
+    )
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
         yield
@@ -154,14 +161,17 @@ def held_by_workers() -> int:
         with suppress(OSError):
             for child in task.read_text().split():
                 lines = Path(f"/proc/{child}/smaps_rollup").read_text().splitlines()
-                total += next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+                total += next(
+                    (int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0
+                )
     return total
 
 
 @contextmanager
 def watched_memory(peak: list[int]) -> Iterator[None]:
     """Appends the most that the workers held together while the block ran, in bytes."""
-    over, most = threading.Event(), 0
+    over = threading.Event()
+    most = 0
 
     def watch() -> None:
         nonlocal most
@@ -193,9 +203,16 @@ def memory_of_pool(texts: list[str], folder: Path, megabytes: int) -> float:
     peak: list[int] = []
     with watched_memory(peak):
         build_cache(
-            SourceConfig([str(source)]), tokenizer_in(folder), str(folder / "packed-cache"),
-            engine="pool", workers=2, progress=False, chunk_tokens=4096, shard_chunks=64, part_bytes=1,
-        )  # fmt: skip
+            SourceConfig([str(source)]),
+            tokenizer_in(folder),
+            str(folder / "packed-cache"),
+            engine="pool",
+            workers=2,
+            progress=False,
+            chunk_tokens=4096,
+            shard_chunks=64,
+            part_bytes=1,
+        )
     shutil.rmtree(folder / "packed-cache")
     shutil.rmtree(source)
     return peak[0] / 2**20
@@ -207,25 +224,40 @@ def report_memory(texts: list[str], folder: Path, quick: bool, report: Report) -
         return
     small, large = (2, 6) if quick else (8, 48)
     held = {size: memory_of_pool(texts, folder, size) for size in (small, large)}
-    report.number("two workers hold, MiB", {f"files of {size} MB": round(mib) for size, mib in held.items()})
+    report.number(
+        "two workers hold, MiB", {f"files of {size} MB": round(mib) for size, mib in held.items()}
+    )
     report.bar("memory: larger files against small ones", held[large] / held[small], at_most=1.3)
 
 
 def report_shares(best: dict[str, float], cpu: dict[str, float], report: Report) -> None:
     """One way to build against another, each by its best round."""
-    alone, pool = best["encode_batch_fast alone"], best.get("build, pool of 2")
-    report.bar("inline build: share of encode_batch_fast", alone / best["build, inline"], at_least=0.9)
-    report.number("inline build: share in CPU seconds", cpu["encode_batch_fast alone"] / cpu["build, inline"])
+    alone = best["encode_batch_fast alone"]
+    pool = best.get("build, pool of 2")
+    report.bar(
+        "inline build: share of encode_batch_fast", alone / best["build, inline"], at_least=0.9
+    )
+    report.number(
+        "inline build: share in CPU seconds", cpu["encode_batch_fast alone"] / cpu["build, inline"]
+    )
     if pool is not None:
-        report.number("pool, 2 workers on two cores against 1 on one", best["build, pool of 1, on one core"] / pool)
+        report.number(
+            "pool, 2 workers on two cores against 1 on one",
+            best["build, pool of 1, on one core"] / pool,
+        )
         report.number("pool of 2: share of encode_batch_fast", alone / pool)
         if "build, Ray (started here)" in best:
-            report.number("Ray, started here, against the pool of 2", pool / best["build, Ray (started here)"])
+            report.number(
+                "Ray, started here, against the pool of 2", pool / best["build, Ray (started here)"]
+            )
     if "build, Ray (running)" in best:
         share = best["build, pool of 2, beside Ray"] / best["build, Ray (running)"]
         report.number("Ray, running, against the pool of 2", share)
     if "Levanter's SerialCacheWriter" in best:
-        report.number("inline against Levanter's builder", best["Levanter's SerialCacheWriter"] / best["build, inline"])
+        report.number(
+            "inline against Levanter's builder",
+            best["Levanter's SerialCacheWriter"] / best["build, inline"],
+        )
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -255,23 +287,39 @@ def measure_tokenizers(args: argparse.Namespace, report: Report) -> None:
 
         def note(what: str, seconds: float, tokens: int) -> None:
             nonlocal spent
-            used, spent = cpu_seconds() - spent, cpu_seconds()
+            used = cpu_seconds() - spent
+            spent = cpu_seconds()
             best[what] = min(best.get(what, float("inf")), seconds)
             cpu[what] = min(cpu.get(what, float("inf")), used)
-            rows.append([what, seconds, used, len(texts) / seconds, tokens / seconds / 1e6, megabytes / seconds])
+            rows.append(
+                [
+                    what,
+                    seconds,
+                    used,
+                    len(texts) / seconds,
+                    tokens / seconds / 1e6,
+                    megabytes / seconds,
+                ]
+            )
 
         def build(what: str, **options: object) -> BuildReport:
             shutil.rmtree(folder / "cache", ignore_errors=True)
             config = SourceConfig([str(source)])
             done = build_cache(
-                config, tokenizer_in(folder), str(folder / "cache"), progress=False,
-                part_bytes=PART_BYTES, **options,  # type: ignore[arg-type]
-            )  # fmt: skip
+                config,
+                tokenizer_in(folder),
+                str(folder / "cache"),
+                progress=False,
+                part_bytes=PART_BYTES,
+                **options,  # type: ignore[arg-type]
+            )
             note(what, done.seconds, done.tokens)
             return done
 
         tokens = 0
-        for _ in range(1 if args.quick else args.rounds):  # interleaved: what else the machine does falls on all
+        for _ in range(
+            1 if args.quick else args.rounds
+        ):  # interleaved: what else the machine does falls on all
             seconds, tokens = encode_alone(tokenizer, texts)
             note("encode_batch_fast alone", seconds, tokens)
             done = build("build, inline", engine="inline")
@@ -292,11 +340,18 @@ def measure_tokenizers(args: argparse.Namespace, report: Report) -> None:
         seconds = levanter_build(texts, tokenizer, str(folder / "levanter"))
         if seconds is not None:
             note("Levanter's SerialCacheWriter", seconds, tokens)
-        report.table("Builds of one JSONL file", ["what", "s", "CPU s", "documents/s", "M tokens/s", "MB/s"], rows)
+        report.table(
+            "Builds of one JSONL file",
+            ["what", "s", "CPU s", "documents/s", "M tokens/s", "MB/s"],
+            rows,
+        )
         report_shares(best, cpu, report)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        report.number("peak memory MiB", {"this process (with the texts)": peak >> 10, "largest worker": workers >> 10})
+        report.number(
+            "peak memory MiB",
+            {"this process (with the texts)": peak >> 10, "largest worker": workers >> 10},
+        )
         report_memory(texts, folder, args.quick, report)
         report.note(
             f"{len(texts):,} documents, {megabytes} MB, parts of {PART_BYTES >> 20} MiB; the bars take the best round."
@@ -307,8 +362,12 @@ def measure_tokenizers(args: argparse.Namespace, report: Report) -> None:
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=60, help="size of the text")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
-    parser.add_argument("--gigatoken-megabytes", type=int, default=400, help="size of the text for gigatoken")
-    parser.add_argument("--only-gigatoken", action="store_true", help="measure builds with gigatoken alone")
+    parser.add_argument(
+        "--gigatoken-megabytes", type=int, default=400, help="size of the text for gigatoken"
+    )
+    parser.add_argument(
+        "--only-gigatoken", action="store_true", help="measure builds with gigatoken alone"
+    )
     parser.add_argument("--no-ray", action="store_true", help="leave Ray out")
 
 

@@ -32,7 +32,8 @@ SIZES = (1024, 64 * 1024)
 
 def make_braid(n: int, batch: int, block: int, version: int) -> BraidShuffle:
     plan = resolve_strands(np.array([n]), np.ones(1), batch_size=batch)
-    strands, lap = int(plan.strands[0]), float(plan.laps[0])
+    strands = int(plan.strands[0])
+    lap = float(plan.laps[0])
     return BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=0, version=version)
 
 
@@ -44,12 +45,17 @@ def count_pairs(order: Any, n: int, batch: int) -> tuple[float, float, int]:
     for batch_rows in rows[: rows.size // batch * batch].reshape(-1, batch):
         meetings[np.ix_(batch_rows, batch_rows)] += 1
     pairs = meetings[np.triu_indices(n, 1)]
-    return float(pairs.var() / pairs.mean()), float((pairs == 0).mean()), len({epoch.tobytes() for epoch in epochs})
+    return (
+        float(pairs.var() / pairs.mean()),
+        float((pairs == 0).mean()),
+        len({epoch.tobytes() for epoch in epochs}),
+    )
 
 
 def equal_distances(order: BraidShuffle) -> float:
     """Share of neighbours that are as far apart in an epoch as in the next; the largest of three pairs of epochs."""
-    n, distances = len(order), []
+    n = len(order)
+    distances = []
     for epoch in range(4):
         position = np.empty(n, np.int64)
         position[order.at(np.arange(n), np.full(n, epoch))] = np.arange(n)
@@ -71,7 +77,15 @@ def measure_small(report: Report, quick: bool) -> None:
                     report.bar(f"variance / mean of pair counts: {where}", ratio, at_most=1.3)
                     report.bar(f"pairs that never meet: {where}", never, at_most=1.5 * full[1])
                     report.bar(f"distinct epochs: {where}", distinct, at_least=EPOCHS)
-    columns = ["rows", "a batch", "block", "order", "variance / mean", "never meet", "distinct epochs"]
+    columns = [
+        "rows",
+        "a batch",
+        "block",
+        "order",
+        "variance / mean",
+        "never meet",
+        "distinct epochs",
+    ]
     report.table(f"Small sources, {EPOCHS} epochs", columns, rows)
 
 
@@ -80,8 +94,16 @@ def measure_large(report: Report) -> None:
     for n, block, batch in LARGE:
         shares = [equal_distances(make_braid(n, batch, block, version)) for version in (1, 2)]
         rows.append([n, block, batch, *shares])
-        report.bar(f"equal neighbour distances: {n} rows, blocks of {block}, {batch} a batch", shares[1], at_most=0.05)
-    report.table("Neighbour distances equal in two epochs", ["rows", "block", "a batch", "braid 1", "braid 2"], rows)
+        report.bar(
+            f"equal neighbour distances: {n} rows, blocks of {block}, {batch} a batch",
+            shares[1],
+            at_most=0.05,
+        )
+    report.table(
+        "Neighbour distances equal in two epochs",
+        ["rows", "block", "a batch", "braid 1", "braid 2"],
+        rows,
+    )
 
 
 def measure_time(report: Report, repeats: int) -> None:
@@ -113,8 +135,14 @@ def measure_time(report: Report, repeats: int) -> None:
                     best[number] = min(best[number], time.process_time() - start)
             ratio = best[1] / best[0]
             rows.append([components, size, *(1e6 * seconds / size for seconds in best), ratio])
-            report.bar(f"time of version 2 over 1: {components} components, {size} rows", ratio, at_most=1.2)
-    report.table("Time", ["components", "rows a call", "us an index, 1", "us an index, 2", "ratio"], rows)
+            report.bar(
+                f"time of version 2 over 1: {components} components, {size} rows",
+                ratio,
+                at_most=1.2,
+            )
+    report.table(
+        "Time", ["components", "rows a call", "us an index, 1", "us an index, 2", "ratio"], rows
+    )
 
 
 def measure_reads(report: Report, quick: bool) -> None:
@@ -124,7 +152,9 @@ def measure_reads(report: Report, quick: bool) -> None:
     for hosts in reads[0]:
         counts = [float(forecast[hosts][0][3]) for forecast in reads]
         rows.append([hosts, *counts])
-        report.bar(f"reads a block of version 2 over 1: {hosts} hosts", counts[1] / counts[0], at_most=1.02)
+        report.bar(
+            f"reads a block of version 2 over 1: {hosts} hosts", counts[1] / counts[0], at_most=1.02
+        )
     report.table("Reads per block per epoch, 20 components", ["hosts", "braid 1", "braid 2"], rows)
 
 

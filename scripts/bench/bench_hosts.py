@@ -59,22 +59,34 @@ def host(arguments: argparse.Namespace) -> None:
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
     dataset = headrace.TokenSeqDataset(arguments.cache, 8).shuffle(0).repeat()
     loaders = {
-        on: headrace.DataLoader(dataset, 4 * arguments.hosts, mesh=mesh, host_barrier=HostBarrier() if on else None)
+        on: headrace.DataLoader(
+            dataset, 4 * arguments.hosts, mesh=mesh, host_barrier=HostBarrier() if on else None
+        )
         for on in (True, False)
     }
 
     def device_work(tokens: jax.Array) -> jax.Array:
         shape = jax.ShapeDtypeStruct((), jnp.int32)
-        slept = jax.pure_callback(lambda x: (time.sleep(STEP_MS / 1000), x)[1], shape, tokens[0, 0].astype(jnp.int32))
+        slept = jax.pure_callback(
+            lambda x: (time.sleep(STEP_MS / 1000), x)[1], shape, tokens[0, 0].astype(jnp.int32)
+        )
         return jax.lax.psum(slept, "data")
 
-    work = jax.shard_map(device_work, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec())
+    work = jax.shard_map(
+        device_work, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec()
+    )
     step = jax.jit(lambda batch: work(batch.tokens))
     iterations = {on: loader.iter_from_step(0) for on, loader in loaders.items()}
     for batches in iterations.values():
         step(next(batches)).block_until_ready()
-    modes = {"ahead": (1, arguments.steps), "in step": (1, arguments.steps), "meeting": (40, 25)}  # blocks, steps
-    seconds: dict[tuple[str, bool], list[float]] = {(mode, on): [] for mode in modes for on in (True, False)}
+    modes = {
+        "ahead": (1, arguments.steps),
+        "in step": (1, arguments.steps),
+        "meeting": (40, 25),
+    }  # blocks, steps
+    seconds: dict[tuple[str, bool], list[float]] = {
+        (mode, on): [] for mode in modes for on in (True, False)
+    }
     cpu: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(arguments.blocks):
         for (mode, on), blocks in seconds.items():
@@ -87,7 +99,9 @@ def host(arguments: argparse.Namespace) -> None:
         batches.close()
     figures = {mode: min(seconds[mode, True]) - min(seconds[mode, False]) for mode in modes}
     figures |= {"without": min(seconds["ahead", False]), "cpu": min(cpu[True]) - min(cpu[False])}
-    print("FIGURES" + json.dumps({mode: 1000 * value for mode, value in figures.items()}), flush=True)
+    print(
+        "FIGURES" + json.dumps({mode: 1000 * value for mode, value in figures.items()}), flush=True
+    )
 
 
 def _block(batches: Any, step: Callable[[Any], Any], mode: str, steps: int) -> float:
@@ -119,7 +133,9 @@ def run(hosts: int, steps: int, blocks: int, cache: str) -> dict[str, float]:
     command += ["--hosts", str(hosts), "--steps", str(steps), "--blocks", str(blocks)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     processes = [
-        subprocess.Popen([*command, "--host", str(number)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--host", str(number)], env=environment, stdout=subprocess.PIPE, text=True
+        )
         for number in range(hosts)
     ]
     outputs = [process.communicate()[0] for process in processes]
@@ -133,7 +149,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         with tempfile.TemporaryDirectory() as folder:
             documents = [np.arange(7, dtype=np.uint16) for _ in range(4096)]
             write_cache(f"{folder}/cache", [documents], layout=CacheLayout("uint16", 4096, 16))
-            figures = run(hosts, 20 if args.quick else 50, 5 if args.quick else 15, f"{folder}/cache")
+            figures = run(
+                hosts, 20 if args.quick else 50, 5 if args.quick else 15, f"{folder}/cache"
+            )
         rows.append([hosts, *figures.values()])
         report.bar(f"{hosts} hosts, the meeting alone: ms", figures["meeting"], at_most=BAR_MS)
         report.bar(f"{hosts} hosts: ms of a host's CPU a meeting", figures["cpu"], at_most=BAR_MS)
@@ -145,7 +163,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         "a step without",
         "CPU of a host",
     ]
-    report.table(f"What the barrier adds to a step of {STEP_MS} ms of device work, ms", columns, rows)
+    report.table(
+        f"What the barrier adds to a step of {STEP_MS} ms of device work, ms", columns, rows
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ def mapping(n: int, batch: int) -> Callable[[int], np.ndarray]:
     shares /= shares.sum()
     lengths = np.maximum((n * shares).astype(np.int64), 1)
     plan = resolve_strands(lengths, shares, batch_size=batch, strands=min(8 * batch, n // 8))
-    table = BraidTable(lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(COMPONENTS))
+    table = BraidTable(
+        lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(COMPONENTS)
+    )
     draws = Draws([weight_from_config(float(s)) for s in shares], BatchSchedule(batch))
 
     def batch_at(step: int) -> np.ndarray:
@@ -76,7 +78,9 @@ def draws_of(components: int, ramps: bool) -> Draws:
     """A run of two million steps whose weights all change with the step, or not at all."""
     start = np.random.default_rng(0).lognormal(0, 1.5, (2, components)) + 0.01
     names = [str(d) for d in range(components)]
-    ramped = {n: {"linear": {0: a, 2 * FAR: b}} for n, a, b in zip(names, *start.tolist(), strict=True)}
+    ramped = {
+        n: {"linear": {0: a, 2 * FAR: b}} for n, a, b in zip(names, *start.tolist(), strict=True)
+    }
     blend = Blend(ramped if ramps else dict(zip(names, start[0].tolist(), strict=True)))
     return Draws(Stages(names, [Stage(0, blend)], BatchSchedule(BATCH)))
 
@@ -98,8 +102,12 @@ def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> di
         Path(anchor).write_text(json.dumps(draws.anchor_at(step)))
         return {"bytes": Path(anchor).stat().st_size, "starts": draws.starts_at(step).tolist()}
     lengths = np.full(components, 10**9)
-    plan = resolve_strands(lengths, np.full(components, 1 / components), batch_size=BATCH, strands=8 * BATCH)
-    table = BraidTable(lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(components))
+    plan = resolve_strands(
+        lengths, np.full(components, 1 / components), batch_size=BATCH, strands=8 * BATCH
+    )
+    table = BraidTable(
+        lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(components)
+    )
     draws_of(components, ramps)  # numpy loads its random numbers only now
     started = time.process_time()
     draws = draws_of(components, ramps)
@@ -110,7 +118,12 @@ def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> di
     for ahead in range(1, WINDOW_STEPS):
         _rows(draws, table, step + ahead)
     window = time.process_time() - started
-    return {"seconds": seconds, "window": window, "rows": int(one.sum()), "starts": draws.starts_at(step).tolist()}
+    return {
+        "seconds": seconds,
+        "window": window,
+        "rows": int(one.sum()),
+        "starts": draws.starts_at(step).tolist(),
+    }
 
 
 def loaded(components: int, step: int, folder: str) -> dict[str, Any]:
@@ -129,7 +142,10 @@ def loaded(components: int, step: int, folder: str) -> dict[str, Any]:
     for name in names if fresh else ():
         tokens = np.random.default_rng(0).integers(0, 5000, 1 << 19).astype(np.uint16)
         write_cache(f"{path}/{name}", [[tokens]], vocab_size=1 << 16)
-    parts = {n: TokenSeqDataset(f"{path}/{n}", 256, name=n).braid_shuffle(strands=16, seed=0).repeat() for n in names}
+    parts = {
+        n: TokenSeqDataset(f"{path}/{n}", 256, name=n).braid_shuffle(strands=16, seed=0).repeat()
+        for n in names
+    }
     weights = {n: {"linear": {0: 1.0 + k, 2 * FAR: 1.0 + k % 3}} for k, n in enumerate(names)}
     loader = DataLoader(MixtureDataset(parts, weights, batch_size=BATCH, num_steps=2 * FAR))
     manifest = open_run(f"{path}/run", loader)
@@ -137,7 +153,9 @@ def loaded(components: int, step: int, folder: str) -> dict[str, Any]:
         manifest.state(step=FAR)
     jax.device_put(np.zeros(1)).block_until_ready()
     started = time.process_time()
-    batch = loader.batch_at(step)  # an iteration would go on in the background, by how much is chance
+    batch = loader.batch_at(
+        step
+    )  # an iteration would go on in the background, by how much is chance
     batch.token_ids.block_until_ready()
     seconds = time.process_time() - started
     return {"seconds": seconds, "rows": int(batch.source_id.sum())}
@@ -154,8 +172,15 @@ def peak_mib() -> float:
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # pyright: ignore[reportOptionalSubscript]
 
 
-def in_a_process(what: str, components: int, ramps: bool, step: int = 0, anchor: str = "") -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", json.dumps([what, components, ramps, step, anchor])]
+def in_a_process(
+    what: str, components: int, ramps: bool, step: int = 0, anchor: str = ""
+) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        json.dumps([what, components, ramps, step, anchor]),
+    ]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -180,29 +205,43 @@ def first_batches(report: Report, widths: Sequence[int], tries: int, folder: str
                 if number and case == (True, FAR, ""):
                     continue  # seconds, once is enough
                 found = in_a_process("first", components, *case)
-                best[name] = [min(best[name][0], found["seconds"]), min(best[name][1], found["window"])]
+                best[name] = [
+                    min(best[name][0], found["seconds"]),
+                    min(best[name][1], found["window"]),
+                ]
                 if case[:2] == (True, FAR) and found["starts"] != saved["starts"]:
                     raise SystemExit("an anchor changed the order")
         rows += [[components, name, *(1e3 * s for s in seconds)] for name, seconds in best.items()]
         near, far = list(best.values())[:2]
         report.number(
-            f"step 1e6 with its anchor over step 0, {components} components, first batch alone", far[0] / near[0]
+            f"step 1e6 with its anchor over step 0, {components} components, first batch alone",
+            far[0] / near[0],
         )
         where = f"{components} components: step 1e6 with its anchor over step 0"
         report.bar(f"{where}, first window", far[1] / near[1], at_most=1.1)
         in_a_process("load", components, True, FAR, folder)
         taken = [
-            [in_a_process("load", components, True, s, folder)["seconds"] for s in (0, FAR)] for _ in range(tries // 2)
+            [in_a_process("load", components, True, s, folder)["seconds"] for s in (0, FAR)]
+            for _ in range(tries // 2)
         ]
         near_s, far_s = np.min(taken, axis=0).tolist()
         loaders.append([components, 1e3 * near_s, 1e3 * far_s])
         report.bar(f"{where}, a loader's first batch", far_s / near_s, at_most=1.1)
-    columns = ["components", "a fresh process at", "first batch, ms", f"first {WINDOW_STEPS} steps, ms"]
+    columns = [
+        "components",
+        "a fresh process at",
+        "first batch, ms",
+        f"first {WINDOW_STEPS} steps, ms",
+    ]
     report.table(
-        f"Processor time to the first batch of {BATCH}, imports not counted, reading an anchor counted", columns, rows
+        f"Processor time to the first batch of {BATCH}, imports not counted, reading an anchor counted",
+        columns,
+        rows,
     )
     columns = ["components", "step 0, ms", "step 1e6, ms"]
-    report.table("Processor time to a loader's first batch on the devices, all threads", columns, loaders)
+    report.table(
+        "Processor time to a loader's first batch on the devices, all threads", columns, loaders
+    )
 
 
 def prepared(report: Report, tries: int) -> None:
@@ -210,12 +249,17 @@ def prepared(report: Report, tries: int) -> None:
     rows = []
     for components in WIDTHS:
         found = [in_a_process("prepare", components, True) for _ in range(tries)]
-        seconds, mib = min(f["seconds"] for f in found), max(f["mib"] for f in found)
+        seconds = min(f["seconds"] for f in found)
+        mib = max(f["mib"] for f in found)
         rows.append([components, seconds, mib, found[0]["late"]])
         if components == max(WIDTHS):
             report.bar("a million steps of 64 ramped components, seconds", seconds, at_most=5.0)
             report.bar("a million steps of 64 ramped components, peak MiB", mib, at_most=100.0)
-    report.table("A million steps of linear ramps prepared", ["components", "seconds", "peak MiB", "late steps"], rows)
+    report.table(
+        "A million steps of linear ramps prepared",
+        ["components", "seconds", "peak MiB", "late steps"],
+        rows,
+    )
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:

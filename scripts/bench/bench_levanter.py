@@ -40,10 +40,13 @@ from headrace.store.layout import CacheLayout
 from headrace.store.levanter.export import write_levanter
 from headrace.testing import write_cache
 
-SEQ_LEN, BATCH, EXAMPLES = 2048, 128, 16_384
+SEQ_LEN = 2048
+BATCH = 128
+EXAMPLES = 16_384
 VOCAB = 50_000
 OWN_OVER_THEIRS = 20.0 if sys.version_info >= (3, 12) else 3.0
-BORDER, BORDER_WAIT_S = 32, 0.05
+BORDER = 32
+BORDER_WAIT_S = 0.05
 DATASET_OVER_THEIRS = 1.0
 
 Loader = Callable[[Any], Iterable[Any]]
@@ -66,9 +69,15 @@ def make_trainer(folder: Path) -> Any:
     from levanter.trainer import Trainer, TrainerConfig
 
     config = TrainerConfig(
-        id="bench", tracker=NoopConfig(), train_batch_size=BATCH, num_train_steps=1 << 30, require_accelerator=False,
-        checkpointer=CheckpointerConfig(base_path=str(folder / "checkpoints")), log_jaxprs=False, log_xla_hlo=False,
-    )  # fmt: skip
+        id="bench",
+        tracker=NoopConfig(),
+        train_batch_size=BATCH,
+        num_train_steps=1 << 30,
+        require_accelerator=False,
+        checkpointer=CheckpointerConfig(base_path=str(folder / "checkpoints")),
+        log_jaxprs=False,
+        log_xla_hlo=False,
+    )
     return Trainer(config, optax.sgd(1e-3), loss_of, add_default_hooks=False)
 
 
@@ -91,7 +100,9 @@ def their_dataset(path: str, shuffle: bool) -> Any:
     return NamedLmDataset(dataset, position)
 
 
-def format_count(batches: Iterator[Any], steps: int, times: list[tuple[float, float]]) -> Iterator[Any]:
+def format_count(
+    batches: Iterator[Any], steps: int, times: list[tuple[float, float]]
+) -> Iterator[Any]:
     """So many batches, with the moments at which the trainer asked for each and got it."""
     for _ in range(steps):
         asked = time.perf_counter()
@@ -106,13 +117,20 @@ def feed(trainer: Any, batches: Iterator[Any], steps: int, started: float) -> li
     times: list[tuple[float, float]] = []
     trainer.train(state, format_count(batches, steps, times))
     asked, received = np.asarray(times).T
-    between, waits = np.diff(received[1:]), received - asked  # the first step compiles
-    close = getattr(batches, "close", None) or getattr(getattr(batches, "_batches", None), "stop", None)
+    # the first step compiles
+    between = np.diff(received[1:])
+    waits = received - asked
+    close = getattr(batches, "close", None) or getattr(
+        getattr(batches, "_batches", None), "stop", None
+    )
     if close is not None:
         close()
     return [
-        between.size / between.sum(), received[0] - started, float(waits[2:].max()), float(waits[BORDER::BORDER].max())
-    ]  # fmt: skip
+        between.size / between.sum(),
+        received[0] - started,
+        float(waits[2:].max()),
+        float(waits[BORDER::BORDER].max()),
+    ]
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -125,11 +143,15 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         folder = Path(name)
         tokens = np.random.default_rng(0).integers(0, VOCAB, EXAMPLES * SEQ_LEN).astype(np.int32)
         documents = np.split(tokens, np.arange(1000, tokens.size, 1000))
-        cache = write_cache(folder / "own", [documents], vocab_size=65_536, eos_id=0, layout=CacheLayout("uint16"))
+        cache = write_cache(
+            folder / "own", [documents], vocab_size=65_536, eos_id=0, layout=CacheLayout("uint16")
+        )
         write_levanter(cache, str(folder / "theirs"))
 
         def ours() -> Any:
-            dataset = TokenSeqDataset(TokenCache.open(str(folder / "own")), SEQ_LEN, split_documents=True)
+            dataset = TokenSeqDataset(
+                TokenCache.open(str(folder / "own")), SEQ_LEN, split_documents=True
+            )
             return dataset.braid_shuffle(seed=0, batch_size=BATCH).repeat()
 
         loaders: dict[str, Loader] = {
@@ -139,7 +161,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             "Levanter's loader, its cache, shuffled": lambda t: t.data_loader(
                 their_dataset(str(folder / "theirs"), shuffle=True)
             ),
-            "Levanter's loader, headrace dataset": lambda t: t.data_loader(HeadraceDataset(ours(), BATCH)),
+            "Levanter's loader, headrace dataset": lambda t: t.data_loader(
+                HeadraceDataset(ours(), BATCH)
+            ),
             "headrace's loader": lambda t: LmLoader.of(t, ours(), BATCH),
         }
         found: dict[str, list[list[float]]] = {name: [] for name in loaders}
@@ -152,7 +176,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         with make_trainer(folder) as trainer:
             batch = LmLoader.of(trainer, ours(), BATCH).batch_at(0)
             started = time.perf_counter()
-            found["one batch again and again"] = [feed(trainer, itertools.repeat(batch), 4 * steps, started)]
+            found["one batch again and again"] = [
+                feed(trainer, itertools.repeat(batch), 4 * steps, started)
+            ]
 
     medians = {name: np.median(np.asarray(runs), axis=0) for name, runs in found.items()}
     base = medians["Levanter's loader, its cache, shuffled"][0]
@@ -169,11 +195,21 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         "longest wait s",
         "at a border s",
     ]
-    report.table(f"rows of {SEQ_LEN}, batch {BATCH}, {steps} steps, median of {repeats}", columns, rows)
-    report.note("'ratio' is over Levanter's loader on its own cache, shuffled. Figures hold for this run only.")
-    report.bar("headrace's loader over Levanter's", medians["headrace's loader"][0] / base, at_least=OWN_OVER_THEIRS)
+    report.table(
+        f"rows of {SEQ_LEN}, batch {BATCH}, {steps} steps, median of {repeats}", columns, rows
+    )
+    report.note(
+        "'ratio' is over Levanter's loader on its own cache, shuffled. Figures hold for this run only."
+    )
+    report.bar(
+        "headrace's loader over Levanter's",
+        medians["headrace's loader"][0] / base,
+        at_least=OWN_OVER_THEIRS,
+    )
     wait = medians["headrace's loader"][3]
-    report.bar(f"headrace's loader: wait at a border of {BORDER} batches, s", wait, at_most=BORDER_WAIT_S)
+    report.bar(
+        f"headrace's loader: wait at a border of {BORDER} batches, s", wait, at_most=BORDER_WAIT_S
+    )
     report.bar(
         "headrace dataset in Levanter's loader over its own",
         medians["Levanter's loader, headrace dataset"][0] / base,

@@ -35,12 +35,21 @@ from headrace.data import AsyncDataset, PackedTokenDataset
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 
-SEQ_LEN, BATCH = 2048, 128
-ROWS, QUICK_ROWS = 1 << 18, 1 << 15
+SEQ_LEN = 2048
+BATCH = 128
+ROWS = 1 << 18
+QUICK_ROWS = 1 << 15
 SOURCES = 200
-WITHIN, OVER = {"uint32": 0.8, "uint16": 0.6}, {"uint32": 0.6, "uint16": 0.45}
-FIRST_PASS, MANY_SOURCES, THREE_SOURCES, OF_PLAIN, COLD = 0.35, 0.5, 0.95, 0.7, 0.9
-CORE_S, SHORT_ROWS_PER_S, SHORT_ROWS_SHARE = 2.0, 150e6, 0.5
+WITHIN = {"uint32": 0.8, "uint16": 0.6}
+OVER = {"uint32": 0.6, "uint16": 0.45}
+FIRST_PASS = 0.35
+MANY_SOURCES = 0.5
+THREE_SOURCES = 0.95
+OF_PLAIN = 0.7
+COLD = 0.9
+CORE_S = 2.0
+SHORT_ROWS_PER_S = 150e6
+SHORT_ROWS_SHARE = 0.5
 
 Make = Callable[[], AsyncDataset[Any]]
 
@@ -51,7 +60,9 @@ def make_tokens(rows: int, dtype: str) -> np.ndarray:
 
 def make_cache(folder: Path, tokens: np.ndarray, **options: Any) -> TokenCache:
     """A cache of the tokens as one document."""
-    return write_cache(folder, [[tokens]], vocab_size=65_536, layout=CacheLayout(tokens.dtype.name), **options)
+    return write_cache(
+        folder, [[tokens]], vocab_size=65_536, layout=CacheLayout(tokens.dtype.name), **options
+    )
 
 
 class Floor:
@@ -59,7 +70,8 @@ class Floor:
 
     def __init__(self, path: Path, tokens: np.ndarray) -> None:
         tokens.tofile(path)
-        self.path, self.dtype = path, tokens.dtype
+        self.path = path
+        self.dtype = tokens.dtype
         self.bytes = tokens.nbytes
 
     def speed(self, batches: int, seq_len: int = SEQ_LEN) -> float:
@@ -73,18 +85,25 @@ class Floor:
         return order.size * seq_len / (time.perf_counter() - started)
 
 
-def loader_speed(dataset: AsyncDataset[Any], batches: int, skip: int, **options: Any) -> tuple[float, float]:
+def loader_speed(
+    dataset: AsyncDataset[Any], batches: int, skip: int, **options: Any
+) -> tuple[float, float]:
     """Tokens a second from the ``skip``-th batch on, and processor seconds for a billion of them."""
-    with DataLoader(dataset, batch_size=BATCH, **options) as loader, loader.iter_from_step(0) as stream:
+    with (
+        DataLoader(dataset, batch_size=BATCH, **options) as loader,
+        loader.iter_from_step(0) as stream,
+    ):
         for _ in range(skip - 1):
             next(stream)
         next(stream).token_ids.block_until_ready()
-        started, spent = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        spent = time.process_time()
         for _ in range(batches - 1):
             next(stream)
         batch = next(stream)
         batch.token_ids.block_until_ready()
-        elapsed, spent = time.perf_counter() - started, time.process_time() - spent
+        elapsed = time.perf_counter() - started
+        spent = time.process_time() - spent
     tokens = batches * batch.token_ids.size
     return tokens / elapsed, 1e9 * spent / tokens
 
@@ -93,13 +112,17 @@ class Bench:
     """Times cases against the floor, and keeps what they gave."""
 
     def __init__(self, floor: Floor, batches: int, repeats: int) -> None:
-        self.floor, self.batches, self.repeats = floor, batches, repeats
+        self.floor = floor
+        self.batches = batches
+        self.repeats = repeats
         self.rows: list[list[Any]] = []
         self.share: dict[str, float] = {}
         self.speed: dict[str, float] = {}
         self.core_s: dict[str, float] = {}
 
-    def time(self, name: str, make: Make, skip: int, *, seq_len: int = SEQ_LEN, **options: Any) -> None:
+    def time(
+        self, name: str, make: Make, skip: int, *, seq_len: int = SEQ_LEN, **options: Any
+    ) -> None:
         """Times batches of the datasets that ``make`` gives, one for each repetition."""
         batches = self.batches * max(1, min(SEQ_LEN // seq_len, 4))
         measurements = []
@@ -108,11 +131,17 @@ class Bench:
             speed, core_s = loader_speed(make(), batches, skip, **options)
             floor = (before + self.floor.speed(batches, seq_len)) / 2
             measurements.append((speed / floor, speed, core_s, floor))
-        share, speed, core_s, floor = (statistics.median(column) for column in zip(*measurements, strict=True))
-        self.share[name], self.speed[name], self.core_s[name] = share, speed, core_s
+        share, speed, core_s, floor = (
+            statistics.median(column) for column in zip(*measurements, strict=True)
+        )
+        self.share[name] = share
+        self.speed[name] = speed
+        self.core_s[name] = core_s
         shares = [one[0] for one in measurements]
         dtype = self.floor.dtype.name
-        self.rows.append([dtype, name, share, min(shares), max(shares), speed / 1e6, floor / 1e6, core_s])
+        self.rows.append(
+            [dtype, name, share, min(shares), max(shares), speed / 1e6, floor / 1e6, core_s]
+        )
 
 
 def braid(source: TokenSeqDataset | PackedTokenDataset) -> AsyncDataset[Any]:
@@ -146,11 +175,16 @@ def kept(dataset: AsyncDataset[Any]) -> Make:
     return lambda: dataset
 
 
-def bench_corpus(report: Report, folder: Path, dtype: str, rows: int, batches: int, repeats: int) -> list[list[Any]]:
+def bench_corpus(
+    report: Report, folder: Path, dtype: str, rows: int, batches: int, repeats: int
+) -> list[list[Any]]:
     """Plain rows of one dtype."""
     tokens = make_tokens(rows, dtype)
-    cache, floor = make_cache(folder / "one", tokens), Floor(folder / "flat", tokens)
-    epoch, quarter, whole = rows // BATCH, floor.bytes // 4, 2 * floor.bytes
+    cache = make_cache(folder / "one", tokens)
+    floor = Floor(folder / "flat", tokens)
+    epoch = rows // BATCH
+    quarter = floor.bytes // 4
+    whole = 2 * floor.bytes
     bench = Bench(floor, batches, repeats)
     one = braid(TokenSeqDataset(cache, SEQ_LEN))
     loader_speed(one, epoch, 1, prefetch_bytes=quarter)  # checks all blocks
@@ -168,18 +202,39 @@ def bench_corpus(report: Report, folder: Path, dtype: str, rows: int, batches: i
     if dtype == "uint16":
         many = mixture(split_caches(folder / "many", tokens, SOURCES))
         loader_speed(many, epoch, 1, prefetch_bytes=quarter)
-        bench.time(f"{SOURCES} sources, four times the budget", kept(many), 64, prefetch_bytes=quarter)
-        report.bar(f"{SOURCES} sources, four times the budget", bench.share[bench.rows[-1][1]], at_least=MANY_SOURCES)
+        bench.time(
+            f"{SOURCES} sources, four times the budget", kept(many), 64, prefetch_bytes=quarter
+        )
+        report.bar(
+            f"{SOURCES} sources, four times the budget",
+            bench.share[bench.rows[-1][1]],
+            at_least=MANY_SOURCES,
+        )
         short = braid(TokenSeqDataset(cache, 128))
         bench.time("rows of 128 tokens", kept(short), 64, seq_len=128, prefetch_bytes=whole)
         reached = max(
-            bench.share["rows of 128 tokens"] / SHORT_ROWS_SHARE, bench.speed["rows of 128 tokens"] / SHORT_ROWS_PER_S
+            bench.share["rows of 128 tokens"] / SHORT_ROWS_SHARE,
+            bench.speed["rows of 128 tokens"] / SHORT_ROWS_PER_S,
         )
-        report.bar("rows of 128 tokens: of 150 M tokens/s or half of the floor", reached, at_least=1)
-    report.bar(f"{dtype}, within the budget", bench.share["within the budget"], at_least=WITHIN[dtype])
-    report.bar(f"{dtype}, four times the budget", bench.share["four times the budget"], at_least=OVER[dtype])
-    report.bar(f"{dtype}, four times the budget, first pass", bench.share["first pass"], at_least=FIRST_PASS)
-    report.bar(f"{dtype}, core seconds per 1e9", bench.core_s["four times the budget"], at_most=CORE_S)
+        report.bar(
+            "rows of 128 tokens: of 150 M tokens/s or half of the floor", reached, at_least=1
+        )
+    report.bar(
+        f"{dtype}, within the budget", bench.share["within the budget"], at_least=WITHIN[dtype]
+    )
+    report.bar(
+        f"{dtype}, four times the budget",
+        bench.share["four times the budget"],
+        at_least=OVER[dtype],
+    )
+    report.bar(
+        f"{dtype}, four times the budget, first pass",
+        bench.share["first pass"],
+        at_least=FIRST_PASS,
+    )
+    report.bar(
+        f"{dtype}, core seconds per 1e9", bench.core_s["four times the budget"], at_most=CORE_S
+    )
     of_one = bench.share["three sources, within the budget"] / bench.share["within the budget"]
     report.bar(f"{dtype}, three sources: of one", of_one, at_least=THREE_SOURCES)
     return bench.rows
@@ -197,7 +252,13 @@ def bench_kinds(report: Report, folder: Path, rows: int, batches: int, repeats: 
     documents = np.split(tokens, np.minimum(np.cumsum(sizes), tokens.size))[:-1]
     documents = [document[:SEQ_LEN] for document in documents if document.size]
     layout = CacheLayout("uint16")
-    cache = write_cache(folder / "kinds", [documents], vocab_size=65_536, layout=layout, mask=lambda ids: ids % 3 > 0)
+    cache = write_cache(
+        folder / "kinds",
+        [documents],
+        vocab_size=65_536,
+        layout=layout,
+        mask=lambda ids: ids % 3 > 0,
+    )
     plain = braid(TokenSeqDataset(cache, SEQ_LEN, loss_mask="none"))
     cases = {
         "loss masks": braid(TokenSeqDataset(cache, SEQ_LEN)),
@@ -215,11 +276,15 @@ def bench_kinds(report: Report, folder: Path, rows: int, batches: int, repeats: 
             speed, core_s = loader_speed(dataset, batches, 64, **budget)
             beside = (before + loader_speed(plain, batches, 64, **budget)[0]) / 2
             measurements.append((speed / beside, speed / 1e6, beside / 1e6, core_s))
-        table.append([name, *(statistics.median(column) for column in zip(*measurements, strict=True))])
+        table.append(
+            [name, *(statistics.median(column) for column in zip(*measurements, strict=True))]
+        )
         report.bar(f"{name}: of plain rows", table[-1][1], at_least=OF_PLAIN)
     both = tokens.reshape(-1, SEQ_LEN), (tokens % 3 > 0).astype(np.uint8).reshape(-1, SEQ_LEN)
     share = sorted(take_share(*both, BATCH, batches) for _ in range(repeats))[repeats // 2]
-    report.bar("loss masks: that share, of np.take's of tokens and masks", table[0][1] / share, at_least=1)
+    report.bar(
+        "loss masks: that share, of np.take's of tokens and masks", table[0][1] / share, at_least=1
+    )
     report.table(
         "2-byte tokens, beside plain rows of the same cache",
         ["case", "of plain rows", "M tokens/s", "plain M tokens/s", "core s per 1e9"],
@@ -238,7 +303,8 @@ def forget(paths: Sequence[Path]) -> None:
 
 def sequential_speed(paths: Sequence[Path], piece: int = 4 << 20) -> float:
     """Bytes a second of reading files one after the other."""
-    started, size = time.perf_counter(), 0
+    started = time.perf_counter()
+    size = 0
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while read := len(file.read(piece)):
@@ -255,7 +321,9 @@ def bench_cold(report: Report, folder: Path, rows: int, repeats: int) -> None:
         forget(paths)
         sequential = sequential_speed(paths) / 2
         forget(paths)
-        dataset = TokenSeqDataset(TokenCache.open(cache.path), SEQ_LEN).braid_shuffle(batch_size=BATCH, seed=0)
+        dataset = TokenSeqDataset(TokenCache.open(cache.path), SEQ_LEN).braid_shuffle(
+            batch_size=BATCH, seed=0
+        )
         started = time.perf_counter()
         with DataLoader(dataset, batch_size=BATCH) as loader:
             for batch in loader:
@@ -275,12 +343,23 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     for dtype in ("uint16", "uint32"):
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
             table += bench_corpus(report, Path(folder), dtype, rows, batches, repeats)
-    columns = ["dtype", "case", "share of floor", "least", "most", "M tokens/s", "floor M tokens/s", "core s per 1e9"]
+    columns = [
+        "dtype",
+        "case",
+        "share of floor",
+        "least",
+        "most",
+        "M tokens/s",
+        "floor M tokens/s",
+        "core s per 1e9",
+    ]
     report.table(f"Speed: {rows:,} rows of {SEQ_LEN:,} tokens, batches of {BATCH}", columns, table)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         bench_kinds(report, Path(folder), rows // 4, batches, repeats)
         bench_cold(report, Path(folder), rows // 2, repeats)
-    report.note("Shares are medians of runs side by side with the floor; figures in M tokens/s hold for this run only.")
+    report.note(
+        "Shares are medians of runs side by side with the floor; figures in M tokens/s hold for this run only."
+    )
 
 
 if __name__ == "__main__":

@@ -56,17 +56,33 @@ from headrace.feed.placement import Placement
 from headrace.store.array import kvstore_spec
 from headrace.store.http_messages import Head
 from headrace.store.layout import CacheLayout
-from headrace.testing import FaultProxy, Faults, LoggedRequest, gcs_server, s3_server, use_gcs, use_s3, write_cache
+from headrace.testing import (
+    FaultProxy,
+    Faults,
+    LoggedRequest,
+    gcs_server,
+    s3_server,
+    use_gcs,
+    use_s3,
+    write_cache,
+)
 from headrace.testing.faults import Fate
 
-HOSTS, BATCH, SEQ_LEN, BLOCK_ROWS, SHARD_BLOCKS = 8, 128, 1024, 16, 256
+HOSTS = 8
+BATCH = 128
+SEQ_LEN = 1024
+BLOCK_ROWS = 16
+SHARD_BLOCKS = 256
 LAYOUT = CacheLayout("uint16", BLOCK_ROWS * SEQ_LEN, SHARD_BLOCKS)
 WEIGHTS = {"web": 5, "code": 2, "books": 1}
 STRANDS = 4 * BATCH
 PREFETCH_BYTES = 64 << 20
-WORK_S, FAR_S = 0.1, 0.05
+WORK_S = 0.1
+FAR_S = 0.05
 WARM_STEPS = 20  # every strand of the braids has begun a block by then
-GETS_A_BLOCK, OFF_FORECAST, WAITING = 1.1, 0.02, 0.02
+GETS_A_BLOCK = 1.1
+OFF_FORECAST = 0.02
+WAITING = 0.02
 
 
 class Gate(FaultProxy):
@@ -100,10 +116,13 @@ class HostPlacement(Placement):
 
     def __init__(self, sharding: NamedSharding, number: int, hosts: int) -> None:
         super().__init__(sharding)
-        self.number, self.hosts = number, hosts
+        self.number = number
+        self.hosts = hosts
 
     def local_rows(self, batch_size: int) -> np.ndarray:
-        return np.arange(self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts)
+        return np.arange(
+            self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts
+        )
 
     def to_global(self, local: np.ndarray, batch_size: int, **_: Any) -> jax.Array:
         return jax.device_put(local)
@@ -187,23 +206,32 @@ def run_hosts(root: str, steps: int, hosts: int, work_s: float) -> list[HostRun]
     return runs
 
 
-def many_hosts(report: Report, title: str, root: str, proxy: Gate, steps: int, late_s: float) -> list[Any]:
+def many_hosts(
+    report: Report, title: str, root: str, proxy: Gate, steps: int, late_s: float
+) -> list[Any]:
     """A row of the first table."""
     blocks = write(root, steps)
     planned = mixture(root, steps)
-    (forecast,) = simulate(planned, planned.batch_schedule, hosts=[HOSTS], cache_bytes=PREFETCH_BYTES).by_hosts
+    (forecast,) = simulate(
+        planned, planned.batch_schedule, hosts=[HOSTS], cache_bytes=PREFETCH_BYTES
+    ).by_hosts
     proxy.clear()
     proxy.faults = Faults(latency_s=late_s)
     runs = run_hosts(root, steps, HOSTS, WORK_S)
     log = [kind_of(r) for r in proxy.log]
     proxy.faults = Faults()
-    data, gets = log.count("data"), sum(r.method == "GET" for r in proxy.log)
+    data = log.count("data")
+    gets = sum(r.method == "GET" for r in proxy.log)
     steady, whole = (max(run.waiting(step) for run in runs) for step in (WARM_STEPS, 1))
     first = [run.waits[0] for run in runs]
     if any(len(run.waits) != steps for run in runs):
         raise RuntimeError(f"not all hosts took {steps} batches")
     report.bar(f"{title}: GETs for data a block", data / blocks, at_most=GETS_A_BLOCK)
-    report.bar(f"{title}: GETs for data over forecast", data / forecast.block_fetches, within=(1.0, OFF_FORECAST))
+    report.bar(
+        f"{title}: GETs for data over forecast",
+        data / forecast.block_fetches,
+        within=(1.0, OFF_FORECAST),
+    )
     if title.startswith("GCS"):  # moto, in Python, is slower than the latency that is asked for
         report.bar(f"{title}: share of time waiting, worst host", steady, at_most=WAITING)
     row = [title, steps, blocks, data, forecast.block_fetches, data / blocks, gets / blocks]
@@ -225,7 +253,9 @@ def first_batch_alone(report: Report, title: str, root: str, proxy: Gate, steps:
             loader.close()
             taking.join()
     least = min(came, default=0) / own if came else float("nan")
-    report.bar(f"{title}: requests the first batch waits for, over its blocks", least, within=(1.0, 0.0))
+    report.bar(
+        f"{title}: requests the first batch waits for, over its blocks", least, within=(1.0, 0.0)
+    )
     return [title, own, min(came, default=None)]
 
 
@@ -275,14 +305,26 @@ def store(kind: str) -> Iterator[tuple[str, Gate]]:
 def chunk_costs(chunks: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
     """CPU and wall milliseconds a chunk, of each way to read."""
     layout = CacheLayout("uint16")
-    size, stored, at_once = layout.chunk_elements, 256, 16
+    size = layout.chunk_elements
+    stored = 256
+    at_once = 16
     tokens = np.random.default_rng(0).integers(0, 50_000, stored * size).astype(np.uint16)
     outs = [np.empty(size, np.uint16) for _ in range(at_once + 1)]
     with gcs_server() as server, use_gcs(server) as bucket:
-        array = write_cache(f"{bucket}/cost", [[tokens]], vocab_size=1 << 16, layout=layout).parts[0].data
+        array = (
+            write_cache(f"{bucket}/cost", [[tokens]], vocab_size=1 << 16, layout=layout)
+            .parts[0]
+            .data
+        )
         kvstore: Any = ts.KvStore.open(kvstore_spec(array.url)).result()
-        spec = {"driver": "zarr3", "kvstore": kvstore_spec(array.url), "recheck_cached_data": "open"}
-        pool = ts.Context({"cache_pool": {"total_bytes_limit": 1 << 20}})  # holds the index, and no chunk
+        spec = {
+            "driver": "zarr3",
+            "kvstore": kvstore_spec(array.url),
+            "recheck_cached_data": "open",
+        }
+        pool = ts.Context(
+            {"cache_pool": {"total_bytes_limit": 1 << 20}}
+        )  # holds the index, and no chunk
         own: Any = ts.open(spec, context=pool).result()
         ways: dict[str, Callable[[int], Any]] = {
             "headrace": lambda k: array.read_into(outs[k % len(outs)], k % stored * size),
@@ -290,13 +332,15 @@ def chunk_costs(chunks: int, repeats: int) -> dict[str, list[tuple[float, float]
                 own[k % stored * size : (k % stored + 1) * size]
             ),
             "TensorStore's request": lambda k: kvstore.read(
-                "c/0", byte_range=slice(k % stored * (2 * size + 4), (k % stored + 1) * (2 * size + 4))
+                "c/0",
+                byte_range=slice(k % stored * (2 * size + 4), (k % stored + 1) * (2 * size + 4)),
             ),
         }
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(repeats):
             for name, start in ways.items():
-                spent, began = time.process_time(), time.perf_counter()
+                spent = time.process_time()
+                began = time.perf_counter()
                 reads: deque[Any] = deque()
                 for k in range(chunks):
                     if len(reads) == at_once:
@@ -313,10 +357,14 @@ def costs(report: Report, *, quick: bool) -> None:
     """The third table. TensorStore takes one address of GCS a process: another process asks the server itself."""
     chunks, repeats = (500, 3) if quick else (2000, 5)
     job = f"import json, bench_object_store as b; print(json.dumps(b.chunk_costs({chunks}, {repeats})))"
-    command, folder = [sys.executable, "-c", job], Path(__file__).parent
+    command = [sys.executable, "-c", job]
+    folder = Path(__file__).parent
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     found: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
-    rows = [[name, *(statistics.median(column) for column in zip(*runs, strict=True))] for name, runs in found.items()]
+    rows = [
+        [name, *(statistics.median(column) for column in zip(*runs, strict=True))]
+        for name, runs in found.items()
+    ]
     report.table("A chunk of 65,536 tokens at no distance", ["reader", "CPU ms", "wall ms"], rows)
 
 
@@ -328,13 +376,26 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     one: list[list[Any]] = []
     for kind, steps in (("GCS", 120 if args.quick else 400), ("S3", 40 if args.quick else 120)):
         with store(kind) as (bucket, proxy):
-            root, title = f"{bucket}/bench", f"{kind}, {args.latency:g} ms"
+            root = f"{bucket}/bench"
+            title = f"{kind}, {args.latency:g} ms"
             many.append(many_hosts(report, title, root, proxy, steps, late_s))
             one.append(one_host(f"{kind}, {FAR_S * 1e3:g} ms", root, proxy, steps))
             alone.append(first_batch_alone(report, kind, root, proxy, steps))
-    columns = ["store", "batches", "blocks", "GETs for data", "forecast", "GETs a block", "with indices"]
+    columns = [
+        "store",
+        "batches",
+        "blocks",
+        "GETs for data",
+        "forecast",
+        "GETs a block",
+        "with indices",
+    ]
     columns += ["waiting %", "from batch 2 on", "first batch s", "slowest first s"]
-    report.table(f"{HOSTS} hosts, batch {BATCH} x {SEQ_LEN}, {WORK_S * 1e3:g} ms of work a batch", columns, many)
+    report.table(
+        f"{HOSTS} hosts, batch {BATCH} x {SEQ_LEN}, {WORK_S * 1e3:g} ms of work a batch",
+        columns,
+        many,
+    )
     report.table("First batch of a host", ["store", "its blocks", "came with so many"], alone)
     columns = ["store", "batches", "M tokens/s", "requests/s", "first batch s"]
     report.table("One host that only reads", columns, one)
@@ -342,7 +403,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--latency", type=float, default=30.0, metavar="MS", help="of every request (30)")
+    parser.add_argument(
+        "--latency", type=float, default=30.0, metavar="MS", help="of every request (30)"
+    )
 
 
 if __name__ == "__main__":

@@ -26,11 +26,14 @@ from _common import Report, run_bench
 from headrace.analysis import excess_loss, nested_shares, wsd_rates
 from headrace.order import BlockShuffle, BraidShuffle, Compose, EraShuffle, Feistel, Order
 
-BATCH, UNIT, PEAK = 128, 256, 0.1
+BATCH = 128
+UNIT = 256
+PEAK = 0.1
 ICCS = (0.49, 0.10, 0.02)
 CURVATURES = np.logspace(0, -3, 16)
 NOISE_REPLICAS = 32
-FULL, SHUFFLED = "full shuffle", "braid on a shuffled store"
+FULL = "full shuffle"
+SHUFFLED = "braid on a shuffled store"
 CHUNK = 32
 """Steps whose rows are gathered at once."""
 
@@ -39,14 +42,18 @@ def orders() -> dict[str, Callable[[int, int], Order]]:
     """Every order, by name, of n rows and a seed; braids of 1,024 strands."""
 
     def braid(n: int, seed: int, block: int = 32) -> Order:
-        return BraidShuffle(n, io_block_size=block, strands=8 * BATCH, lap=BATCH, seed=seed, version=2)
+        return BraidShuffle(
+            n, io_block_size=block, strands=8 * BATCH, lap=BATCH, seed=seed, version=2
+        )
 
     return {
         FULL: lambda n, seed: Feistel(n, seed),
         SHUFFLED: lambda n, seed: Compose(Feistel(n, seed + 1000), braid(n, seed)),
         "braid": braid,
         "braid, blocks of 256": lambda n, seed: braid(n, seed, 256),
-        "block, 1024 blocks of 32": lambda n, seed: BlockShuffle(n, io_block_size=32, window_blocks=1024, seed=seed),
+        "block, 1024 blocks of 32": lambda n, seed: BlockShuffle(
+            n, io_block_size=32, window_blocks=1024, seed=seed
+        ),
         "Marin's window, 512 blocks of 256": lambda n, seed: BlockShuffle(
             n, io_block_size=256, window_blocks=512, seed=seed
         ),
@@ -63,7 +70,8 @@ class Data:
         self.of_row = rng.standard_normal((n, columns), np.float32)
         self.of_unit = rng.standard_normal((n // UNIT, columns), np.float32)
         part = np.sqrt(np.asarray(ICCS))[:, None, None]
-        self._unit_scale, self._row_scale = np.sqrt(part, dtype=np.float32), np.sqrt(1 - part, dtype=np.float32)
+        self._unit_scale = np.sqrt(part, dtype=np.float32)
+        self._row_scale = np.sqrt(1 - part, dtype=np.float32)
 
     def at(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inputs ``[icc, rows, curvature]`` and noises ``[icc, rows, replica]``."""
@@ -75,7 +83,10 @@ class Data:
         """Share of the variance of losses at the minimum that units have, for each correlation."""
         rows = np.arange(min(len(self.of_row), 1 << 17))
         losses = np.square(self.at(rows)[1]).transpose(0, 2, 1)
-        return [{UNIT: float(np.mean([nested_shares(one, (UNIT,))[UNIT] for one in icc[:8]]))} for icc in losses]
+        return [
+            {UNIT: float(np.mean([nested_shares(one, (UNIT,))[UNIT] for one in icc[:8]]))}
+            for icc in losses
+        ]
 
 
 def train(data: Data, order: np.ndarray, rates: np.ndarray) -> np.ndarray:
@@ -87,7 +98,9 @@ def train(data: Data, order: np.ndarray, rates: np.ndarray) -> np.ndarray:
         for step in range(rows.size // BATCH):
             x, noise = (values[:, step * BATCH : (step + 1) * BATCH] for values in (inputs, noises))
             errors = x @ distance - noise
-            distance -= np.float32(PEAK * rates[first + step] / BATCH) * (x.transpose(0, 2, 1) @ errors)
+            distance -= np.float32(PEAK * rates[first + step] / BATCH) * (
+                x.transpose(0, 2, 1) @ errors
+            )
     return 0.5 * (CURVATURES[:, None] * np.square(distance)).sum(axis=1).mean(axis=1)
 
 
@@ -105,7 +118,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             order = make(n, seed)
             measured[k, seed] = train(data, order(np.arange(n)), rates)
             predicted[k, seed] = [
-                excess_loss(order, BATCH, share, rates=rates, curvatures=PEAK * CURVATURES) for share in shares[-1]
+                excess_loss(order, BATCH, share, rates=rates, curvatures=PEAK * CURVATURES)
+                for share in shares[-1]
             ]
     for i, icc in enumerate(ICCS):
         seen = float(np.mean([share[i][UNIT] for share in shares]))
@@ -115,10 +129,16 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def _table(
-    report: Report, names: list[str], icc: float, seen: float, measured: np.ndarray, predicted: np.ndarray
+    report: Report,
+    names: list[str],
+    icc: float,
+    seen: float,
+    measured: np.ndarray,
+    predicted: np.ndarray,
 ) -> None:
     """The table of one correlation, and its bars; both arrays ``[order, seed]``."""
-    mean, full = measured.mean(axis=1), measured[0].mean()
+    mean = measured.mean(axis=1)
+    full = measured[0].mean()
     error = measured.std(axis=1, ddof=1) / np.sqrt(measured.shape[1])
     forecast = predicted.mean(axis=1)
     rows: list[list[Any]] = []
@@ -126,9 +146,13 @@ def _table(
         ratio = mean[k] / full
         spread = (measured[k] - ratio * measured[0]).std(ddof=1) / np.sqrt(measured.shape[1]) / full
         off = forecast[k] / ratio - 1
-        rows.append([name, 1e4 * mean[k], 1e4 * error[k], ratio, spread, forecast[k], f"{off:+.1%}"])
+        rows.append(
+            [name, 1e4 * mean[k], 1e4 * error[k], ratio, spread, forecast[k], f"{off:+.1%}"]
+        )
         if name != FULL:
-            report.bar(f"ICC {icc}: {name}: predicted / measured", forecast[k] / ratio, within=(1.0, 0.25))
+            report.bar(
+                f"ICC {icc}: {name}: predicted / measured", forecast[k] / ratio, within=(1.0, 0.25)
+            )
     if SHUFFLED in names:
         both = names.index(SHUFFLED)
         apart = (measured[both] - measured[0]).mean() / np.hypot(error[0], error[both])
@@ -140,7 +164,9 @@ def _table(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=int, help="rows, a multiple of 32768")
     parser.add_argument("--seeds", type=int, default=4, help="seeds of data and order, 2 at least")
-    parser.add_argument("--only", default="", metavar="TEXT", help="train in orders with this in their names")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="train in orders with this in their names"
+    )
 
 
 if __name__ == "__main__":

@@ -26,8 +26,19 @@ from _common import Report, run_bench
 from headrace.pack import PackPlan, plan_packs
 from headrace.pack.spec import Algorithm
 
-CAPACITY, BLOCK, MEDIAN, LONGEST = 4096, 65_536, 600, 8192
-ALGORITHMS: tuple[Algorithm, ...] = ("bfd", "wfd", "ffd", "bfd_split", "windowed", "next_fit", "wrap")
+CAPACITY = 4096
+BLOCK = 65_536
+MEDIAN = 600
+LONGEST = 8192
+ALGORITHMS: tuple[Algorithm, ...] = (
+    "bfd",
+    "wfd",
+    "ffd",
+    "bfd_split",
+    "windowed",
+    "next_fit",
+    "wrap",
+)
 
 
 def draw(documents: int) -> np.ndarray:
@@ -37,14 +48,16 @@ def draw(documents: int) -> np.ndarray:
 
 def blocks_a_pack(plan: PackPlan, lengths: np.ndarray) -> float:
     start = (np.cumsum(lengths) - lengths)[plan.items.document] + plan.items.offset
-    first, last = start // BLOCK, (start + plan.items.size - 1) // BLOCK
+    first = start // BLOCK
+    last = (start + plan.items.size - 1) // BLOCK
     before = np.concatenate([[-1], last[:-1]])
     before[plan.bounds[:-1]] = -1
     return float((last - np.maximum(first, before + 1) + 1).sum() / len(plan))
 
 
 def timed(work: Callable[[], Any], runs: int = 2) -> tuple[float, Any]:
-    best, result = float("inf"), None
+    best = float("inf")
+    result = None
     for _ in range(runs):
         result = None
         started = time.perf_counter()
@@ -75,7 +88,9 @@ def with_grain(lengths: np.ndarray) -> tuple[float, float]:
 
     def work() -> int:
         dataset = grain.MapDataset.source(tokens).to_iter_dataset()
-        packed = packing.FirstFitPackIterDataset(dataset, length_struct={"tokens": CAPACITY}, num_packing_bins=64)
+        packed = packing.FirstFitPackIterDataset(
+            dataset, length_struct={"tokens": CAPACITY}, num_packing_bins=64
+        )
         return sum(1 for _ in packed)
 
     seconds, rows = timed(work, 1)
@@ -91,18 +106,26 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         lengths = lengths[lengths <= CAPACITY]
         for name in ALGORITHMS:
             runs = 1 if name == "windowed" else 2
-            seconds, plan = timed(lambda a=name, n=lengths: plan_packs(n, CAPACITY, a, block_tokens=BLOCK), runs)
+            seconds, plan = timed(
+                lambda a=name, n=lengths: plan_packs(n, CAPACITY, a, block_tokens=BLOCK), runs
+            )
             blocks = blocks_a_pack(plan, lengths)
-            fill, packs = plan.fill, len(plan)
+            fill = plan.fill
+            packs = len(plan)
             found[name, documents] = seconds, fill, blocks
             del plan
-            traced = name != "windowed" or documents <= 1_000_000  # a traced Python loop takes ten times as long
+            traced = (
+                name != "windowed" or documents <= 1_000_000
+            )  # a traced Python loop takes ten times as long
             memory = (
-                peak_bytes(lambda a=name, n=lengths: plan_packs(n, CAPACITY, a, block_tokens=BLOCK)) / lengths.size
+                peak_bytes(lambda a=name, n=lengths: plan_packs(n, CAPACITY, a, block_tokens=BLOCK))
+                / lengths.size
                 if traced
                 else None
             )
-            rows.append([name, documents, packs, seconds, documents / seconds, fill, blocks, memory])
+            rows.append(
+                [name, documents, packs, seconds, documents / seconds, fill, blocks, memory]
+            )
             if memory is not None:
                 report.bar(f"{name} of {documents:,}: bytes a document", memory, at_most=64)
     small = draw(8000)
@@ -112,14 +135,25 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         ("grain first-fit", "grain", with_grain),
     ):
         if importlib.util.find_spec(package) is None:
-            rows.append([f"{name}: pip install {package}", small.size, None, None, None, None, None, None])
+            rows.append(
+                [f"{name}: pip install {package}", small.size, None, None, None, None, None, None]
+            )
             report.note(f"{name} was not measured: pip install {package}")
             continue
         seconds, fill = work(small)
         rows.append([name, small.size, None, seconds, small.size / seconds, fill, None, None])
     report.table(
         "Packs of 4096 tokens",
-        ["algorithm", "documents", "packs", "seconds", "documents/s", "fill", "blocks a pack", "bytes a document"],
+        [
+            "algorithm",
+            "documents",
+            "packs",
+            "seconds",
+            "documents/s",
+            "fill",
+            "blocks a pack",
+            "bytes a document",
+        ],
         rows,
     )
     bars = {1_000_000: 2.0, 10_000_000: 30.0}

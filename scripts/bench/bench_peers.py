@@ -44,16 +44,37 @@ from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting
 from peers.one_run import RESULT
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES, QUICK_EXAMPLES = 262_144, 16_384
+EXAMPLES = 262_144
+QUICK_EXAMPLES = 16_384
 OURS = ("4 times the budget", "within the budget")
-FAR_OURS, MIXED, ZSTD = "4-byte, within the budget", "4-byte, 3 sources", "4-byte, zstd, 4 times the budget"
+FAR_OURS = "4-byte, within the budget"
+MIXED = "4-byte, 3 sources"
+ZSTD = "4-byte, zstd, 4 times the budget"
 OF_FLOOR = {"2-byte": (0.45, 0.6), "4-byte": (0.6, 0.8)}  # a bar for each of OURS
 TORCH = {"__getitems__, 0 workers": (2, 3), "rows, 0 workers": (4, 5)}
 STREAMS = 5
 OWN_WAYS = ("default", "documented")
-COLUMNS = ["loader", "setting", "kind", "M tokens/s", "of floor", "CPU s per 1e9 tokens", "threads", "pro- cesses"]
+COLUMNS = [
+    "loader",
+    "setting",
+    "kind",
+    "M tokens/s",
+    "of floor",
+    "CPU s per 1e9 tokens",
+    "threads",
+    "pro- cesses",
+]
 COLUMNS += ["peak MiB", "first batch s", "longest stall ms", "corpus"]
-FAR_COLUMNS = ["loader", "setting", "kind", "M tokens/s", "first batch s", "longest stall ms", "threads", "batches"]
+FAR_COLUMNS = [
+    "loader",
+    "setting",
+    "kind",
+    "M tokens/s",
+    "first batch s",
+    "longest stall ms",
+    "threads",
+    "batches",
+]
 
 Key = tuple[str, str]  # file of the peer, name of the setting
 Runs = dict[Key, list[dict[str, Any]]]
@@ -63,8 +84,11 @@ class Bench:
     """Starts the runs, each in its own process, and remembers what failed."""
 
     def __init__(self, corpus: Corpus, timeout_s: float, devices: int) -> None:
-        self.corpus, self.timeout_s = corpus, timeout_s
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        self.corpus = corpus
+        self.timeout_s = timeout_s
+        flags = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        )
         self.environment = os.environ | {"XLA_FLAGS": flags.strip(), "PYTHONPATH": str(HERE)}
         self.environment.setdefault("JAX_PLATFORMS", "cpu")
         self.failed: dict[Key, str] = {}
@@ -88,9 +112,13 @@ class Bench:
         finally:
             _end(child)
         for line in out.splitlines():
-            if line.startswith(RESULT):  # a loader may still crash on its way out: it has done its work
+            if line.startswith(
+                RESULT
+            ):  # a loader may still crash on its way out: it has done its work
                 return json.loads(line[len(RESULT) :])
-        said = [line for line in err.splitlines() if line.strip()] or [f"exit status {child.returncode}"]
+        said = [line for line in err.splitlines() if line.strip()] or [
+            f"exit status {child.returncode}"
+        ]
         self.failed[key] = f"{job['task']}: {said[-1][:200]}"
         return None
 
@@ -137,7 +165,9 @@ def share(runs: list[dict[str, Any]]) -> float:
     return statistics.median(run["tokens_per_s"] / run["floor"] for run in runs)
 
 
-def speed_rows(peers: dict[str, Peer], selected: dict[str, list[Setting]], runs: Runs, bench: Bench) -> list[list[Any]]:
+def speed_rows(
+    peers: dict[str, Peer], selected: dict[str, list[Setting]], runs: Runs, bench: Bench
+) -> list[list[Any]]:
     rows: list[list[Any]] = []
     best = _best(selected, runs)
     for name, peer in peers.items():
@@ -176,7 +206,8 @@ def _best(selected: dict[str, list[Setting]], runs: Runs) -> set[Key]:
     fastest: dict[tuple[str, str], Key] = {}
     for name, settings in selected.items():
         for setting in settings:
-            key, place = (name, setting.name), (name, setting.whole)
+            key = (name, setting.name)
+            place = (name, setting.whole)
             if setting.kind not in OWN_WAYS or not runs.get(key):
                 continue
             if place not in fastest or share(runs[key]) > share(runs[fastest[place]]):
@@ -197,7 +228,9 @@ def speed_bars(selected: dict[str, list[Setting]], runs: Runs, report: Report) -
             report.bar(f"headrace, {width}, {way}: share of memmap + take", ours, at_least=least)
             for setting, times in TORCH.items() if "torch_loader" in selected else ():
                 theirs = share_of("torch_loader", f"{width}, {setting}")
-                report.bar(f"the same: times torch, {setting}", ours / theirs, at_least=times[number])
+                report.bar(
+                    f"the same: times torch, {setting}", ours / theirs, at_least=times[number]
+                )
             streams = {
                 (name, s.name): share(runs[(name, s.name)])
                 for name, settings in selected.items()
@@ -211,8 +244,15 @@ def speed_bars(selected: dict[str, list[Setting]], runs: Runs, report: Report) -
                 report.bar(name, ours / streams[fastest], at_least=STREAMS)
     if mixed := runs.get(("headrace_loader", MIXED)):
         one = runs[("headrace_loader", FAR_OURS)]
-        ratios = [m["tokens_per_s"] / m["floor"] / (o["tokens_per_s"] / o["floor"]) for m, o in zip(mixed, one)]  # noqa: B905
-        report.bar("headrace: three sources mixed, of a single one", statistics.median(ratios), at_least=0.95)
+        ratios = [
+            m["tokens_per_s"] / m["floor"] / (o["tokens_per_s"] / o["floor"])
+            for m, o in zip(mixed, one)  # noqa: B905
+        ]
+        report.bar(
+            "headrace: three sources mixed, of a single one",
+            statistics.median(ratios),
+            at_least=0.95,
+        )
     blocks = share_of("tensorstore_blocks", "4-byte, zstd in order, numpy")
     if ("headrace_loader", ZSTD) in runs:
         ours = share_of("headrace_loader", ZSTD)
@@ -220,7 +260,9 @@ def speed_bars(selected: dict[str, list[Setting]], runs: Runs, report: Report) -
 
 
 def measure_speed(args: argparse.Namespace, report: Report, bench: Bench) -> None:
-    peers = {name: load(name) for name in PEERS if not args.peers or name.split("_")[0] in args.peers}
+    peers = {
+        name: load(name) for name in PEERS if not args.peers or name.split("_")[0] in args.peers
+    }
     here = {name: peer for name, peer in peers.items() if installed(peer)}
     selected = {n: [s for s in p.settings if s.quick or not args.quick] for n, p in here.items()}
     left_out = [here[n].title for n, settings in selected.items() if not settings]
@@ -247,7 +289,9 @@ def measure_speed(args: argparse.Namespace, report: Report, bench: Bench) -> Non
     report.note(
         "peak MiB: resident, child processes and mapped file pages included; Python and jax alone take about 200."
     )
-    for text in dict.fromkeys(peer.note for name, peer in here.items() if name in selected and peer.note):
+    for text in dict.fromkeys(
+        peer.note for name, peer in here.items() if name in selected and peer.note
+    ):
         report.note(text)
     for name, peer in peers.items():
         if name not in here:
@@ -259,17 +303,27 @@ def measure_speed(args: argparse.Namespace, report: Report, bench: Bench) -> Non
     speed_bars(selected, runs, report)
 
 
-def measure_restart(report: Report, bench: Bench, selected: dict[str, list[Setting]], runs: Runs) -> None:
+def measure_restart(
+    report: Report, bench: Bench, selected: dict[str, list[Setting]], runs: Runs
+) -> None:
     step = 10 * bench.corpus.steps + bench.corpus.steps * 9 // 10
     rows: list[list[Any]] = []
     for name, settings in selected.items():
         peer = load(name)
         for setting in settings if peer.resumes else []:
-            start, late = runs.get((name, setting.name)), bench.run(name, setting, task="restart", step=step)
+            start = runs.get((name, setting.name))
+            late = bench.run(name, setting, task="restart", step=step)
             if start and late:
-                first, again = round(median(start, "first_s"), 3), round(late["first_s"], 3)
+                first = round(median(start, "first_s"), 3)
+                again = round(late["first_s"], 3)
                 rows.append([peer.title, setting.name, first, again, peer.resumes])
-    columns = ["loader", "setting", "first batch s, step 0", f"first batch s, step {step:,}", "how it resumes"]
+    columns = [
+        "loader",
+        "setting",
+        "first batch s, step 0",
+        f"first batch s, step {step:,}",
+        "how it resumes",
+    ]
     report.table("Restart: from opening to the first batch", columns, rows)
 
 
@@ -290,10 +344,17 @@ def far_row(name: str, setting: Setting, runs: list[dict[str, Any]]) -> list[Any
 
 
 def measure_latency(args: argparse.Namespace, report: Report, bench: Bench) -> None:
-    headrace, grain = load("headrace_loader"), load("grain_loader")
+    headrace = load("headrace_loader")
+    grain = load("grain_loader")
     ours = next(s for s in headrace.settings if s.name == FAR_OURS)
     bench.write({"headrace_loader": [ours]})
-    command = [sys.executable, "-m", "peers.range_server", str(bench.corpus.folder), str(args.latency)]
+    command = [
+        sys.executable,
+        "-m",
+        "peers.range_server",
+        str(bench.corpus.folder),
+        str(args.latency),
+    ]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     server = subprocess.Popen(command, env=bench.environment, **pipes)
     assert server.stdout is not None
@@ -301,7 +362,10 @@ def measure_latency(args: argparse.Namespace, report: Report, bench: Bench) -> N
     settings = [("headrace_loader", dataclasses.replace(ours, options={"url": url}))]
     if installed(grain):
         settings += [
-            ("grain_loader", dataclasses.replace(s, options={"latency_s": args.latency / 1e3, **s.options}))
+            (
+                "grain_loader",
+                dataclasses.replace(s, options={"latency_s": args.latency / 1e3, **s.options}),
+            )
             for s in FAR
         ]
     runs: Runs = {}
@@ -311,19 +375,29 @@ def measure_latency(args: argparse.Namespace, report: Report, bench: Bench) -> N
             if found is not None:
                 runs.setdefault((name, setting.name), []).append(found)
     requests, _ = server.communicate("")
-    rows = [far_row(name, setting, runs.get((name, setting.name), [])) for name, setting in settings]
+    rows = [
+        far_row(name, setting, runs.get((name, setting.name), [])) for name, setting in settings
+    ]
     if not installed(grain):
         rows.append([grain.title, f"not installed: {grain.install}", "", *[None] * 5])
     title = f"Every request {args.latency:g} ms away, batch {BATCH} x {SEQ_LEN}, one host"
     report.table(title, FAR_COLUMNS, rows)
-    report.note("headrace reads its cache over HTTP, Grain asks for one record at a time. Timed from opening.")
+    report.note(
+        "headrace reads its cache over HTTP, Grain asks for one record at a time. Timed from opening."
+    )
     report.number("requests_to_the_server", int(requests))
     report.number("runs", {f"{name} / {setting}": found for (name, setting), found in runs.items()})
     for (name, setting), problem in bench.failed.items():
         report.note(f"Failed: {name} / {setting}: {problem}")
-    fast, slow = (runs.get(k) for k in (("headrace_loader", FAR_OURS), ("grain_loader", FAR[0].name)))
+    fast, slow = (
+        runs.get(k) for k in (("headrace_loader", FAR_OURS), ("grain_loader", FAR[0].name))
+    )
     if installed(grain):
-        times = median(fast, "tokens_per_s") / median(slow, "tokens_per_s") if fast and slow else float("nan")
+        times = (
+            median(fast, "tokens_per_s") / median(slow, "tokens_per_s")
+            if fast and slow
+            else float("nan")
+        )
         report.bar(f"headrace: times Grain's default at {args.latency:g} ms", times, at_least=20)
 
 
@@ -338,14 +412,26 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--latency", type=float, metavar="MS", help="instead: every request so many milliseconds away")
     parser.add_argument(
-        "--peers", nargs="+", metavar="NAME", help="only these: " + ", ".join(p.split("_")[0] for p in PEERS)
+        "--latency",
+        type=float,
+        metavar="MS",
+        help="instead: every request so many milliseconds away",
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        metavar="NAME",
+        help="only these: " + ", ".join(p.split("_")[0] for p in PEERS),
     )
     parser.add_argument("--devices", type=int, default=2, help="jax devices on the host (2)")
     parser.add_argument("--repeats", type=int, help="runs of each setting (3; --quick: 1)")
-    parser.add_argument("--seconds", type=float, help="of a timed stretch (2; --quick: 1; --latency: 10)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that any one run may take (300)")
+    parser.add_argument(
+        "--seconds", type=float, help="of a timed stretch (2; --quick: 1; --latency: 10)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds that any one run may take (300)"
+    )
 
 
 if __name__ == "__main__":

@@ -37,12 +37,20 @@ from headrace.order import BlockShuffle, BraidShuffle, EraShuffle, Feistel, Iden
 from headrace.order.braid.strands import resolve_strands
 from headrace.store.layout import CacheLayout
 
-BLOCK, ERA, WINDOW = 128, 1024, 8
+BLOCK = 128
+ERA = 1024
+WINDOW = 8
 MARIN_CHUNK = 256 * 1024
 """Tokens of a chunk of Levanter's caches: a block of marin's plan."""
-CHUNK_TOKENS, SEQ_LENS = CacheLayout("uint16").chunk_elements, (4096, 2048)
+CHUNK_TOKENS = CacheLayout("uint16").chunk_elements
+SEQ_LENS = (4096, 2048)
 UNIT = 128
-METRICS = ("mean_abs_displacement_norm", "inversion_fraction", "spearman_rho", "same_block_transition_rate")
+METRICS = (
+    "mean_abs_displacement_norm",
+    "inversion_fraction",
+    "spearman_rho",
+    "same_block_transition_rate",
+)
 MARIN = {  # the table of issue 2917, 2026-02-20
     "full": (0.3325, 0.4997, 0.0010, 0.0107),
     "era 1024": (0.0417, 0.0625, 0.9844, 0.3106),
@@ -70,20 +78,31 @@ def orders(batches: Sequence[int]) -> dict[str, Order]:
         return lambda n, seed: make(n, seed)(np.arange(n))
 
     def block(size: int, window: int) -> Order:
-        return of(lambda n, seed: BlockShuffle(n, io_block_size=size, window_blocks=window, seed=seed))
+        return of(
+            lambda n, seed: BlockShuffle(n, io_block_size=size, window_blocks=window, seed=seed)
+        )
 
     def braid(strands: int, lap: int, size: int = BLOCK) -> Order:
-        return of(lambda n, seed: BraidShuffle(n, io_block_size=size, strands=strands, lap=lap, seed=seed))
+        return of(
+            lambda n, seed: BraidShuffle(n, io_block_size=size, strands=strands, lap=lap, seed=seed)
+        )
 
     table: dict[str, Order] = {
         "none": of(lambda n, seed: Identity(n)),
         "full": of(lambda n, seed: Feistel(n, seed)),
         "era 1024": of(lambda n, seed: EraShuffle(n, era_length=ERA, seed=seed)),
     }
-    table |= {f"block {size}x{window}": block(size, window) for size, window in ((BLOCK, WINDOW), (256, 8), (256, 512))}
+    table |= {
+        f"block {size}x{window}": block(size, window)
+        for size, window in ((BLOCK, WINDOW), (256, 8), (256, 512))
+    }
     for batch in batches:
-        table |= {name: braid(strands, lap) for name, (strands, lap) in braid_budgets(batch).items()}
-        plan = resolve_strands(np.array([1 << 30]), np.ones(1), batch_size=batch)  # what a config resolves to
+        table |= {
+            name: braid(strands, lap) for name, (strands, lap) in braid_budgets(batch).items()
+        }
+        plan = resolve_strands(
+            np.array([1 << 30]), np.ones(1), batch_size=batch
+        )  # what a config resolves to
         for seq_len in SEQ_LENS:
             size = CHUNK_TOKENS // seq_len
             name = f"braid default batch {batch}, blocks of {size} (seq_len {seq_len})"
@@ -99,7 +118,8 @@ def multiply_add_permutation(n: int, rng: np.random.Generator) -> np.ndarray:
     out = np.arange(n, dtype=np.uint64)
     walking = np.arange(n)
     while walking.size:
-        left, right = out[walking] >> half, out[walking] & mask
+        left = out[walking] >> half
+        right = out[walking] & mask
         for key in keys:
             left, right = right, left ^ ((right * np.uint64(2654435761) + key) & mask)
         out[walking] = (left << half) | right
@@ -114,7 +134,9 @@ def multiply_add_orders() -> dict[str, Order]:
         return multiply_add_permutation(n, np.random.default_rng(seed))
 
     def windows(n: int, rng: np.random.Generator, size: int) -> np.ndarray:
-        return np.concatenate([lo + multiply_add_permutation(min(size, n - lo), rng) for lo in range(0, n, size)])
+        return np.concatenate(
+            [lo + multiply_add_permutation(min(size, n - lo), rng) for lo in range(0, n, size)]
+        )
 
     def era(n: int, seed: int) -> np.ndarray:
         return windows(n, np.random.default_rng(seed), ERA)
@@ -139,12 +161,18 @@ def levanter_orders() -> dict[str, Order]:
 
     def era(n: int, seed: int) -> np.ndarray:
         key = jax.random.PRNGKey(seed)
-        pieces = (FeistelPermutation(ERA, jax.random.fold_in(key, k))(np.arange(ERA)) for k in range(n // ERA))
+        pieces = (
+            FeistelPermutation(ERA, jax.random.fold_in(key, k))(np.arange(ERA))
+            for k in range(n // ERA)
+        )
         return np.concatenate([k * ERA + np.asarray(piece) for k, piece in enumerate(pieces)])
 
     def block(n: int, seed: int) -> np.ndarray:
         dataset = ListAsyncDataset(list(range(n))).block_shuffle(
-            io_block_size=BLOCK, window_blocks=WINDOW, key=jax.random.PRNGKey(seed), perm_type="feistel"
+            io_block_size=BLOCK,
+            window_blocks=WINDOW,
+            key=jax.random.PRNGKey(seed),
+            perm_type="feistel",
         )
         return np.asarray(asyncio.run(dataset.get_batch(list(range(n)))))
 
@@ -153,7 +181,9 @@ def levanter_orders() -> dict[str, Order]:
 
 def mean_metrics(order: Order, n: int, seeds: int, size: int = BLOCK) -> tuple[float, ...]:
     """Means over seeds of the four metrics of marin's table, in blocks of ``size``."""
-    return tuple(np.mean([measure_order(order(n, seed), size) for seed in range(seeds)], axis=0).tolist())
+    return tuple(
+        np.mean([measure_order(order(n, seed), size) for seed in range(seeds)], axis=0).tolist()
+    )
 
 
 def measure_order(order: np.ndarray, size: int = BLOCK) -> tuple[float, ...]:
@@ -163,7 +193,8 @@ def measure_order(order: np.ndarray, size: int = BLOCK) -> tuple[float, ...]:
     1,024 rows gives (127/1023 = 0.124): the surplus is a defect of the multiply-add Feistel rounds used there, which
     leave neighbours together; its 0.0107 for full shuffle, below the expected 0.0155, is the same.
     """
-    place, block = np.arange(order.size), order // size
+    place = np.arange(order.size)
+    block = order // size
     return (
         float(np.abs(order - place).mean() / (order.size - 1)),
         (1.0 - float(np.asarray(stats.kendalltau(place, order))[0])) / 2.0,
@@ -184,19 +215,28 @@ def mean_distinct_blocks(order: np.ndarray, window: int) -> float:
 
 
 def marin_table(args: argparse.Namespace, report: Report) -> None:
-    n, rows = args.n, []
+    n = args.n
+    rows = []
     found = {name: mean_metrics(order, n, args.repeats) for name, order in orders((128,)).items()}
     rows += [[name, *values] for name, values in found.items()]
     # Many seeds: the spread of the same-block rate of a single one is 0.08
-    model = {name: mean_metrics(order, n, 8 * args.repeats) for name, order in multiply_add_orders().items()}
+    model = {
+        name: mean_metrics(order, n, 8 * args.repeats)
+        for name, order in multiply_add_orders().items()
+    }
     rows += [[f"{name}, multiply-add rounds", *values] for name, values in model.items()]
     if args.levanter:
-        rows += [[f"{name}, Levanter", *mean_metrics(o, n, args.repeats)] for name, o in levanter_orders().items()]
+        rows += [
+            [f"{name}, Levanter", *mean_metrics(o, n, args.repeats)]
+            for name, o in levanter_orders().items()
+        ]
     rows += [[f"{name}, marin's table", *values] for name, values in MARIN.items()]
     random = expected_of_random(n)
     rows.append(["expected of random", *random])
     report.table(
-        f"1. Seed metrics: n = {n}, blocks of {BLOCK}, era {ERA}, {args.repeats} seeds", ["order", *METRICS], rows
+        f"1. Seed metrics: n = {n}, blocks of {BLOCK}, era {ERA}, {args.repeats} seeds",
+        ["order", *METRICS],
+        rows,
     )
     report.note(
         "Same-block rate: plain definition (share of successive rows from one block). A well mixed window of 8 blocks "
@@ -212,13 +252,22 @@ def marin_table(args: argparse.Namespace, report: Report) -> None:
         ("era 1024", in_window),
         ("block 128x8", in_window),
     ):
-        report.bar(f"{name}: {METRICS[3]}, as chance has it", found[name][3], within=(round(expected, 4), 0.006))
+        report.bar(
+            f"{name}: {METRICS[3]}, as chance has it",
+            found[name][3],
+            within=(round(expected, 4), 0.006),
+        )
         tolerance = 0.003 if name == "full" else 0.04
-        report.bar(f"{name}: {METRICS[3]}, multiply-add as marin", model[name][3], within=(MARIN[name][3], tolerance))
+        report.bar(
+            f"{name}: {METRICS[3]}, multiply-add as marin",
+            model[name][3],
+            within=(MARIN[name][3], tolerance),
+        )
 
 
 def variance_table(args: argparse.Namespace, report: Report) -> dict[str, dict[int, float]]:
-    n, batches = args.vr_n, (128, 1024)
+    n = args.vr_n
+    batches = (128, 1024)
     windows = sorted({m * batch for batch in batches for m in (1, 8, 64)})
     curve = sorted({*windows, *(1 << k for k in range(4, 18))}) if args.plot else windows
     curves: dict[str, dict[int, float]] = {}
@@ -234,7 +283,9 @@ def variance_table(args: argparse.Namespace, report: Report) -> dict[str, dict[i
         curves[name] = sums
         rows.append([name, *(sums[w] for w in windows), distinct])
         batch = int(name.split(",")[0].split()[-1]) if name.startswith("braid") else 0
-        if name.startswith(("braid default", "braid 8x")) and (name.startswith("braid d") or 8 * batch * BLOCK < n):
+        if name.startswith(("braid default", "braid 8x")) and (
+            name.startswith("braid d") or 8 * batch * BLOCK < n
+        ):
             report.bar(f"{name}: VR_B", sums[batch], at_most=1.05)
             report.bar(f"{name}: VR_8B", sums[8 * batch], at_most=1.1)
     report.table(
@@ -261,9 +312,12 @@ def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     styles = {"none": "k:", "full": "k-", "era 1024": "C7--"}
     for name, curve in curves.items():
-        w, vr = list(curve), np.maximum(list(curve.values()), 1e-2)
+        w = list(curve)
+        vr = np.maximum(list(curve.values()), 1e-2)
         style = styles.get(name, "--" if name.startswith("block") else "-")
-        axes.plot(w, vr, style, label=name, linewidth=2 if name.startswith("braid default") else 1.0)
+        axes.plot(
+            w, vr, style, label=name, linewidth=2 if name.startswith("braid default") else 1.0
+        )
     axes.axhline(1.0, color="0.6", linewidth=0.6)
     axes.set(
         xscale="log",
@@ -283,30 +337,44 @@ def strategies_of(args: argparse.Namespace, size: int) -> dict[str, Order]:
     makers: dict[str, Callable[[int, int], Any]] = {
         "full": Feistel,
         "era": lambda n, seed: EraShuffle(n, era_length=args.era_length, seed=seed),
-        "block": lambda n, seed: BlockShuffle(n, io_block_size=size, window_blocks=args.window_blocks, seed=seed),
+        "block": lambda n, seed: BlockShuffle(
+            n, io_block_size=size, window_blocks=args.window_blocks, seed=seed
+        ),
         "braid": lambda n, seed: BraidShuffle(
             n, io_block_size=size, strands=8 * args.batch_size, lap=args.batch_size, seed=seed
         ),
     }
     if unknown := set(args.strategies.split(",")) - makers.keys():
-        raise SystemExit(f"--strategies: {', '.join(sorted(unknown))}: choose from {', '.join(makers)}")
-    return {name: (lambda n, seed, m=makers[name]: m(n, seed)(np.arange(n))) for name in args.strategies.split(",")}
+        raise SystemExit(
+            f"--strategies: {', '.join(sorted(unknown))}: choose from {', '.join(makers)}"
+        )
+    return {
+        name: (lambda n, seed, m=makers[name]: m(n, seed)(np.arange(n)))
+        for name in args.strategies.split(",")
+    }
 
 
 def strategy_table(args: argparse.Namespace, report: Report) -> None:
     size = max(MARIN_CHUNK // args.seq_len, 1)
     rows: list[list[Any]] = [
-        [name, *mean_metrics(order, args.n, args.repeats, size)] for name, order in strategies_of(args, size).items()
+        [name, *mean_metrics(order, args.n, args.repeats, size)]
+        for name, order in strategies_of(args, size).items()
     ]
     rows.append(["expected of random", *expected_of_random(args.n, size)])
-    report.table(f"Seed metrics: n = {args.n}, blocks of {size}, {args.repeats} seeds", ["strategy", *METRICS], rows)
+    report.table(
+        f"Seed metrics: n = {args.n}, blocks of {size}, {args.repeats} seeds",
+        ["strategy", *METRICS],
+        rows,
+    )
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
     of_strategies = {"seq_len": 2048, "era_length": ERA, "window_blocks": WINDOW, "batch_size": 128}
     given = [name for name in of_strategies if getattr(args, name) is not None]
     if given and not args.strategies:
-        raise SystemExit(f"--{given[0].replace('_', '-')} goes with --strategies full,era,block,braid")
+        raise SystemExit(
+            f"--{given[0].replace('_', '-')} goes with --strategies full,era,block,braid"
+        )
     for name in of_strategies.keys() - given:
         setattr(args, name, of_strategies[name])
     if args.strategies:
@@ -324,13 +392,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=at_least(2), default=8192, help="examples of table 1")
     parser.add_argument("--repeats", type=at_least(1), default=8, help="seeds of table 1")
     parser.add_argument("--vr-n", type=at_least(1), default=1 << 20, help="examples of table 2")
-    parser.add_argument("--vr-seeds", type=at_least(1), default=3, help="seeds of table 2 (1 with --quick)")
-    parser.add_argument("--levanter", action="store_true", help="also run Levanter's permutation (if installed)")
-    parser.add_argument("--strategies", metavar="NAMES", help="of full, era, block, braid: a table of these alone")
-    parser.add_argument("--seq-len", type=at_least(1), help="tokens of an example: blocks hold 262,144 of them (2048)")
+    parser.add_argument(
+        "--vr-seeds", type=at_least(1), default=3, help="seeds of table 2 (1 with --quick)"
+    )
+    parser.add_argument(
+        "--levanter", action="store_true", help="also run Levanter's permutation (if installed)"
+    )
+    parser.add_argument(
+        "--strategies", metavar="NAMES", help="of full, era, block, braid: a table of these alone"
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=at_least(1),
+        help="tokens of an example: blocks hold 262,144 of them (2048)",
+    )
     parser.add_argument("--era-length", type=at_least(1), help=f"examples of an era ({ERA})")
     parser.add_argument("--window-blocks", type=at_least(1), help=f"blocks of a window ({WINDOW})")
-    parser.add_argument("--batch-size", type=at_least(1), help="of braid: strands and laps follow from it (128)")
+    parser.add_argument(
+        "--batch-size", type=at_least(1), help="of braid: strands and laps follow from it (128)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw VR_w over w")
 
 

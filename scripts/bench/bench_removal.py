@@ -21,7 +21,10 @@ from headrace.data.documents import DocumentFilter
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 
-CHUNK, SEQ_LEN, BATCH, STRANDS = 4096, 256, 16, 16
+CHUNK = 4096
+SEQ_LEN = 256
+BATCH = 16
+STRANDS = 16
 ROWS_A_CHUNK = CHUNK // SEQ_LEN
 
 
@@ -31,12 +34,19 @@ def make_cache(folder: str, chunks: int) -> TokenCache:
     return write_cache(folder, [documents], layout=CacheLayout("uint16", CHUNK, 256))
 
 
-def epoch(cache: TokenCache, documents: np.ndarray, chunks_a_block: int) -> tuple[float, float, float]:
+def epoch(
+    cache: TokenCache, documents: np.ndarray, chunks_a_block: int
+) -> tuple[float, float, float]:
     """Shares of tokens removed and dropped, and reads of each chunk."""
     whole = TokenSeqDataset(cache, SEQ_LEN, removed=DocumentFilter(documents))
-    order = whole.braid_shuffle(seed=0, strands=STRANDS, io_block_size=ROWS_A_CHUNK * chunks_a_block)
+    order = whole.braid_shuffle(
+        seed=0, strands=STRANDS, io_block_size=ROWS_A_CHUNK * chunks_a_block
+    )
     memory = 4 * STRANDS * (chunks_a_block + 1) * CHUNK * 2
-    with DataLoader(order, BATCH, prefetch_bytes=memory) as loader, loader.iter_from_step(0) as batches:
+    with (
+        DataLoader(order, BATCH, prefetch_bytes=memory) as loader,
+        loader.iter_from_step(0) as batches,
+    ):
         for _ in batches:
             pass
         fetches = loader.stats().reads.block_fetches
@@ -59,7 +69,14 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 report.bar(f"{share:g} removed, blocks of {k}: reads a chunk", reads, at_most=bar)
     report.table(
         "Reads of each stored chunk in one epoch",
-        ["documents removed", "tokens removed", "tokens dropped", "chunks a block", "reads a chunk", "gaps close"],
+        [
+            "documents removed",
+            "tokens removed",
+            "tokens dropped",
+            "chunks a block",
+            "reads a chunk",
+            "gaps close",
+        ],
         rows,
     )
 

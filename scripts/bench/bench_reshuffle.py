@@ -61,7 +61,9 @@ print(json.dumps([seconds, cpu, peak]))
 
 def make_cache(root: str, mebibytes: int) -> TokenCache:
     """A cache of random documents, in parts of 128 MiB."""
-    rng, layout, records = np.random.default_rng(0), CacheLayout("uint16"), []
+    rng = np.random.default_rng(0)
+    layout = CacheLayout("uint16")
+    records = []
     for part in range(-(-mebibytes // 128)):
         writer = PartWriter(root, f"{part:05d}", layout)
         for _ in range(min(128, mebibytes - 128 * part) // 8):
@@ -78,8 +80,13 @@ def hashes(cache: TokenCache) -> np.ndarray:
     found: list[int] = []
     for first in range(0, cache.num_documents, 1 << 15):
         last = min(first + (1 << 15), cache.num_documents)
-        pieces = np.split(cache.leaf("input_ids").values(first, last), np.cumsum(cache.lengths(first, last))[:-1])
-        found += [int.from_bytes(hashlib.blake2b(p.tobytes(), digest_size=8).digest(), "little") for p in pieces]
+        pieces = np.split(
+            cache.leaf("input_ids").values(first, last), np.cumsum(cache.lengths(first, last))[:-1]
+        )
+        found += [
+            int.from_bytes(hashlib.blake2b(p.tobytes(), digest_size=8).digest(), "little")
+            for p in pieces
+        ]
     return np.array(found, np.uint64)
 
 
@@ -102,16 +109,32 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             for _ in range(turns):
                 for what, runs in every.items():
                     runs.append(timed(what, source, f"{folder}/{what}"))
-            best = {what: (*np.min(runs, axis=0)[:2], np.max(runs, axis=0)[2]) for what, runs in every.items()}
+            best = {
+                what: (*np.min(runs, axis=0)[:2], np.max(runs, axis=0)[2])
+                for what, runs in every.items()
+            }
             shuffled = TokenCache.open(f"{folder}/shuffle")
-            original, copy = hashes(cache), hashes(shuffled)
+            original = hashes(cache)
+            copy = hashes(shuffled)
             once = bool((copy[shuffled.stored_at(np.arange(original.size))] == original).all())
             for what, (seconds, cpu, peak) in best.items():
                 ratios = seconds / best["copy"][0], cpu / best["copy"][1]
                 rows.append([size, what, seconds, cpu, *ratios, peak / 2**20])
-            report.bar(f"{size} MiB: shuffle over copy, wall", best["shuffle"][0] / best["copy"][0], at_most=2.5)
-            report.bar(f"{size} MiB: shuffle over copy, CPU", best["shuffle"][1] / best["copy"][1], at_most=2.5)
-            report.bar(f"{size} MiB: peak memory over the setting", best["shuffle"][2] / MEMORY, at_most=1.0)
+            report.bar(
+                f"{size} MiB: shuffle over copy, wall",
+                best["shuffle"][0] / best["copy"][0],
+                at_most=2.5,
+            )
+            report.bar(
+                f"{size} MiB: shuffle over copy, CPU",
+                best["shuffle"][1] / best["copy"][1],
+                at_most=2.5,
+            )
+            report.bar(
+                f"{size} MiB: peak memory over the setting",
+                best["shuffle"][2] / MEMORY,
+                at_most=1.0,
+            )
             report.bar(f"{size} MiB: each document once, where the seed says", once, at_least=1)
             for path in Path(folder).iterdir():
                 shutil.rmtree(path)

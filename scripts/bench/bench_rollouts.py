@@ -39,7 +39,11 @@ from headrace import DataLoader
 from headrace.batch import PackedBatch, TransformerCost
 from headrace.rl import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
 
-SAMPLE_S, STRAGGLER_S, STEP_S, ONE_IN, GROUPS = 0.1, 5.0, 0.5, 50, 16
+SAMPLE_S = 0.1
+STRAGGLER_S = 5.0
+STEP_S = 0.5
+ONE_IN = 50
+GROUPS = 16
 PROMPTS = [np.array([1, 2 + n]) for n in range(1000)]
 ROADS: dict[str, dict[str, Any]] = {
     "abort": {"stragglers": "abort", "max_staleness": 2, "in_flight": 32},
@@ -74,9 +78,15 @@ def batches_of(dataset: RLDataset) -> Iterator[Iterator[PackedBatch]]:
 def measure_throughput(report: Report, steps: int, roads: list[str]) -> None:
     rows: list[list[object]] = []
     for road in roads:
-        sampler, ages, waits = Sampler(), list[int](), list[float]()
-        count = steps if "in_flight" in ROADS[road] else steps // 3  # which is slow, and held to no bar
-        settings = RLSettings(seq_len=512, groups_per_batch=GROUPS, seed=0, rows=16, max_segments=8, **ROADS[road])
+        sampler = Sampler()
+        ages = list[int]()
+        waits = list[float]()
+        count = (
+            steps if "in_flight" in ROADS[road] else steps // 3
+        )  # which is slow, and held to no bar
+        settings = RLSettings(
+            seq_len=512, groups_per_batch=GROUPS, seed=0, rows=16, max_segments=8, **ROADS[road]
+        )
         with (
             tempfile.TemporaryDirectory() as folder,
             RolloutStore(folder) as store,
@@ -97,12 +107,25 @@ def measure_throughput(report: Report, steps: int, roads: list[str]) -> None:
             share = count * STEP_S / (time.perf_counter() - began)
             totals = {name: n for name, n in dataset.totals.items() if n}
         bound = settings.max_staleness
-        rows.append([road, share, max(ages), "none" if bound is None else bound, max(waits), json.dumps(totals)])
+        rows.append(
+            [
+                road,
+                share,
+                max(ages),
+                "none" if bound is None else bound,
+                max(waits),
+                json.dumps(totals),
+            ]
+        )
         if bound is not None:
             report.bar(f"{road}: throughput over the ideal", share, at_least=0.9)
-            report.bar(f"{road}: versions between policy and oldest token", max(ages), at_most=bound)
+            report.bar(
+                f"{road}: versions between policy and oldest token", max(ages), at_most=bound
+            )
     report.table(
-        f"Throughput of {steps} steps", ["stragglers", "of ideal", "oldest", "bound", "longest wait s", "counts"], rows
+        f"Throughput of {steps} steps",
+        ["stragglers", "of ideal", "oldest", "bound", "longest wait s", "counts"],
+        rows,
     )
 
 
@@ -117,8 +140,11 @@ def measure_cpu(report: Report) -> None:
             logs = [-rng.random(1984).astype(np.float32) for _ in range(8)]
             store.put_group(position, ScoredGroup(tokens, rng.random(8), 64, logs))
         store.close()
-        dataset = RLDataset(PROMPTS, Sampler(), settings, store=RolloutStore(folder))  # reads the log
-        seconds, shares = list[float](), list[float]()
+        dataset = RLDataset(
+            PROMPTS, Sampler(), settings, store=RolloutStore(folder)
+        )  # reads the log
+        seconds = list[float]()
+        shares = list[float]()
         for step in range(3):
             began = time.process_time()
             batch = dataset.next_batch(step)
@@ -127,16 +153,26 @@ def measure_cpu(report: Report) -> None:
             load = batch.segment_lengths.reshape(8, -1).sum(axis=1)
             shares.append(float(load.max() / load.mean()))
         dataset.store.close()
-    report.table("CPU of a step", ["step", "seconds"], [[step, s] for step, s in enumerate(seconds)])
+    report.table(
+        "CPU of a step", ["step", "seconds"], [[step, s] for step, s in enumerate(seconds)]
+    )
     report.bar("CPU seconds of 1,024 completions of 2,048 tokens", min(seconds), at_most=0.5)
     report.bar("tokens of the fullest rank over the mean", max(shares), at_most=1.05)
 
 
 def kill_settings(stragglers: str) -> RLSettings:
     return RLSettings(
-        seq_len=64, groups_per_batch=4, seed=3, max_staleness=3, in_flight=8, stragglers=stragglers, rows=6,
-        max_segments=8, retries=3, ranks=2,
-    )  # fmt: skip
+        seq_len=64,
+        groups_per_batch=4,
+        seed=3,
+        max_staleness=3,
+        in_flight=8,
+        stragglers=stragglers,
+        rows=6,
+        max_segments=8,
+        retries=3,
+        ranks=2,
+    )
 
 
 class Flaky:
@@ -150,14 +186,18 @@ class Flaky:
         if random.random() < 0.1:
             raise OSError("the server is gone")
         rewards = np.array([0.0, 1.0, float(prompt.position % 3)]) * (prompt.position % 5 > 0)
-        answers = [np.append(prompt.tokens, [random.randrange(9), k, prompt.position]) for k in range(3)]
+        answers = [
+            np.append(prompt.tokens, [random.randrange(9), k, prompt.position]) for k in range(3)
+        ]
         return ScoredGroup(answers, rewards, 2, policy_version=version)
 
 
 def digest(batch: PackedBatch) -> str:
     assert batch.segment_lengths is not None
     arrays = (batch.token_ids, batch.token_weights, batch.segment_lengths, batch.policy_version)
-    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    ).hexdigest()
 
 
 def train_until_killed(folder: Path, stragglers: str, steps: int) -> None:
@@ -182,7 +222,16 @@ def train_until_killed(folder: Path, stragglers: str, steps: int) -> None:
 
 
 def start_child(folder: Path, stragglers: str, steps: int) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--child", str(folder), "--stragglers", stragglers, "--steps", str(steps)]
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        str(folder),
+        "--stragglers",
+        stragglers,
+        "--steps",
+        str(steps),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -197,7 +246,9 @@ def measure_kills(report: Report, kills: int, seed: int = 0) -> None:
             time.sleep(moments.random() * 0.5)
             child.send_signal(signal.SIGKILL)
             child.wait()
-        last = start_child(folder, "wait", 12)  # steps in the order of positions: what was under way comes first
+        last = start_child(
+            folder, "wait", 12
+        )  # steps in the order of positions: what was under way comes first
         assert last.wait(300) == 0
         trained = (folder / "trained.txt").read_text().split()
         store = RolloutStore(folder / "rollouts", follow=True)
@@ -206,10 +257,32 @@ def measure_kills(report: Report, kills: int, seed: int = 0) -> None:
         other = sum(digest(dataset.next_batch(step)) != seen for step, seen in enumerate(trained))
         facts = store.describe()
     lost = len(set(range(store.next_position)) - set(used))
-    rows = [[kills, len(trained), len(used), lost, len(used) - len(set(used)), other, facts["duplicate_groups"]]]
-    columns = ["kills", "steps", "prompts", "lost", "in two steps", "batches that replay otherwise", "sampled twice"]
+    rows = [
+        [
+            kills,
+            len(trained),
+            len(used),
+            lost,
+            len(used) - len(set(used)),
+            other,
+            facts["duplicate_groups"],
+        ]
+    ]
+    columns = [
+        "kills",
+        "steps",
+        "prompts",
+        "lost",
+        "in two steps",
+        "batches that replay otherwise",
+        "sampled twice",
+    ]
     report.table("Kills at random moments", columns, rows)
-    for bar, value in (("prompts lost", lost), ("prompts in two steps", rows[0][4]), ("batches that differ", other)):
+    for bar, value in (
+        ("prompts lost", lost),
+        ("prompts in two steps", rows[0][4]),
+        ("batches that differ", other),
+    ):
         report.bar(f"{kills} kills: {bar}", float(value), at_most=0)
 
 
@@ -218,11 +291,15 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         measure_kills(report, args.kills)
         return
     measure_cpu(report)
-    measure_throughput(report, 30 if args.quick else 100, ["abort", "keep"] if args.quick else list(ROADS))
+    measure_throughput(
+        report, 30 if args.quick else 100, ["abort", "keep"] if args.quick else list(ROADS)
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kills", type=int, default=0, help="only this: so many kills at random moments")
+    parser.add_argument(
+        "--kills", type=int, default=0, help="only this: so many kills at random moments"
+    )
 
 
 if __name__ == "__main__":

@@ -36,15 +36,25 @@ from headrace.analysis.simulate.replay import Windows
 from headrace.order.braid.strands import resolve_strands
 from headrace.store.layout import CacheLayout
 
-BLOCK, BATCHES_OPEN, BLOCKS_A_STRAND, RECENT, START, RAMP = 32, 8, 64, 16, 361, 8192
+BLOCK = 32
+BATCHES_OPEN = 8
+BLOCKS_A_STRAND = 64
+RECENT = 16
+START = 361
+RAMP = 8192
 HOSTS = (64, 256, 1024)
-PROCESSES, PROCESS_BATCH, PROCESS_COMPONENTS, SEQ_LEN = 4, 128, 20, 128
+PROCESSES = 4
+PROCESS_BATCH = 128
+PROCESS_COMPONENTS = 20
+SEQ_LEN = 128
 BAR = 1.05
 SETTINGS = ("on", "off")
 QUICK = ((20, True), (200, False))
 
 
-def mixture(components: int, ramped: bool, steps: int, batch: int, root: Path | None = None) -> MixtureDataset:
+def mixture(
+    components: int, ramped: bool, steps: int, batch: int, root: Path | None = None
+) -> MixtureDataset:
     """Zipf components in braids as a config plans them; ``ramped``: each share grows or falls by half in ``steps``."""
     first = 1 / np.arange(1, components + 1)
     first /= first.sum()
@@ -53,7 +63,11 @@ def mixture(components: int, ramped: bool, steps: int, batch: int, root: Path | 
     seq_len = 8 if root is None else SEQ_LEN
     layout = CacheLayout("uint16", chunk_elements=BLOCK * seq_len)
     largest = np.maximum(first, last)
-    lengths = np.ceil(largest * batch * steps).astype(int) + BLOCK if root is not None else [1 << 36] * components
+    lengths = (
+        np.ceil(largest * batch * steps).astype(int) + BLOCK
+        if root is not None
+        else [1 << 36] * components
+    )
     plan = resolve_strands(
         np.asarray(lengths),
         largest,
@@ -67,9 +81,15 @@ def mixture(components: int, ramped: bool, steps: int, batch: int, root: Path | 
         zip(strands, plan.laps.tolist(), [0, *accumulate(strands[:-1])], strict=True)
     ):
         name = f"c{k}"
-        cache = virtual_cache(name, seq_len * int(lengths[k]), layout=layout) if root is None else root / name
+        cache = (
+            virtual_cache(name, seq_len * int(lengths[k]), layout=layout)
+            if root is None
+            else root / name
+        )
         rows = TokenSeqDataset(cache, seq_len, name=name)
-        braids[name] = rows.braid_shuffle(seed=k, strands=count, lap=lap, first_strand=begin, io_block_size=BLOCK)
+        braids[name] = rows.braid_shuffle(
+            seed=k, strands=count, lap=lap, first_strand=begin, io_block_size=BLOCK
+        )
     weights = {
         name: {"linear": {0: float(a), steps: float(b)}} if ramped else float(a)
         for name, a, b in zip(braids, first, last, strict=True)
@@ -84,22 +104,32 @@ def forecast(components: int, ramped: bool, steps: int, batch: int = 1024) -> It
     ways = [(hosts, exchange) for hosts in HOSTS for exchange in (False, True)]
     recent = {way: deque[np.ndarray](maxlen=RECENT) for way in [(1, False), *ways]}
     reads = {way: np.zeros(2, np.int64) for way in recent}  # at the start, and after it
-    number, done = 0, 0
+    number = 0
+    done = 0
     while done < steps:
         window = windows[number]
         later = int(window.first_step >= START)
         for hosts, exchange in recent:
             host = windows.hosts_of(number, hosts, exchange=exchange) if hosts > 1 else 0
-            reads[hosts, exchange][later] += _new(recent[hosts, exchange], window.block * hosts + host)
-        number, done = number + 1, window.first_step + window.steps
+            reads[hosts, exchange][later] += _new(
+                recent[hosts, exchange], window.block * hosts + host
+            )
+        number = number + 1
+        done = window.first_step + window.steps
     epoch = BLOCKS_A_STRAND * BATCHES_OPEN * batch
     for hosts in HOSTS:
         without, there = (reads[hosts, exchange] / reads[1, False] for exchange in (False, True))
         once = int(reads[hosts, True][0] - reads[1, False][0])
         yield [
-            components, "+-50%" if ramped else "constant", hosts, without[1], there[1], once,
-            there[1] + once / epoch, windows.moved_rows(hosts, number) / batch,
-        ]  # fmt: skip
+            components,
+            "+-50%" if ramped else "constant",
+            hosts,
+            without[1],
+            there[1],
+            once,
+            there[1] + once / epoch,
+            windows.moved_rows(hosts, number) / batch,
+        ]
 
 
 def _new(recent: deque[np.ndarray], keys: np.ndarray) -> int:
@@ -137,7 +167,13 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     counted = count_on_processes(processes)
     report.table(
         f"{PROCESSES} processes, {PROCESS_COMPONENTS} components, +-50%, batch {PROCESS_BATCH}, {processes} steps",
-        ["exchange", "reads per block", "share of rows that move", "ms a step", "bytes moved a step"],
+        [
+            "exchange",
+            "reads per block",
+            "share of rows that move",
+            "ms a step",
+            "bytes moved a step",
+        ],
         [[name, *counted[name].values()] for name in SETTINGS],
     )
     report.bar("exchange, 4 processes: reads per block", counted["on"]["reads"], at_most=BAR)
@@ -160,10 +196,16 @@ def count_on_processes(steps: int) -> dict[str, Any]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
         probe.close()
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        }
         command = [sys.executable, __file__, "--host", folder, address]
         hosts = [
-            subprocess.Popen([*command, str(n), str(steps)], env=environment, stdout=subprocess.DEVNULL)
+            subprocess.Popen(
+                [*command, str(n), str(steps)], env=environment, stdout=subprocess.DEVNULL
+            )
             for n in range(PROCESSES)
         ]
         try:
@@ -207,9 +249,12 @@ def run_host(root: Path, address: str, number: int, steps: int) -> None:
                 sums.append(int((local * np.arange(1, local.size + 1).reshape(local.shape)).sum()))
         reads = loader.stats().reads
         said[setting] = {
-            "fetches": reads.block_fetches, "moved": reads.exchanged_examples, "bytes": reads.exchanged_bytes,
-            "ms": 1000 * float(np.mean(times[steps // 10 :])), "sums": sums,
-        }  # fmt: skip
+            "fetches": reads.block_fetches,
+            "moved": reads.exchanged_examples,
+            "bytes": reads.exchanged_bytes,
+            "ms": 1000 * float(np.mean(times[steps // 10 :])),
+            "sums": sums,
+        }
         loader.close()
     (root / f"host{number}.json").write_text(json.dumps(said))
 

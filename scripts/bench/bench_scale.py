@@ -63,10 +63,16 @@ from headrace.store.ledger import LEDGER_NAME, Ledger, encode_ledger, readers_ne
 from headrace.store.ledger_table import TABLE_NAME, digest_text, encode_table, narrow
 from headrace.store.parts import PartRecord
 
-SEQ_LEN, CHUNK_ROWS, CHUNKS = 16, 8, 4
+SEQ_LEN = 16
+CHUNK_ROWS = 8
+CHUNKS = 4
 LAYOUT = CacheLayout("uint16", SEQ_LEN * CHUNK_ROWS, 256)
-PARTS, BATCH, CACHES = 100_000, 1024, 200
-WITH, WITHOUT, EARLIER_PARTS = "with", "without", 10_000
+PARTS = 100_000
+BATCH = 1024
+CACHES = 200
+WITH = "with"
+WITHOUT = "without"
+EARLIER_PARTS = 10_000
 
 
 def forge(parts: int, *, earlier: bool = False) -> tuple[bytes, bytes, np.ndarray]:
@@ -76,12 +82,23 @@ def forge(parts: int, *, earlier: bool = False) -> tuple[bytes, bytes, np.ndarra
     digests = np.frombuffer(np.random.default_rng(0).bytes(32 * parts), "V32")
     tokens = np.full(parts, CHUNKS * LAYOUT.chunk_elements)
     tokens[::7] -= SEQ_LEN  # chunks that end early
-    tokenizer = {"path": "forged", "file": None, "fingerprint": "forged", "vocab_size": 50_000, "eos_id": 0}
+    tokenizer = {
+        "path": "forged",
+        "file": None,
+        "fingerprint": "forged",
+        "vocab_size": 50_000,
+        "eos_id": 0,
+    }
     records = [
-        PartRecord(f"{k:06d}", 3, int(tokens[k]), digest_text(digests, k)) for k in range(parts if earlier else 0)
+        PartRecord(f"{k:06d}", 3, int(tokens[k]), digest_text(digests, k))
+        for k in range(parts if earlier else 0)
     ]
-    filler = {"": "x" * (1 << 17)}  # so that it is not read at once, as it is not where it lists the parts
-    raw, name = encode_ledger(Ledger(True, tokenizer, LAYOUT.to_json(), parts=records, metadata=filler))
+    filler = {
+        "": "x" * (1 << 17)
+    }  # so that it is not read at once, as it is not where it lists the parts
+    raw, name = encode_ledger(
+        Ledger(True, tokenizer, LAYOUT.to_json(), parts=records, metadata=filler)
+    )
     columns = {
         "name": np.array([f"{k:06d}".encode() for k in range(parts)]),
         "documents": narrow(np.full(parts, 3)),
@@ -96,12 +113,15 @@ class Forger(asyncio.Protocol):
     """Answers for any number of caches that are all alike; counts requests by kind."""
 
     counts: ClassVar[Counter[str]] = Counter()
-    small: ClassVar[dict[str, bytes]] = {}  # ledger.json of a cache with a table, and of one without, and the table
+    small: ClassVar[
+        dict[str, bytes]
+    ] = {}  # ledger.json of a cache with a table, and of one without, and the table
     chunk: ClassVar[bytes] = b""
     digests: ClassVar[np.ndarray] = np.zeros(0, "V32")
 
     def connection_made(self, transport: Any) -> None:
-        self._transport, self._heard = transport, b""
+        self._transport = transport
+        self._heard = b""
 
     def data_received(self, data: bytes) -> None:
         self._heard += data
@@ -130,21 +150,36 @@ class Forger(asyncio.Protocol):
 
     def _body(self, path: str) -> bytes | None:
         rest = path.strip("/").partition("/")[2]
-        self.counts["chunks" if "/c/" in rest else "zarr.json" if rest.endswith("zarr.json") else "ledgers"] += 1
+        self.counts[
+            "chunks" if "/c/" in rest else "zarr.json" if rest.endswith("zarr.json") else "ledgers"
+        ] += 1
         if "/c/" in rest:
             return self._shard()
-        return self._description(int(rest.split("/")[1])) if rest.endswith("zarr.json") else self.small.get(rest)
+        return (
+            self._description(int(rest.split("/")[1]))
+            if rest.endswith("zarr.json")
+            else self.small.get(rest)
+        )
 
     @classmethod
     @functools.cache
     def _shard(cls) -> bytes:
         index = np.full((LAYOUT.shard_chunks, 2), (1 << 64) - 1, "<u8")
-        index[:CHUNKS, 0], index[:CHUNKS, 1] = np.arange(CHUNKS) * len(cls.chunk), len(cls.chunk)
-        return cls.chunk * CHUNKS + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+        index[:CHUNKS, 0] = np.arange(CHUNKS) * len(cls.chunk)
+        index[:CHUNKS, 1] = len(cls.chunk)
+        return (
+            cls.chunk * CHUNKS
+            + index.tobytes()
+            + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+        )
 
     def _description(self, part: int) -> bytes:
-        metadata = LAYOUT.zarr_metadata(CHUNKS * LAYOUT.chunk_elements - (SEQ_LEN if part % 7 == 0 else 0))
-        metadata["attributes"] = attributes_of(metadata, f"sha256:{bytes(self.digests[part]).hex()} data")
+        metadata = LAYOUT.zarr_metadata(
+            CHUNKS * LAYOUT.chunk_elements - (SEQ_LEN if part % 7 == 0 else 0)
+        )
+        metadata["attributes"] = attributes_of(
+            metadata, f"sha256:{bytes(self.digests[part]).hex()} data"
+        )
         return json.dumps(metadata).encode()
 
 
@@ -194,7 +229,9 @@ def used(*, reset: bool = False) -> tuple[float, float]:
 def apart(job: str, *arguments: Any) -> list[float]:
     """What a function of this module says in a process of its own."""
     command = [sys.executable, __file__, "--job", job, *map(str, arguments)]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -220,9 +257,14 @@ def job_first_batch(url: str, number: str) -> list[float]:
         name: TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(seed=0, strands=32, batch_size=None)
         for name, cache in caches.items()
     }
-    loader = DataLoader(MixtureDataset(sources, dict.fromkeys(sources, 1.0), BATCH), prefetch_bytes=1 << 28)
+    loader = DataLoader(
+        MixtureDataset(sources, dict.fromkeys(sources, 1.0), BATCH), prefetch_bytes=1 << 28
+    )
     assert loader.batch_at(0).tokens.shape == (BATCH, SEQ_LEN)
-    return [*(after - first for after, first in zip(used(), before, strict=True)), sum(counts(url).values())]
+    return [
+        *(after - first for after, first in zip(used(), before, strict=True)),
+        sum(counts(url).values()),
+    ]
 
 
 class KeyValueStore:
@@ -239,18 +281,24 @@ class KeyValueStore:
     def blocking_key_value_get(self, key: str, timeout_ms: int) -> Any:
         return self._values[key]
 
-    key_value_set_bytes, blocking_key_value_get_bytes = key_value_set, blocking_key_value_get
+    key_value_set_bytes = key_value_set
+    blocking_key_value_get_bytes = blocking_key_value_get
 
 
 class HostPlacement(Placement):
     """One device in place of all those of host ``number`` of ``hosts``."""
 
     def __init__(self, number: int, hosts: int) -> None:
-        super().__init__(NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data")))
-        self.number, self.hosts = number, hosts
+        super().__init__(
+            NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
+        )
+        self.number = number
+        self.hosts = hosts
 
     def local_rows(self, batch_size: int) -> np.ndarray:
-        return np.arange(self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts)
+        return np.arange(
+            self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,12 +309,15 @@ class Run:
     strands: int
 
     def dataset(self, cache: TokenCache) -> AsyncDataset[Any]:
-        return TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(seed=1, strands=self.strands, batch_size=BATCH)
+        return TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(
+            seed=1, strands=self.strands, batch_size=BATCH
+        )
 
 
 def read_steps(root: str, hosts: int, run: Run) -> int:
     """All hosts read a cache; the block fetches, by their own count."""
-    read, fetches = SharedLedgers(KeyValueStore()), 0
+    read = SharedLedgers(KeyValueStore())
+    fetches = 0
     real = plan_module.global_rows
     planned: dict[tuple[int, int], Any] = {}
 
@@ -277,7 +328,8 @@ def read_steps(root: str, hosts: int, run: Run) -> int:
 
     with mock.patch.object(plan_module, "global_rows", once):
         for number in range(hosts):
-            order, stats = BatchOrder(run.dataset(TokenCache.open(root, read=read)), BATCH), IterationStats()
+            order = BatchOrder(run.dataset(TokenCache.open(root, read=read)), BATCH)
+            stats = IterationStats()
             reader = PlannedReader(order, HostPlacement(number, hosts), 1 << 26, stats)
             for _ in reader.batches(0, run.steps):
                 pass
@@ -293,7 +345,11 @@ def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
     planned = order.planned
     assert planned is not None
     forecast = simulate(
-        planned, order.schedule, hosts=[hosts], steps=RunSteps(0, run.steps, 1 << 30), cache_bytes=1 << 26
+        planned,
+        order.schedule,
+        hosts=[hosts],
+        steps=RunSteps(0, run.steps, 1 << 30),
+        cache_bytes=1 << 26,
     )
     (of_hosts,) = forecast.by_hosts
     blocks = round(of_hosts.block_fetches / of_hosts.reads_per_block)
@@ -302,13 +358,26 @@ def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
     fetches = read_steps(root, hosts, run)
     spent = time.process_time() - spent
     counted = counts(url)
-    requests, opening = sum(counted.values()), counted["ledgers"] + (counted["zarr.json"] if cache == WITH else 0)
+    requests = sum(counted.values())
+    opening = counted["ledgers"] + (counted["zarr.json"] if cache == WITH else 0)
     if cache == WITH:
         title = f"{hosts:,} hosts"
         report.bar(f"{title}: requests per block", requests / blocks, at_most=1.05)
         report.bar(f"{title}: requests to open the cache", opening, at_most=8)
-        report.bar(f"{title}: requests over forecast", requests / of_hosts.requests, within=(1.0, 0.02))
-    row = [hosts, cache, run.steps, blocks, fetches, opening, requests, requests / blocks, of_hosts.requests]
+        report.bar(
+            f"{title}: requests over forecast", requests / of_hosts.requests, within=(1.0, 0.02)
+        )
+    row = [
+        hosts,
+        cache,
+        run.steps,
+        blocks,
+        fetches,
+        opening,
+        requests,
+        requests / blocks,
+        of_hosts.requests,
+    ]
     return [*row, 1e3 * spent / requests]
 
 
@@ -337,13 +406,24 @@ def measure_parts(args: argparse.Namespace, report: Report) -> None:
             report.bar(f"{parts:,} parts: CPU s to open", seconds, at_most=most_s)
             if most_mib is not None:
                 report.bar(f"{parts:,} parts: MiB to open", mib, at_most=most_mib)
-            rows.append([parts, seconds, mib, (Path(folder, str(parts), "cache") / TABLE_NAME).stat().st_size / 2**20])
+            rows.append(
+                [
+                    parts,
+                    seconds,
+                    mib,
+                    (Path(folder, str(parts), "cache") / TABLE_NAME).stat().st_size / 2**20,
+                ]
+            )
     report.table("Opening a local cache", ["parts", "CPU s", "MiB", "MiB of ledger.bin"], rows)
     with server(PARTS) as url:
         seconds, mib, requests = apart("first_batch", url, CACHES)
-        report.bar(f"{CACHES} caches of {PARTS:,} parts: CPU s to the first batch", seconds, at_most=10)
+        report.bar(
+            f"{CACHES} caches of {PARTS:,} parts: CPU s to the first batch", seconds, at_most=10
+        )
         columns = ["caches", "parts of each", "CPU s to the first batch", "MiB", "requests"]
-        report.table("Many caches in one run", columns, [[CACHES, PARTS, seconds, mib, int(requests)]])
+        report.table(
+            "Many caches in one run", columns, [[CACHES, PARTS, seconds, mib, int(requests)]]
+        )
         run, hosts = (Run(16, BATCH), (16, 64)) if args.quick else (Run(64, 8 * BATCH), (64, 1024))
         rows = [hosts_row(report, f"{url}/{WITH}", number, run) for number in hosts]
     with server(EARLIER_PARTS, earlier=True) as url:
@@ -368,10 +448,19 @@ JOBS |= _scaling_plans.JOBS | _scaling_filters.JOBS | _scaling_builds.JOBS
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=["parts", "plans", "filters", "builds"], help="measure these tables alone")
-    parser.add_argument("--folder", help="where plans of 1e9 documents are forged: 36 GB; the system's own by default")
     parser.add_argument(
-        "--planned", type=int, nargs="+", default=[100_000_000, 300_000_000], help="documents that are planned"
+        "--only", choices=["parts", "plans", "filters", "builds"], help="measure these tables alone"
+    )
+    parser.add_argument(
+        "--folder",
+        help="where plans of 1e9 documents are forged: 36 GB; the system's own by default",
+    )
+    parser.add_argument(
+        "--planned",
+        type=int,
+        nargs="+",
+        default=[100_000_000, 300_000_000],
+        help="documents that are planned",
     )
 
 

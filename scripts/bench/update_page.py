@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES, RECORDS = [ROOT / "docs" / name for name in ("performance.md", "order.md")], ROOT / "docs" / "bench"
+PAGES = [ROOT / "docs" / name for name in ("performance.md", "order.md")]
+RECORDS = ROOT / "docs" / "bench"
 _PART = re.compile(r"<!-- (bars|table|notes) (\S+) ?(\d*) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -30,11 +31,14 @@ def update(page: str, records: Path = RECORDS) -> str:
         read = [json.loads((records / f"{name}.json").read_text()) for name in names.split(",")]
         if kind == "bars":
             made = _markdown(
-                ["bar", "measured", "wanted", ""], [_bar(bar) for record in read for bar in record["bars"]]
+                ["bar", "measured", "wanted", ""],
+                [_bar(bar) for record in read for bar in record["bars"]],
             )
         elif kind == "table":
             table = read[0]["tables"][int(number)]
-            made = _markdown([c.replace("pro- cesses", "processes") for c in table["columns"]], table["rows"])
+            made = _markdown(
+                [c.replace("pro- cesses", "processes") for c in table["columns"]], table["rows"]
+            )
         else:
             made = "\n".join(f"- {note.replace('*', '`*`')}" for note in read[0]["notes"])
         return f"<!-- {found[1]} {found[2]}{f' {number}' if number else ''} -->\n\n{made}\n\n<!-- end -->"
@@ -44,7 +48,9 @@ def update(page: str, records: Path = RECORDS) -> str:
 
 def _bar(bar: dict[str, Any]) -> list[Any]:
     limit = f"{bar['limit']:g}"
-    wanted = f"{limit} +- {bar['tolerance']:g}" if bar["kind"] == "within" else f"{bar['kind']} {limit}"
+    wanted = (
+        f"{limit} +- {bar['tolerance']:g}" if bar["kind"] == "within" else f"{bar['kind']} {limit}"
+    )
     return [bar["name"], bar["measured"], wanted, "met" if bar["ok"] else "**missed**"]
 
 
@@ -62,8 +68,14 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is not up to date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit status 1 if a page is not up to date",
+    )
     check = parser.parse_args().check
     for path in PAGES:
         page = path.read_text()
@@ -71,7 +83,9 @@ def main() -> None:
         if not check:
             path.write_text(updated)
         elif updated != page:
-            sys.exit(f"docs/{path.name} does not say what docs/bench does: python scripts/bench/update_page.py")
+            sys.exit(
+                f"docs/{path.name} does not say what docs/bench does: python scripts/bench/update_page.py"
+            )
 
 
 if __name__ == "__main__":

@@ -15,11 +15,16 @@ from headrace import TokenSeqDataset
 from headrace.store import CacheLayout
 from headrace.testing import write_cache
 
-BLOCKS, BLOCK_ROWS, SEQ_LEN, BATCH = 96, 16, 4, 16
+BLOCKS = 96
+BLOCK_ROWS = 16
+SEQ_LEN = 4
+BATCH = 16
 ORDERS = {
     "none: sorted as stored": lambda d: d,
     "full: any row at any step": lambda d: d.shuffle(0),
-    "block: windows of 8 blocks": lambda d: d.block_shuffle(io_block_size=BLOCK_ROWS, window_blocks=8, seed=0),
+    "block: windows of 8 blocks": lambda d: d.block_shuffle(
+        io_block_size=BLOCK_ROWS, window_blocks=8, seed=0
+    ),
     "braid: 16 strands": lambda d: d.braid_shuffle(strands=16, seed=0),
 }
 
@@ -43,7 +48,10 @@ def main(path: str) -> None:
         for axis, (title, order) in zip(axes, ORDERS.items(), strict=True):
             steps, blocks = touched(dataset, order)
             axis.scatter(steps, blocks, s=1.2, linewidths=0, color="#1f5fa8")
-            held = [np.unique(blocks[(steps >= s) & (steps < s + 8)]).size for s in range(0, BLOCKS - 8, 8)]
+            held = [
+                np.unique(blocks[(steps >= s) & (steps < s + 8)]).size
+                for s in range(0, BLOCKS - 8, 8)
+            ]
             axis.set_title(f"{title}\n{np.mean(held):.0f} blocks in 8 steps", fontsize=9)
             axis.set_xlabel("step", fontsize=8)
             axis.tick_params(labelsize=7)

@@ -19,12 +19,35 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from headrace import ComponentConfig, LmDataConfig, RunLog, SourceConfig, TokenizerConfig, build_cache, open_run
+from headrace import (
+    ComponentConfig,
+    LmDataConfig,
+    RunLog,
+    SourceConfig,
+    TokenizerConfig,
+    build_cache,
+    open_run,
+)
 from headrace.report import gather, write_report
 
-WEIGHTS = {"code": 3.0, "papers": 2.0, "web": {"linear": {0: 4.0, 240: 1.0}}, "chats": {"linear": {0: 0.1, 300: 2.0}}}
-WORDS = ("the river", "ran by", "a mill", "whose wheel", "turned", "slow and even", "while sacks of corn", "went up")
-STEPS, WIDTH = 300, 760
+WEIGHTS = {
+    "code": 3.0,
+    "papers": 2.0,
+    "web": {"linear": {0: 4.0, 240: 1.0}},
+    "chats": {"linear": {0: 0.1, 300: 2.0}},
+}
+WORDS = (
+    "the river",
+    "ran by",
+    "a mill",
+    "whose wheel",
+    "turned",
+    "slow and even",
+    "while sacks of corn",
+    "went up",
+)
+STEPS = 300
+WIDTH = 760
 
 
 def make_config(folder: Path) -> LmDataConfig:
@@ -37,7 +60,13 @@ def make_config(folder: Path) -> LmDataConfig:
         for k in range(20):
             (texts / f"{k}.txt").write_text(" ".join(rng.choices(WORDS, k=rng.randint(300, 6000))))
         cache = str(folder / "caches" / name)
-        build_cache(SourceConfig([str(texts)]), TokenizerConfig("bytes"), cache, progress=False, chunk_tokens=4096)
+        build_cache(
+            SourceConfig([str(texts)]),
+            TokenizerConfig("bytes"),
+            cache,
+            progress=False,
+            chunk_tokens=4096,
+        )
         components[name] = ComponentConfig(cache, weight=weight)
     return LmDataConfig(components, seq_len=64, batch_size=32, num_steps=STEPS)
 
@@ -69,14 +98,20 @@ def picture(page: Page, address: str, scheme: str, section: str | None = None) -
     page.wait_for_selector("html[data-drawn]")
     if section is not None:
         for _ in range(3):  # sections take their height when they come into sight
-            page.get_by_role("heading", name=section, exact=True).evaluate("heading => heading.scrollIntoView()")
+            page.get_by_role("heading", name=section, exact=True).evaluate(
+                "heading => heading.scrollIntoView()"
+            )
             page.wait_for_timeout(500)
     return Image.open(BytesIO(page.screenshot()))
 
 
 def main(folder: str) -> None:
     """Draws the pictures."""
-    path = os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    path = (
+        os.environ.get("HEADRACE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+    )
     target = Path(folder).resolve()
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         os.chdir(place)  # so that the page shows paths as users see them
@@ -94,7 +129,9 @@ def main(folder: str) -> None:
         both.save(target / "report.png", optimize=True)
         page.set_viewport_size({"width": WIDTH, "height": 900})
         with live_page("runs/8b") as address:
-            picture(page, address, "light", "Logged: rollouts and losses").save(target / "live.png", optimize=True)
+            picture(page, address, "light", "Logged: rollouts and losses").save(
+                target / "live.png", optimize=True
+            )
         browser.close()
 
 

@@ -61,7 +61,8 @@ def printed(command: str, columns: int, folder: str) -> str:
 
 def at_rest(output: str) -> str:
     """The lines as they stand at the end, after bars have come and gone; colours are kept."""
-    lines, row = [""], 0
+    lines = [""]
+    row = 0
     for token in re.split(r"(\r|\n|\x1b\[\d*[AK]|\x1b\[\?25[hl])", output):
         if token == "\n":
             row += 1
@@ -81,7 +82,9 @@ def drawn(command: str, columns: int, output: str) -> str:
     console.print(Text.assemble(("$ ", "bold green"), command))
     console.print(Text.from_ansi(output), end="", overflow="fold")
     svg = console.export_svg(title="headrace", unique_id=f"t{columns}")
-    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # fonts of the reader, not of the web
+    return re.sub(
+        r"@font-face \{.*?\}", "", svg, flags=re.DOTALL
+    )  # fonts of the reader, not of the web
 
 
 def main(folder: str) -> None:

@@ -22,7 +22,9 @@ def test_rows_go_through_grains_pipeline(sources):
     assert batches[0]["token_weights"].shape == (4, 8)
     seen = np.concatenate([b["tokens"] for b in rows.shuffle(seed=1).batch(4)])
     assert sorted(seen.tolist()) == sorted(wanted.tokens.tolist())
-    read = list(rows.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)).batch(4))
+    read = list(
+        rows.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)).batch(4)
+    )
     assert np.array_equal(np.concatenate([b["tokens"] for b in read]), wanted.tokens)
 
 
@@ -33,7 +35,8 @@ def test_batches_are_the_loaders_and_resume_at_a_step(mixture):
     doubled = GrainBatches(mixture()).map(lambda batch: {**batch, "twice": batch["tokens"] * 2})
     found = iter(doubled)
     for step in range(4):
-        batch, wanted = next(found), np.asarray(loader.batch_at(step).tokens)
+        batch = next(found)
+        wanted = np.asarray(loader.batch_at(step).tokens)
         assert np.array_equal(batch["tokens"], wanted)
         assert np.array_equal(batch["twice"], wanted * 2)
     state = found.get_state()
@@ -51,7 +54,8 @@ def test_shares_and_ends(mixture, sources):
     with pytest.raises(ConfigError, match="has no end"):
         GrainRows(mixture())
     ended = mixture(num_steps=3)
-    whole, shares = list(GrainBatches(ended)), [list(GrainBatches(ended, rank=r, world=2)) for r in range(2)]
+    whole = list(GrainBatches(ended))
+    shares = [list(GrainBatches(ended, rank=r, world=2)) for r in range(2)]
     assert len(whole) == 3
     for one, left, right in zip(whole, *shares, strict=True):
         assert np.array_equal(np.concatenate([left["labels"], right["labels"]]), one["labels"])

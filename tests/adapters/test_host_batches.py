@@ -17,7 +17,9 @@ from headrace.testing import write_cache
 @settings(max_examples=10)
 @given(step=st.integers(0, 40), world=st.sampled_from([1, 2, 4, 8]))
 def test_the_shares_of_all_processes_are_the_loaders_batches(mixture_of, step, world):
-    shares = [HostBatches(mixture_of(), rank=rank, world=world).from_step(step) for rank in range(world)]
+    shares = [
+        HostBatches(mixture_of(), rank=rank, world=world).from_step(step) for rank in range(world)
+    ]
     loader = DataLoader(mixture_of())
     for number in range(step, step + 3):
         found = [next(share) for share in shares]
@@ -25,7 +27,9 @@ def test_the_shares_of_all_processes_are_the_loaders_batches(mixture_of, step, w
         whole = loader.batch_at(number)
         parts = [arrays_of(batch) for _, batch in found]
         for field in FIELDS:
-            assert np.array_equal(np.concatenate([p[field] for p in parts]), np.asarray(getattr(whole, field))), field
+            assert np.array_equal(
+                np.concatenate([p[field] for p in parts]), np.asarray(getattr(whole, field))
+            ), field
     for share in shares:
         share.close()
 
@@ -58,7 +62,9 @@ def test_batches_pass_through_functions(sources):
 
 def test_named_arrays_of_functions_pass_through(sources):
     mapped = sources["a"].map(lambda batch: {"twice": batch.tokens.astype(np.int64) * 2})
-    (_, one), (_, plain) = (next(HostBatches(d, 8).from_step()) for d in (mapped.take(16), sources["a"].take(16)))
+    (_, one), (_, plain) = (
+        next(HostBatches(d, 8).from_step()) for d in (mapped.take(16), sources["a"].take(16))
+    )
     assert np.array_equal(arrays_of(one)["twice"], plain.tokens * 2)
     with pytest.raises(ConfigError, match="is no batch with names"):
         arrays_of(plain.tokens)
@@ -88,7 +94,12 @@ def test_wrong_use_is_refused(sources, mixture):
 def test_columns_come_by_name(tmp_path):
     leaves = {LeafSpec("topk", "int32", width=2): lambda ids: np.stack([ids, ids + 1], axis=-1)}
     cache = write_cache(tmp_path / "cache", [[np.arange(1, 65)]], leaves=leaves)
-    batches = HostBatches(TokenSeqDataset(cache, 8, columns={"teacher": "topk"}), 4, rank=1, world=2)
+    batches = HostBatches(
+        TokenSeqDataset(cache, 8, columns={"teacher": "topk"}), 4, rank=1, world=2
+    )
     _, batch = next(batches.from_step(1))
     arrays = arrays_of(batch)
-    assert arrays["teacher"].tolist() == np.stack([arrays["tokens"], arrays["tokens"] + 1], axis=-1).tolist()
+    assert (
+        arrays["teacher"].tolist()
+        == np.stack([arrays["tokens"], arrays["tokens"] + 1], axis=-1).tolist()
+    )

@@ -16,7 +16,14 @@ grain = pytest.importorskip("grain", reason="Grain has no wheel for this Python"
 
 from headrace.adapters import MaxTextIterator, to_maxtext  # noqa: E402
 
-COLUMNS = ["inputs", "inputs_position", "inputs_segmentation", "targets", "targets_position", "targets_segmentation"]
+COLUMNS = [
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "targets",
+    "targets_position",
+    "targets_segmentation",
+]
 EOS = 3
 jitted = jax.jit(to_maxtext)
 
@@ -25,7 +32,8 @@ def by_loop(rows, mask, valid):
     """MaxText's arrays of rows whose documents end after EOS, token by token."""
     arrays = {name: np.zeros(rows.shape, np.int32) for name in COLUMNS}
     for b, row in enumerate(rows):
-        segment, position = 1, 0
+        segment = 1
+        position = 0
         for s, token in enumerate(row):
             ends = token == EOS or s == len(row) - 1
             arrays["inputs"][b, s] = token
@@ -41,7 +49,9 @@ def by_loop(rows, mask, valid):
 @pytest.mark.parametrize("jit", [False, True], ids=["host", "devices"])
 @given(st.data())
 def test_against_a_loop_over_tokens(jit, data):
-    shape = (3, 7) if jit else data.draw(st.tuples(st.integers(1, 4), st.integers(1, 13)))  # one program
+    shape = (
+        (3, 7) if jit else data.draw(st.tuples(st.integers(1, 4), st.integers(1, 13)))
+    )  # one program
     rows = data.draw(hnp.arrays(np.uint16, shape, elements=st.integers(0, 5)))
     mask = data.draw(hnp.arrays(np.uint8, shape, elements=st.integers(0, 1)))
     source = data.draw(hnp.arrays(np.int32, shape[:1], elements=st.integers(-1, 1)))
@@ -55,7 +65,9 @@ def test_against_a_loop_over_tokens(jit, data):
 
 
 def test_padding_is_segment_0():
-    batch = PackedBatch(np.full((1, 6), 7, np.uint16), np.zeros(1, np.int32), segment_lengths=np.array([[3, 1]]))
+    batch = PackedBatch(
+        np.full((1, 6), 7, np.uint16), np.zeros(1, np.int32), segment_lengths=np.array([[3, 1]])
+    )
     arrays = to_maxtext(batch)
     assert arrays["inputs_segmentation"].tolist() == [[1, 1, 1, 2, 0, 0]]
     assert arrays["targets_segmentation"].tolist() == [[1, 1, 0, 0, 0, 0]]
@@ -63,7 +75,9 @@ def test_padding_is_segment_0():
 
 def test_weights_are_refused():
     weighed = pack_rows(np.ones((2, 4), np.uint16), eos_id=0)
-    weighed = PackedBatch(weighed.token_ids, weighed.source_id, weights=np.full((2, 4), 0.5, np.float32))
+    weighed = PackedBatch(
+        weighed.token_ids, weighed.source_id, weights=np.full((2, 4), 0.5, np.float32)
+    )
     with pytest.raises(ConfigError, match=r"'weights'.* counts a label or does not"):
         to_maxtext(weighed)
     pairs = PackedBatch(weighed.token_ids, weighed.source_id, eos_id=0, pairs=True)
@@ -104,7 +118,9 @@ def test_state_goes_round_and_a_state_of_another_run_is_refused(mixture):
         next(MaxTextIterator(DataLoader(mixture().map(lambda batch: {"tokens": batch.tokens}))))
 
 
-@pytest.mark.parametrize("state", [-3, None, "x", [1], {}, {"step": -3}, {"step": 1.0}, {"step": True}])
+@pytest.mark.parametrize(
+    "state", [-3, None, "x", [1], {}, {"step": -3}, {"step": 1.0}, {"step": True}]
+)
 def test_what_is_no_state_is_refused_and_changes_nothing(mixture, state):
     batches = MaxTextIterator(DataLoader(mixture()), step=2)
     before = batches.get_state()
@@ -132,7 +148,8 @@ def test_orbax_saves_it_beside_the_model(mixture, tmp_path):
         batches = MaxTextIterator(DataLoader(mixture()))
         weights = train(start, batches, 4)
         items = ocp.args.Composite(
-            items=ocp.args.StandardSave({"w": weights}), iter=grain.checkpoint.CheckpointSave(batches)
+            items=ocp.args.StandardSave({"w": weights}),
+            iter=grain.checkpoint.CheckpointSave(batches),
         )
         manager.save(4, args=items)
         next(batches)  # what comes after the save is no part of it
@@ -140,7 +157,8 @@ def test_orbax_saves_it_beside_the_model(mixture, tmp_path):
     with ocp.CheckpointManager(tmp_path) as manager:
         batches = MaxTextIterator(DataLoader(mixture()))
         items = ocp.args.Composite(
-            items=ocp.args.StandardRestore({"w": start}), iter=grain.checkpoint.CheckpointRestore(batches)
+            items=ocp.args.StandardRestore({"w": start}),
+            iter=grain.checkpoint.CheckpointRestore(batches),
         )
         restored = manager.restore(manager.latest_step(), args=items)
         assert train(restored["items"]["w"], batches, 3) == unbroken

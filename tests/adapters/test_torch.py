@@ -30,9 +30,12 @@ def stand_in():
 
     made: list[Any] = [types.ModuleType(n) for n in ("torch", "torch.utils", "torch.utils.data")]
     torch, utils, data = made
-    torch.Tensor, torch.from_numpy = np.ndarray, lambda values: values
-    data.IterableDataset, data.get_worker_info = IterableDataset, lambda: Worker.info
-    torch.utils, utils.data = utils, data
+    torch.Tensor = np.ndarray
+    torch.from_numpy = lambda values: values
+    data.IterableDataset = IterableDataset
+    data.get_worker_info = lambda: Worker.info
+    torch.utils = utils
+    utils.data = data
     return {"torch": torch, "torch.utils": utils, "torch.utils.data": data}
 
 
@@ -42,7 +45,9 @@ def adapter(monkeypatch):
     if importlib.util.find_spec("torch"):
         from torch.utils.data import DataLoader as TorchLoader  # pyright: ignore[reportMissingImports]
 
-        return importlib.import_module("headrace.adapters.torch"), lambda d: TorchLoader(d, batch_size=None)
+        return importlib.import_module("headrace.adapters.torch"), lambda d: TorchLoader(
+            d, batch_size=None
+        )
     for name, module in stand_in().items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "headrace.adapters.torch", raising=False)
@@ -55,7 +60,8 @@ def test_batches_are_the_loaders_and_resume(adapter, mixture):
     module, torch_loader = adapter
     loader = DataLoader(mixture(num_steps=4))
     batches = module.TorchBatches(mixture(num_steps=4))
-    state, step = None, -1
+    state = None
+    step = -1
     for step, batch in enumerate(torch_loader(batches)):
         wanted = loader.batch_at(step)
         for name, values in batch.items():

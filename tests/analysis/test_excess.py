@@ -20,17 +20,21 @@ from headrace.store.joined import JoinedCache
 from headrace.testing import tiny_cache
 
 
-def slow_excess(order: Order, batch: int, shares: dict[int, float], rates: np.ndarray, curvatures: np.ndarray) -> float:
+def slow_excess(
+    order: Order, batch: int, shares: dict[int, float], rates: np.ndarray, curvatures: np.ndarray
+) -> float:
     """The definition, over all pairs of places."""
     place = np.arange(rates.size * batch)
-    row, n = order.at(place % len(order), place // len(order)), len(order)
+    row = order.at(place % len(order), place // len(order))
+    n = len(order)
     ours = full = 0.0
     for curvature in curvatures:
         left = [np.prod(1 - curvature * rates[t + 1 :]) for t in range(rates.size)]
         weight = np.repeat(rates * curvature * left, batch)
         products = np.outer(weight, weight)
         alone = np.trace(products)
-        ours, full = ours + alone, full + alone
+        ours = ours + alone
+        full = full + alone
         for unit, share in shares.items():
             alike = np.equal.outer(row // unit, row // unit)
             ours += share * (products[alike].sum() - alone)
@@ -38,28 +42,52 @@ def slow_excess(order: Order, batch: int, shares: dict[int, float], rates: np.nd
     return ours / full
 
 
-@given(st.integers(2, 60), st.integers(1, 7), st.integers(1, 9), st.floats(0, 1), st.integers(1, 40), st.integers(0, 9))
-def test_it_is_its_definition(n: int, batch: int, unit: int, share: float, steps: int, seed: int) -> None:
+@given(
+    st.integers(2, 60),
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.floats(0, 1),
+    st.integers(1, 40),
+    st.integers(0, 9),
+)
+def test_it_is_its_definition(
+    n: int, batch: int, unit: int, share: float, steps: int, seed: int
+) -> None:
     order = EraShuffle(n, era_length=max(n // 3, 1), seed=seed)
-    rates, curvatures = np.random.default_rng(seed).random(steps) + 0.01, np.array([0.5, 0.03])
+    rates = np.random.default_rng(seed).random(steps) + 0.01
+    curvatures = np.array([0.5, 0.03])
     shares = {unit: share / 2, 3 * unit: share / 2}
     slow = slow_excess(order, batch, shares, rates, curvatures)
-    assert excess_loss(order, batch, shares, rates=rates, curvatures=curvatures) == pytest.approx(slow, rel=1e-9)
+    assert excess_loss(order, batch, shares, rates=rates, curvatures=curvatures) == pytest.approx(
+        slow, rel=1e-9
+    )
 
 
 def test_it_is_what_sgd_makes_of_correlated_noise() -> None:
     """One direction, many walks at once; the order of blocks and a full shuffle."""
-    n, batch, unit, share, curvature = 4096, 16, 32, 0.6, 0.05
-    rates, rng = wsd_rates(n // batch), np.random.default_rng(0)
+    n = 4096
+    batch = 16
+    unit = 32
+    share = 0.6
+    curvature = 0.05
+    rates = wsd_rates(n // batch)
+    rng = np.random.default_rng(0)
     ends = {}
     for name, order in (("era", EraShuffle(n, era_length=256, seed=0)), ("full", Feistel(n, 0))):
         place = np.zeros(4000)
         units = rng.normal(scale=share**0.5, size=(n // unit, place.size))
         for step, rows in enumerate(order(np.arange(n)).reshape(-1, batch)):
-            noise = units[rows // unit] + rng.normal(scale=(1 - share) ** 0.5, size=(batch, place.size))
+            noise = units[rows // unit] + rng.normal(
+                scale=(1 - share) ** 0.5, size=(batch, place.size)
+            )
             place -= rates[step] * curvature * (place - noise.mean(axis=0))
         ends[name] = np.square(place).mean()
-    era = excess_loss(EraShuffle(n, era_length=256, seed=0), batch, {unit: share}, curvatures=np.array([curvature]))
+    era = excess_loss(
+        EraShuffle(n, era_length=256, seed=0),
+        batch,
+        {unit: share},
+        curvatures=np.array([curvature]),
+    )
     full = excess_loss(Feistel(n, 0), batch, {unit: share}, curvatures=np.array([curvature]))
     assert era > 3 * full
     assert era / full == pytest.approx(ends["era"] / ends["full"], rel=0.12)
@@ -135,8 +163,13 @@ def test_what_cannot_be_is_refused(order, batch, shares, rates, field) -> None:
 @pytest.fixture
 def mixture(tmp_path: Path) -> MixtureDataset:
     """Two sources, of which the first is shuffled in eras and the second not at all."""
-    a, b = (TokenSeqDataset(tiny_cache(tmp_path / "ab"[k], documents=4000, seed=k), seq_len=8) for k in (0, 1))
-    return MixtureDataset({"a": a.era_shuffle(512, seed=0), "b": b}, {"a": 3, "b": 1}, batch_size=16)
+    a, b = (
+        TokenSeqDataset(tiny_cache(tmp_path / "ab"[k], documents=4000, seed=k), seq_len=8)
+        for k in (0, 1)
+    )
+    return MixtureDataset(
+        {"a": a.era_shuffle(512, seed=0), "b": b}, {"a": 3, "b": 1}, batch_size=16
+    )
 
 
 def test_sources_whose_icc_is_given_or_saved(mixture: MixtureDataset) -> None:
@@ -159,11 +192,15 @@ def test_sources_whose_icc_is_given_or_saved(mixture: MixtureDataset) -> None:
 
 
 def test_what_is_saved_counts_in_rows_of_the_reader_until_the_cache_changes(tmp_path: Path) -> None:
-    a, b = (tiny_cache(tmp_path / name, documents=2000, seed=seed) for seed, name in enumerate("ab"))
+    a, b = (
+        tiny_cache(tmp_path / name, documents=2000, seed=seed) for seed, name in enumerate("ab")
+    )
     probe = probe_cache(a, 8, batch_size=16, block=16, losses=np.arange(a.num_tokens // 8) * 1.0)
     url = save_probe(a, 8, probe)
     assert saved_shares(TokenSeqDataset(a, seq_len=8)) == probe.nested
-    assert saved_shares(TokenSeqDataset(a, seq_len=16)) == {unit // 2: s for unit, s in probe.nested.items()}
+    assert saved_shares(TokenSeqDataset(a, seq_len=16)) == {
+        unit // 2: s for unit, s in probe.nested.items()
+    }
     assert saved_shares(TokenSeqDataset(b, seq_len=8)) == {}
     joined = TokenSeqDataset(JoinedCache([a, b]), seq_len=8)
     assert saved_shares(joined) == {}  # half of it was not measured
@@ -173,7 +210,9 @@ def test_what_is_saved_counts_in_rows_of_the_reader_until_the_cache_changes(tmp_
     assert saved_shares(TokenSeqDataset(a, seq_len=8)) == {}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"fingerprint": "", "seq_len": 0, "nested": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"fingerprint": "", "seq_len": 0, "nested": {}}']
+)
 def test_a_damaged_file_is_an_error_with_a_cure(tmp_path: Path, text: str) -> None:
     cache = tiny_cache(tmp_path / "cache")
     (Path(cache.path) / PROBE_NAME).write_text(text)

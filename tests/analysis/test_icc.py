@@ -56,7 +56,9 @@ def test_leaving_out_a_block_in_closed_form_is_leaving_it_out(sizes, seed):
         if np.unique(block[kept]).size == kept.sum() or inner.sum() - inner[out] < 1e-9:
             continue
         one = between_block_share(values[kept], block[kept])
-        _, _, rows = icc._mean_squares(np.delete(size, out), np.delete(mean, out), np.delete(inner, out))
+        _, _, rows = icc._mean_squares(
+            np.delete(size, out), np.delete(mean, out), np.delete(inner, out)
+        )
         f = 1 + rows * one.between / one.within
         np.testing.assert_allclose(np.exp(got[out]), f, rtol=1e-6, atol=1e-9)
 
@@ -66,8 +68,14 @@ def test_variances_are_right_on_average_for_unequal_blocks(between, within):
     rng = np.random.default_rng(1)
     sizes = [1, 2, 3, 5, 8, 13] * 5
     found = [between_block_share(*drawn(sizes, between, within, rng)) for _ in range(400)]
-    assert abs(np.mean([f.between for f in found]) - between) < 4 * np.std([f.between for f in found]) / 20
-    assert abs(np.mean([f.within for f in found]) - within) < 4 * np.std([f.within for f in found]) / 20
+    assert (
+        abs(np.mean([f.between for f in found]) - between)
+        < 4 * np.std([f.between for f in found]) / 20
+    )
+    assert (
+        abs(np.mean([f.within for f in found]) - within)
+        < 4 * np.std([f.within for f in found]) / 20
+    )
 
 
 @pytest.mark.parametrize("icc", [0.1, 0.5, 0.9])
@@ -112,7 +120,9 @@ def nested(parts: dict[int, float], own: float, n: int, rng: np.random.Generator
     return values
 
 
-@pytest.mark.parametrize("parts", [{4: 0.5, 16: 0.0, 64: 0.0}, {4: 0.2, 16: 0.3, 64: 0.4}, {4: 0.0, 16: 0.0, 64: 0.6}])
+@pytest.mark.parametrize(
+    "parts", [{4: 0.5, 16: 0.0, 64: 0.0}, {4: 0.2, 16: 0.3, 64: 0.4}, {4: 0.0, 16: 0.0, 64: 0.6}]
+)
 def test_nested_shares_are_those_put_in(parts):
     rng = np.random.default_rng(3)
     found = [nested_shares(nested(parts, 0.5, 64 * 300, rng), tuple(parts)) for _ in range(10)]
@@ -121,7 +131,12 @@ def test_nested_shares_are_those_put_in(parts):
         assert np.mean([f[unit] for f in found]) == pytest.approx(variance / total, abs=0.03)
 
 
-@given(st.lists(st.integers(2, 5), min_size=1, max_size=4), st.integers(2, 6), st.integers(0, 4), st.integers(0, 2**32))
+@given(
+    st.lists(st.integers(2, 5), min_size=1, max_size=4),
+    st.integers(2, 6),
+    st.integers(0, 4),
+    st.integers(0, 2**32),
+)
 def test_nested_shares_are_shares_and_ignore_a_tail(growth, top, tail, seed):
     units = tuple(int(u) for u in np.cumprod(growth))
     values = np.random.default_rng(seed).normal(size=units[-1] * top)
@@ -140,10 +155,15 @@ def test_units_that_do_not_nest_or_are_too_large_are_refused(units):
 
 
 def test_noise_is_the_variance_of_batch_means_that_an_order_gives():
-    n, window, parts = 4096, 16, {16: 0.3, 64: 0.2}
+    n = 4096
+    window = 16
+    parts = {16: 0.3, 64: 0.2}
     rng = np.random.default_rng(4)
     shares = {unit: part / 1.0 for unit, part in parts.items()}
-    for order in (np.arange(n), BlockShuffle(n, io_block_size=16, window_blocks=8, seed=0)(np.arange(n))):
+    for order in (
+        np.arange(n),
+        BlockShuffle(n, io_block_size=16, window_blocks=8, seed=0)(np.arange(n)),
+    ):
         measured = []
         for _ in range(200):
             values = nested(parts, 0.5, n, rng)
@@ -156,5 +176,7 @@ def test_noise_of_full_shuffles_is_one_and_of_one_level_the_formula():
     n = 4096
     order = Feistel(n, 0)(np.arange(n))
     assert batch_noise(order, 16, {16: 0.9}) == pytest.approx(1, abs=0.2)
-    assert batch_noise(np.arange(n), 16, {64: 0.25}) == 1 + 0.25 * (variance_ratio(np.arange(n), 16, 64) - 1)
+    assert batch_noise(np.arange(n), 16, {64: 0.25}) == 1 + 0.25 * (
+        variance_ratio(np.arange(n), 16, 64) - 1
+    )
     assert batch_noise(np.arange(n), 16, {n: 0.5}) == 1  # one unit is no difference between units

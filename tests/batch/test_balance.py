@@ -36,14 +36,18 @@ def cases(name):
     return json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
 
 
-@pytest.mark.parametrize("case", cases("slime_karmarkar_karp"), ids=lambda c: f"{len(c['lengths'])}-in-{c['k']}")
+@pytest.mark.parametrize(
+    "case", cases("slime_karmarkar_karp"), ids=lambda c: f"{len(c['lengths'])}-in-{c['k']}"
+)
 def test_partitions_of_slime(case):
     found = karmarkar_karp(case["lengths"], case["k"], equal_size=case["equal_size"])
     assert found == case["partitions"]
     assert [sum(case["lengths"][i] for i in p) for p in found] == case["sums"]
 
 
-@pytest.mark.parametrize("case", cases("slime_first_fit"), ids=lambda c: f"{len(c['lengths'])}-of-{c['max']}")
+@pytest.mark.parametrize(
+    "case", cases("slime_first_fit"), ids=lambda c: f"{len(c['lengths'])}-of-{c['max']}"
+)
 def test_first_fit_and_splitting_of_slime(case):
     bins = first_fit(case["lengths"], case["max"])
     assert bins == case["bins"]
@@ -63,9 +67,13 @@ def test_karmarkar_karp_is_a_partition(costs, k, equal_size):
     assert sums == sorted(sums, reverse=True)
     if equal_size:
         assert {len(p) for p in parts} == {len(costs) // k}
-    elif len(costs) <= 8 and k == 2:  # two sets: never more than 7/6 of the best, which is small enough to try
+    elif (
+        len(costs) <= 8 and k == 2
+    ):  # two sets: never more than 7/6 of the best, which is small enough to try
         best = min(
-            max(sum(c), sum(costs) - sum(c)) for n in range(len(costs)) for c in itertools.combinations(costs, n)
+            max(sum(c), sum(costs) - sum(c))
+            for n in range(len(costs))
+            for c in itertools.combinations(costs, n)
         )
         assert sums[0] <= best * 7 / 6 + 1e-9
 
@@ -89,10 +97,14 @@ def test_fits_keep_to_the_cap_unless_a_sample_alone_does_not(tokens, cap):
 
 
 @given(sizes, st.integers(40, 90), st.integers(1, 3), st.integers(1, 2), st.booleans())
-def test_micro_batches_keep_to_the_cap_and_ranks_have_as_many(tokens, cap, ranks, multiple, by_flops):
+def test_micro_batches_keep_to_the_cap_and_ranks_have_as_many(
+    tokens, cap, ranks, multiple, by_flops
+):
     # slime's partition by FLOPs may exceed the cap, nanomoe's packs too: here neither
     costs = (lambda tokens: MODEL.flops(tokens * 100)) if by_flops else None
-    found, refused = attempt(lambda: micro_batches(tokens, cap, ranks=ranks, costs=costs, multiple=multiple))
+    found, refused = attempt(
+        lambda: micro_batches(tokens, cap, ranks=ranks, costs=costs, multiple=multiple)
+    )
     if found is None:
         assert "cannot be filled" in refused
         return
@@ -188,7 +200,12 @@ def test_costs_that_are_not_one_a_sample_are_refused_rather_than_samples_lost(to
         assert (caught.value.field, caught.value.value) == ("costs", count)
 
 
-@given(sizes, st.integers(40, 90), st.sampled_from([np.int64, np.int32, np.uint8, np.float32]), st.booleans())
+@given(
+    sizes,
+    st.integers(40, 90),
+    st.sampled_from([np.int64, np.int32, np.uint8, np.float32]),
+    st.booleans(),
+)
 def test_arrays_are_partitioned_as_lists_are(tokens, cap, dtype, typed_list):
     array = np.array(tokens, dtype)
     form = list(array) if typed_list else array
@@ -197,7 +214,9 @@ def test_arrays_are_partitioned_as_lists_are(tokens, cap, dtype, typed_list):
     assert karmarkar_karp(form, 1) == karmarkar_karp(tokens, 1)
     assert micro_batches(form, cap) == micro_batches(tokens, cap)
     costs = array * dtype(2)
-    assert micro_batches(tokens, cap, costs=costs) == micro_batches(tokens, cap, costs=costs.tolist())
+    assert micro_batches(tokens, cap, costs=costs) == micro_batches(
+        tokens, cap, costs=costs.tolist()
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from headrace.batch.context_parallel import attention_work, response_part, striped, zigzag
 from headrace.errors import ConfigError
 
-CASES = json.loads((Path(__file__).parent.parent / "golden" / "slime_cp_zigzag.json").read_text())["cases"]
+CASES = json.loads((Path(__file__).parent.parent / "golden" / "slime_cp_zigzag.json").read_text())[
+    "cases"
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['total']}-{c['cp_size']}-{c['cp_rank']}")
@@ -38,7 +40,9 @@ def test_every_token_is_on_one_rank(lengths, ranks):
     alone = [zigzag(np.array([n]), ranks).token for n in lengths]
     first = np.cumsum([0, *lengths])
     shifted = [np.where(a >= 0, a + f, -1) for a, f in zip(alone, first[:-1], strict=True)]
-    assert np.array_equal(joined.token, np.concatenate([np.zeros((ranks, 0), int), *shifted], axis=1))
+    assert np.array_equal(
+        joined.token, np.concatenate([np.zeros((ranks, 0), int), *shifted], axis=1)
+    )
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 4))
@@ -46,7 +50,9 @@ def test_the_parts_of_a_response_are_the_response(total, response, ranks):
     response = min(response, total)
     parts = [response_part(total, response, ranks, r) for r in range(ranks)]
     tokens = sorted(t for p in parts for a, b in p.tokens for t in range(a, b))
-    assert tokens == list(range(max(total - response, 1), total))  # nothing predicts the first token
+    assert tokens == list(
+        range(max(total - response, 1), total)
+    )  # nothing predicts the first token
     for p in parts:
         for (a, b), (c, d) in zip(p.logits, p.chunks, strict=True):
             assert a == b == 0 or c <= a < b <= d
@@ -54,7 +60,10 @@ def test_the_parts_of_a_response_are_the_response(total, response, ranks):
 
 def test_values_of_several_numbers_go_where_their_tokens_go():
     split = zigzag([5, 3], 2)
-    values = np.arange(10, dtype=np.float32).reshape(10, 1) * [1, -1]  # two places of padding behind the documents
+    values = np.arange(10, dtype=np.float32).reshape(10, 1) * [
+        1,
+        -1,
+    ]  # two places of padding behind the documents
     found = split.take(values, fill=9)
     assert np.array_equal(found[..., 0], split.take(values[:, 0], fill=9))
     assert np.array_equal(found[..., 1], split.take(values[:, 1], fill=9))
@@ -62,7 +71,8 @@ def test_values_of_several_numbers_go_where_their_tokens_go():
 
 
 def test_work_is_equal_where_contiguous_slices_are_not():
-    length, ranks = 1024, 4
+    length = 1024
+    ranks = 4
     work = attention_work(zigzag(np.array([length]), ranks), np.array([length]))
     assert len(set(work.tolist())) == 1
     stripes = attention_work(striped(length, ranks), np.array([length]))

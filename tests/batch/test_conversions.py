@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.batch.conversions import from_levanter_example, ltor_masks, to_grug_example, to_lm_example, to_megatron
+from headrace.batch.conversions import (
+    from_levanter_example,
+    ltor_masks,
+    to_grug_example,
+    to_lm_example,
+    to_megatron,
+)
 from headrace.batch.examples import Example, pack_examples
 from headrace.batch.loss import unified_loss
 from headrace.batch.packed_batch import pack_rows
@@ -22,7 +28,11 @@ def some_batch():
     rng = np.random.default_rng(0)
     return pack_examples(
         [
-            Example(rng.integers(0, 30, n), loss_mask=rng.integers(0, 2, n), weights=float(rng.integers(1, 4)) / 2)
+            Example(
+                rng.integers(0, 30, n),
+                loss_mask=rng.integers(0, 2, n),
+                weights=float(rng.integers(1, 4)) / 2,
+            )
             for n in (3, 5, 4, 2, 7, 1)
         ],
         10,
@@ -63,14 +73,19 @@ def test_levanters_own_loss_and_attention_are_ours():
 
     batch = some_batch()
     example = to_lm_example(batch)
-    position, rows = example.tokens.resolve_axis("position"), example.tokens.resolve_axis("batch")
+    position = example.tokens.resolve_axis("position")
+    rows = example.tokens.resolve_axis("batch")
     vocabulary = hax.Axis("vocab", 32)
     logits = np.random.default_rng(1).normal(size=(batch.batch_size, 10, 4)).astype(np.float32)
     head = np.random.default_rng(2).normal(size=(4, 32)).astype(np.float32)
     theirs = next_token_loss(
-        position, vocabulary, hax.named(logits @ head, (rows, position, vocabulary)), example.tokens,
-        loss_weight=example.loss_weight, reduction=None,
-    )  # fmt: skip
+        position,
+        vocabulary,
+        hax.named(logits @ head, (rows, position, vocabulary)),
+        example.tokens,
+        loss_weight=example.loss_weight,
+        reduction=None,
+    )
     ours = float(unified_loss(jnp.asarray(logits @ head), batch, 1.0))
     assert float(theirs.sum().array) == pytest.approx(ours, rel=1e-5)
     keys = position.alias("key_position")
@@ -93,15 +108,21 @@ def test_padding_before_tokens_is_refused():
         segment_ids = (np.array([[-1, 0, 0]]), None)
 
     class Wrong:
-        tokens, loss_weight, attn_mask = np.ones((1, 3), int), np.ones((1, 3)), Mask()
+        tokens = np.ones((1, 3), int)
+        loss_weight = np.ones((1, 3))
+        attn_mask = Mask()
 
     with pytest.raises(ConfigError, match=r"segment_ids\[0\]"):
         from_levanter_example(Wrong())
 
 
-@pytest.mark.parametrize("case", json.loads((GOLDEN / "megatron_ltor_masks.json").read_text())["cases"])
+@pytest.mark.parametrize(
+    "case", json.loads((GOLDEN / "megatron_ltor_masks.json").read_text())["cases"]
+)
 def test_masks_of_megatron(case):
-    flags = {name: case[name] for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")}
+    flags = {
+        name: case[name] for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+    }
     found = ltor_masks(np.array(case["tokens"]), case["eod"], **flags)
     assert found.loss_mask.tolist() == case["loss_mask"]
     assert found.position_ids.tolist() == case["position_ids"]
@@ -111,7 +132,9 @@ def test_masks_of_megatron(case):
 def test_all_of_megatrons_flags_are_a_packed_batch():
     tokens = np.random.default_rng(0).integers(0, 4, 50)
     batch = pack_rows(tokens[None], eos_id=0)
-    found = ltor_masks(tokens, 0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    found = ltor_masks(
+        tokens, 0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True
+    )
     assert np.array_equal(batch.position_ids[0], found.position_ids)
     assert np.array_equal(batch.token_weights[0, :-1], found.loss_mask[:-1])
     segments = batch.segment_ids[0]

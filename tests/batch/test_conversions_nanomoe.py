@@ -15,17 +15,24 @@ from headrace.errors import ConfigError
 from headrace.rl.advantages import group_advantages
 from headrace.rl.groups import ScoredGroup
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "nanomoe_rl.json").read_text())["cases"]
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "nanomoe_rl.json").read_text())[
+    "cases"
+]
 
 
 @pytest.mark.parametrize("case", GOLDEN)
 def test_rollouts_weigh_what_they_weigh_there(case):
-    rewards, mask = np.array(case["rewards"], float), np.array(case["loss_mask"])
+    rewards = np.array(case["rewards"], float)
+    mask = np.array(case["loss_mask"])
     tokens = [np.arange(mask.size) + 10 * k for k in range(rewards.size)]
     advantages = group_advantages(rewards, np.zeros(rewards.size, int), "nanomoe").values
-    group = ScoredGroup(tokens, rewards, 0, [np.full(mask.size, -0.5)] * rewards.size, [mask] * rewards.size)
+    group = ScoredGroup(
+        tokens, rewards, 0, [np.full(mask.size, -0.5)] * rewards.size, [mask] * rewards.size
+    )
     flat = to_nanomoe(pack_examples(group.examples(advantages, 0), 4 * mask.size * rewards.size))
-    found = {int(flat.tokens[a]): flat.token_weights[a : a + mask.size] for a in flat.cu_seqlens[:-1]}
+    found = {
+        int(flat.tokens[a]): flat.token_weights[a : a + mask.size] for a in flat.cu_seqlens[:-1]
+    }
     for k, wanted in enumerate(case["token_weights"]):
         np.testing.assert_allclose(found[10 * k], wanted, rtol=1e-6)
     assert flat.log_probs is not None
@@ -40,7 +47,9 @@ def test_there_and_back(texts, data):
     examples = [
         Example(
             np.array(t),
-            loss_mask=np.array(data.draw(st.lists(st.integers(0, 1), min_size=len(t), max_size=len(t)))),
+            loss_mask=np.array(
+                data.draw(st.lists(st.integers(0, 1), min_size=len(t), max_size=len(t)))
+            ),
             weights=data.draw(st.sampled_from([0.5, -2.0])),
             log_probs=-np.arange(len(t), dtype=np.float32),
             reward=float(k),
@@ -71,9 +80,14 @@ def test_the_first_transition_is_trained_on_and_the_last_token_is_not_its_own_la
 
 def test_an_advantage_of_zero_needs_the_mask():
     flat = NanomoeBatch(
-        np.arange(4), np.arange(4), np.arange(4), np.array([0, 4], np.int32), np.zeros(4, np.float32),
-        np.array([-1.0, -2.0], np.float32), np.array([3.0], np.float32),
-    )  # fmt: skip
+        np.arange(4),
+        np.arange(4),
+        np.arange(4),
+        np.array([0, 4], np.int32),
+        np.zeros(4, np.float32),
+        np.array([-1.0, -2.0], np.float32),
+        np.array([3.0], np.float32),
+    )
     with pytest.raises(ConfigError, match="Give loss_mask"):
         from_nanomoe(flat)
     batch = from_nanomoe(flat, loss_mask=np.array([0, 1, 1, 0]))

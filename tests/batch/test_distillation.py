@@ -20,7 +20,9 @@ from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 
 VOCABULARY = 17
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())["distillation"]
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())[
+    "distillation"
+]
 
 
 def masked_batch(mask):
@@ -37,10 +39,14 @@ def test_over_the_whole_vocabulary_it_is_trls(case):
 
     def loss_of(logits, rest):
         stats = token_stats(logits, order, entropy=False, chunk=4)
-        return token_mean(top_k_divergence(stats.log_probs, of_teacher, case["direction"], rest=rest), batch)
+        return token_mean(
+            top_k_divergence(stats.log_probs, of_teacher, case["direction"], rest=rest), batch
+        )
 
     for rest in (False, True):  # nothing is left of the mass
-        loss, gradient = jax.jit(jax.value_and_grad(partial(loss_of, rest=rest)))(jnp.asarray(student))
+        loss, gradient = jax.jit(jax.value_and_grad(partial(loss_of, rest=rest)))(
+            jnp.asarray(student)
+        )
         assert float(loss) == pytest.approx(case["loss"], rel=1e-6, abs=2e-6 if rest else 1e-6)
         np.testing.assert_allclose(gradient, case["gradient"], atol=2e-6 if rest else 1e-6)
 
@@ -49,7 +55,9 @@ def test_over_the_whole_vocabulary_it_is_trls(case):
 @pytest.mark.parametrize("k", [1, 8])
 def test_the_rest_is_one_more_outcome(direction, k):
     rng = np.random.default_rng(k)
-    hidden, matrix, teacher = rng.normal(size=(2, 4, 5)), rng.normal(size=(9, 5)), rng.normal(size=(2, 4, 9))
+    hidden = rng.normal(size=(2, 4, 5))
+    matrix = rng.normal(size=(9, 5))
+    teacher = rng.normal(size=(2, 4, 9))
     of_teacher = np.asarray(jax.nn.log_softmax(teacher))
     ids = np.argsort(-of_teacher)[..., :k]
     top = np.take_along_axis(of_teacher, ids, -1)
@@ -96,7 +104,9 @@ def test_z_loss():
     def ours(logits):
         return z_loss(token_stats(logits, batch.labels, chunk=5).log_normalizer, batch)
 
-    for a, b in zip(*(jax.jit(jax.value_and_grad(loss))(logits) for loss in (ours, plain)), strict=True):
+    for a, b in zip(
+        *(jax.jit(jax.value_and_grad(loss))(logits) for loss in (ours, plain)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -105,17 +115,24 @@ def test_z_loss():
 def test_labels_of_several_next_tokens_are_those_of_each_segment_alone(losses, depth, denominator):
     rng = np.random.default_rng(depth)
     lengths = [[4, 3, 0], [1, 6, 1]]
-    tokens, mask = rng.integers(1, 9, (2, 8)), rng.integers(0, 2, (2, 8)).astype(np.uint8)
+    tokens = rng.integers(1, 9, (2, 8))
+    mask = rng.integers(0, 2, (2, 8)).astype(np.uint8)
     weights = rng.normal(size=(2, 8)).astype(np.float32)
     rows = pack_rows(tokens, segment_lengths=np.array(lengths, np.int32))
     batch = PackedBatch(
-        rows.token_ids, rows.source_id, segment_lengths=rows.segment_lengths, loss_mask=mask, weights=weights,
+        rows.token_ids,
+        rows.source_id,
+        segment_lengths=rows.segment_lengths,
+        loss_mask=mask,
+        weights=weights,
         group_ids=np.array([[0, 1, 9], [1, 0, 0]], np.int32),
-    )  # fmt: skip
+    )
     logits = rng.normal(size=(2, 8, 9)).astype(np.float32)
     found = jax.jit(lambda z, b: unified_loss(z, mtp_batch(b, depth), denominator))(logits, batch)
     log_p = np.asarray(jax.nn.log_softmax(logits))
-    losses, trained, weight = {}, {}, 0.0
+    losses = {}
+    trained = {}
+    weight = 0.0
     for b, row in enumerate(lengths):
         for k, n in enumerate(row):
             at = sum(row[:k])
@@ -128,8 +145,9 @@ def test_labels_of_several_next_tokens_are_those_of_each_segment_alone(losses, d
                     weight += abs(w)
     total = sum(losses.values())
     expected = {
-        "weights": total / max(1, weight), "tokens": total / max(1, sum(trained.values())),
-    }.get(denominator, sum(v / trained[u] for u, v in losses.items()) / max(1, len(trained)))  # fmt: skip
+        "weights": total / max(1, weight),
+        "tokens": total / max(1, sum(trained.values())),
+    }.get(denominator, sum(v / trained[u] for u, v in losses.items()) / max(1, len(trained)))
     assert float(found) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
@@ -154,7 +172,10 @@ def test_a_teacher_teaches_more_than_hard_labels():
         return unified_loss(table[batch.tokens], batch)
 
     def soft(table):
-        return token_mean(top_k_divergence(token_stats(table[batch.tokens], ids, entropy=False).log_probs, top), batch)
+        return token_mean(
+            top_k_divergence(token_stats(table[batch.tokens], ids, entropy=False).log_probs, top),
+            batch,
+        )
 
     def learn(loss):
         step = jax.jit(lambda table: table - 3.0 * jax.grad(loss)(table))
@@ -162,7 +183,9 @@ def test_a_teacher_teaches_more_than_hard_labels():
         for _ in range(200):
             table = step(table)
         seen = np.unique(tokens[:-1])
-        return float((truth * (np.log(truth + 1e-9) - jax.nn.log_softmax(table)))[seen].sum(1).mean())
+        return float(
+            (truth * (np.log(truth + 1e-9) - jax.nn.log_softmax(table)))[seen].sum(1).mean()
+        )
 
     assert learn(soft) < 0.5 * learn(hard)
 
@@ -174,7 +197,9 @@ def write_taught(path):
     ids = np.argsort(-log_probs)[:, :3]
     leaves = {
         LeafSpec("topk", "int32", width=3): lambda tokens: ids[tokens],
-        LeafSpec("topk_log_probs", "float32", width=3): lambda tokens: np.take_along_axis(log_probs, ids, -1)[tokens],
+        LeafSpec("topk_log_probs", "float32", width=3): lambda tokens: np.take_along_axis(
+            log_probs, ids, -1
+        )[tokens],
         LeafSpec("weights", "float32", width=1): lambda tokens: tokens % 3 / 2,
     }
     documents = [np.random.default_rng(n).integers(0, VOCABULARY, 3 + n % 9) for n in range(24)]
@@ -189,7 +214,9 @@ def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
     names = {"weight": "weights", "teacher_ids": "topk", "teacher_log_probs": "topk_log_probs"}
     dataset = PackedTokenDataset(cache, 16, columns=names).shuffle(seed=1)
     batch = DataLoader(dataset, 8).batch_at(0)
-    logits = jnp.asarray(np.random.default_rng(3).normal(size=(*batch.tokens.shape, VOCABULARY)), jnp.float32)
+    logits = jnp.asarray(
+        np.random.default_rng(3).normal(size=(*batch.tokens.shape, VOCABULARY)), jnp.float32
+    )
 
     def ours(logits):
         ids, log_probs = map(batch.of_labels, ("teacher_ids", "teacher_log_probs"))
@@ -197,7 +224,8 @@ def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
         loss = distillation_loss(logits, batch, ids, log_probs, direction)
         return loss + 0.5 * unified_loss(logits, batch) + 1e-2 * z_loss(stats.log_normalizer, batch)
 
-    tokens, segments = np.asarray(batch.tokens), np.asarray(batch.segment_ids)
+    tokens = np.asarray(batch.tokens)
+    segments = np.asarray(batch.segment_ids)
     follows = (segments >= 0)[:, :-1] & (segments[:, 1:] == segments[:, :-1])
     label = tokens[:, 1:][follows]
     weight = label % 3 / 2
@@ -206,12 +234,15 @@ def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
         at = logits[:, :-1][follows]
         normalizer = jnp.log(jnp.exp(at).sum(-1))
         log_p = at - normalizer[:, None]
-        p, t = jnp.exp(jnp.take_along_axis(log_p, ids[label], -1)), np.exp(log_probs[label])
+        p = jnp.exp(jnp.take_along_axis(log_p, ids[label], -1))
+        t = np.exp(log_probs[label])
         p, t = (jnp.concatenate([x, 1 - x.sum(-1, keepdims=True)], -1) for x in (p, t))
         divergence = (t * jnp.log(t / p) if direction == "forward" else p * jnp.log(p / t)).sum(-1)
         nll = -jnp.take_along_axis(log_p, label[:, None], -1)[:, 0]
         trained = weight > 0
-        return (weight * (divergence + 0.5 * nll)).sum() / weight.sum() + 1e-2 * (normalizer**2)[trained].mean()
+        return (weight * (divergence + 0.5 * nll)).sum() / weight.sum() + 1e-2 * (normalizer**2)[
+            trained
+        ].mean()
 
     found, expected = (jax.jit(jax.value_and_grad(loss))(logits) for loss in (ours, plain))
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
@@ -221,7 +252,8 @@ def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
 def test_next_labels_are_those_of_the_mtp_batches(tmp_path):
     cache, *_ = write_taught(tmp_path / "cache")
     batch = DataLoader(PackedTokenDataset(cache, 16, columns={"weight": "weights"}), 8).batch_at(0)
-    labels, weights = batch.next_labels(3), batch.next_weights(3)
+    labels = batch.next_labels(3)
+    weights = batch.next_weights(3)
     for depth in range(3):
         one = mtp_batch(batch, depth)
         assert np.array_equal(labels[..., depth], one.labels)

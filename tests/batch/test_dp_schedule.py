@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.batch.balance import TransformerCost, karmarkar_karp, split_bins
-from headrace.batch.dp_schedule import Balance, dp_balanced_packing, dp_schedule, matched_groups, rl_bins
+from headrace.batch.dp_schedule import (
+    Balance,
+    dp_balanced_packing,
+    dp_schedule,
+    matched_groups,
+    rl_bins,
+)
 from headrace.errors import ConfigError
 from headrace.pack.plan import plan_packs
 
@@ -48,7 +54,9 @@ def test_flops_of_slime():
 
 
 @pytest.mark.parametrize(
-    "case", SCHEDULE["cases"] + BY_FLOPS["cases"], ids=lambda c: f"dp{c['dp']}-cp{c['cp']}-vpp{c['vpp']}"
+    "case",
+    SCHEDULE["cases"] + BY_FLOPS["cases"],
+    ids=lambda c: f"dp{c['dp']}-cp{c['cp']}-vpp{c['vpp']}",
 )
 def test_schedules_of_slime(case):
     found = dp_schedule(
@@ -57,7 +65,12 @@ def test_schedules_of_slime(case):
         batch_size=case["global_batch_size"],
         ranks=case["dp"],
         max_tokens=case["max_tokens_per_gpu"] * case["cp"],
-        balance=Balance(MODEL.flops, ranks=case["balance_data"], micro_batches=case["balance_by_flops"], capped=False),
+        balance=Balance(
+            MODEL.flops,
+            ranks=case["balance_data"],
+            micro_batches=case["balance_by_flops"],
+            capped=False,
+        ),
         multiple=case["mb_group"] if case["vpp"] > 1 else 1,
     )
     assert found.samples == case["partitions"]
@@ -75,18 +88,24 @@ def test_schedules_of_slime(case):
     st.booleans(),
     st.data(),
 )
-def test_every_sample_once_and_ranks_in_step(tokens, ranks, multiple, balance_ranks, balance_costs, static, data):
+def test_every_sample_once_and_ranks_in_step(
+    tokens, ranks, multiple, balance_ranks, balance_costs, static, data
+):
     ids = sorted(data.draw(st.lists(st.integers(0, 9), min_size=len(tokens), max_size=len(tokens))))
     batch = data.draw(st.integers(1, 5))
     sizes = {"micro_batch_size": 2} if static else {"max_tokens": 60}
     balance = Balance(ranks=balance_ranks, micro_batches=balance_costs and not static)
     found, refused = attempt(
-        lambda: dp_schedule(tokens, ids, batch_size=batch, ranks=ranks, balance=balance, multiple=multiple, **sizes)
+        lambda: dp_schedule(
+            tokens, ids, batch_size=batch, ranks=ranks, balance=balance, multiple=multiple, **sizes
+        )
     )
     if found is None:
         assert "cannot be filled" in refused
         return
-    assert sorted([*found.dropped, *(i for r in found.samples for i in r)]) == list(range(len(tokens)))
+    assert sorted([*found.dropped, *(i for r in found.samples for i in r)]) == list(
+        range(len(tokens))
+    )
     assert {len(m) for m in found.micro_batches} == {sum(found.num_micro_batches)}
     assert len(set(ids)) // batch == len(found.num_micro_batches)
     for samples, batches in zip(found.samples, found.micro_batches, strict=True):
@@ -107,7 +126,9 @@ def test_sizes_are_asked_for_once():
             dp_schedule([1], [0], batch_size=1, ranks=1, **sizes)
 
 
-@pytest.mark.parametrize("case", cases("megatron_dp_balanced_packing"), ids=lambda c: f"dp{c['dp']}")
+@pytest.mark.parametrize(
+    "case", cases("megatron_dp_balanced_packing"), ids=lambda c: f"dp{c['dp']}"
+)
 def test_packing_of_megatron(case):
     found = dp_balanced_packing(
         case["lengths"],
@@ -129,10 +150,14 @@ def test_the_first_pack_gives_samples_too():
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 14), st.booleans())
 def test_samples_without_a_rollout_or_a_cost_are_refused(tokens, count, static):
     size = {"micro_batch_size": 2} if static else {"max_tokens": 9}
-    ids, costs = list(range(len(tokens))), [1.5] * count
+    ids = list(range(len(tokens)))
+    costs = [1.5] * count
     for field, call in (
         ("rollout_ids", lambda: dp_schedule(tokens, range(count), batch_size=1, ranks=1, **size)),
-        ("costs", lambda: dp_schedule(tokens, ids, batch_size=1, ranks=1, balance=Balance(costs), **size)),
+        (
+            "costs",
+            lambda: dp_schedule(tokens, ids, batch_size=1, ranks=1, balance=Balance(costs), **size),
+        ),
     ):
         if count == len(tokens):
             assert sorted(i for r in call().samples for i in r) == ids
@@ -160,18 +185,27 @@ def test_counts_that_are_none_are_named(wrong):
 
 
 @pytest.mark.parametrize(
-    "case", cases("swift_matched_group"), ids=lambda c: f"{c['binpacking']}-{c['name']}-{c['strategy']}"
+    "case",
+    cases("swift_matched_group"),
+    ids=lambda c: f"{c['binpacking']}-{c['name']}-{c['strategy']}",
 )
 def test_groups_of_ms_swift(case):
     fit = "best" if case["binpacking"] < "2" else "worst"
     found = matched_groups(
-        case["lengths"], case["packing_length"], strategy=case["strategy"], fit=fit, finished=case["is_finished"]
+        case["lengths"],
+        case["packing_length"],
+        strategy=case["strategy"],
+        fit=fit,
+        finished=case["is_finished"],
     )
     assert found == (case["packs"], case["carry"])
 
 
 def test_an_unfinished_group_carries_its_last_pack():
-    assert matched_groups([4, 8, 1, 4], 10, strategy="sequential", finished=False) == ([[0], [1, 2]], [3])
+    assert matched_groups([4, 8, 1, 4], 10, strategy="sequential", finished=False) == (
+        [[0], [1, 2]],
+        [3],
+    )
     assert matched_groups([], 10, finished=False) == ([], [])
     with pytest.raises(ConfigError, match="longer than a pack"):
         matched_groups([4, 11], 10)
@@ -187,15 +221,21 @@ def test_our_plan_does_not_depend_on_how_many_processes_pack():
     assert plan.checksum == plan_packs(np.array(lengths, np.int32), 100).checksum
 
 
-@pytest.mark.parametrize("case", cases("megatron_rl_packer"), ids=lambda c: f"{c['lengths']}-{c['multiple']}")
+@pytest.mark.parametrize(
+    "case", cases("megatron_rl_packer"), ids=lambda c: f"{c['lengths']}-{c['multiple']}"
+)
 def test_bins_of_megatron_rl(case):
     size = case["bin_size"]
     bins, starts = rl_bins(
-        case["lengths"], size, max_sequences=case["max_sequences_per_bin"], multiple=case["multiple"]
+        case["lengths"],
+        size,
+        max_sequences=case["max_sequences_per_bin"],
+        multiple=case["multiple"],
     )
     assert bins == case["bins"]
     assert starts == list(case["seq_starts"].values())
-    positions, masks = np.zeros((len(bins), size), int), np.zeros((len(bins), size))
+    positions = np.zeros((len(bins), size), int)
+    masks = np.zeros((len(bins), size))
     for k, (members, begin) in enumerate(zip(bins, starts, strict=True)):
         for item, at in zip(members, begin, strict=False):
             n = case["lengths"][item]
@@ -212,17 +252,28 @@ def test_bins_hold_at_most_so_many():
         rl_bins([9], 8)
 
 
-@given(st.lists(st.integers(1, 900), min_size=6, max_size=40), st.integers(1, 3), st.booleans(), st.integers(300, 2000))
+@given(
+    st.lists(st.integers(1, 900), min_size=6, max_size=40),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(300, 2000),
+)
 def test_balanced_by_flops_as_slime_does(tokens, ranks, balance_ranks, cap):
     """Without the cap: as few micro-batches as the tokens need, of equal FLOPs, halved until ranks come out even."""
     flops = MODEL.flops(np.array(tokens)).tolist()
     balance = Balance(MODEL.flops, ranks=balance_ranks, micro_batches=True, capped=False)
     ids = range(len(tokens))
     found, _ = attempt(
-        lambda: dp_schedule(tokens, ids, batch_size=len(tokens), ranks=ranks, max_tokens=cap, balance=balance)
+        lambda: dp_schedule(
+            tokens, ids, batch_size=len(tokens), ranks=ranks, max_tokens=cap, balance=balance
+        )
     )
     number = -(-sum(tokens) // cap)
-    bins = [[i] for i in range(len(tokens))] if number >= len(tokens) else karmarkar_karp(flops, number)
+    bins = (
+        [[i] for i in range(len(tokens))]
+        if number >= len(tokens)
+        else karmarkar_karp(flops, number)
+    )
     wanted = -(-len(bins) // ranks) * ranks
     if wanted > len(tokens):  # slime's assertion
         assert found is None

@@ -19,7 +19,8 @@ lengths_and_capacity = st.lists(st.integers(1, 9), min_size=1, max_size=12).flat
 
 def numbered(lengths):
     """Examples whose every value tells which token it is of."""
-    examples, at = [], 1
+    examples = []
+    at = 1
     for number, n in enumerate(lengths):
         ids = np.arange(at, at + n)
         examples.append(
@@ -82,11 +83,14 @@ def test_packing_then_unpacking_gives_the_examples_back(drawn):
 def test_the_flat_form_says_the_same(drawn, spare):
     lengths, capacity = drawn
     batch = pack_examples(numbered(lengths), capacity + spare)
-    flat, tight = batch.flatten(), batch.flatten().compact()
+    flat = batch.flatten()
+    tight = batch.flatten().compact()
     assert flat.tokens.size == batch.batch_size * batch.seq_len == flat.cu_seqlens[-1]
     assert (np.diff(flat.cu_seqlens) >= 0).all()
     assert tight.tokens.size == sum(lengths)
-    assert np.diff(tight.cu_seqlens).tolist() == [n for row in batch.segment_lengths.tolist() for n in row if n]
+    assert np.diff(tight.cu_seqlens).tolist() == [
+        n for row in batch.segment_lengths.tolist() for n in row if n
+    ]
     assert tight.max_seqlen == max(lengths)
     for form in (flat, tight):  # positions and segments follow from the one cu_seqlens
         at = np.arange(form.tokens.size)
@@ -94,7 +98,9 @@ def test_the_flat_form_says_the_same(drawn, spare):
         assert np.array_equal(form.position_ids, at - start)
         ends = form.cu_seqlens[1:][np.diff(form.cu_seqlens) > 0] - 1
         assert (form.token_weights[ends] == 0).all()
-    assert (flat.token_weights * flat.labels).sum() == pytest.approx((tight.token_weights * tight.labels).sum())
+    assert (flat.token_weights * flat.labels).sum() == pytest.approx(
+        (tight.token_weights * tight.labels).sum()
+    )
 
 
 def test_a_flat_batch_under_jit_is_the_host_s():
@@ -135,7 +141,9 @@ def test_leaves_that_nobody_has_are_not_sent():
     batch = pack_examples([Example(np.array([1, 2], np.uint16))], 4)
     assert len(jax.tree.leaves(batch)) == 3  # tokens, source, segment lengths
     assert batch.token_ids.dtype == np.uint16
-    mixed = pack_examples([Example(np.array([1, 2]), loss_mask=np.array([0, 0])), Example(np.array([3, 4]))], 4)
+    mixed = pack_examples(
+        [Example(np.array([1, 2]), loss_mask=np.array([0, 0])), Example(np.array([3, 4]))], 4
+    )
     assert mixed.labels[mixed.label_mask].tolist() == [4]
 
 
@@ -167,7 +175,12 @@ def test_leaves_that_nobody_has_are_not_sent():
         ("reward", lambda: Example([1, 2], reward=float("nan"))),
         ("group", lambda: Example([1, 2], group=2**40)),
         ("slot", lambda: Example([1, 2], extras={"slot": 3})),
-        ("slot", lambda: pack_examples([Example([1], extras={"slot": np.ones((1, k))}) for k in (2, 3)], 8)),
+        (
+            "slot",
+            lambda: pack_examples(
+                [Example([1], extras={"slot": np.ones((1, k))}) for k in (2, 3)], 8
+            ),
+        ),
         ("seq_len", lambda: pack_examples([], 0)),
         ("unit", lambda: pack_examples(numbered([2]), 8, unit=0)),
         ("multiple", lambda: pack_examples(numbered([2]), 8, multiple=0)),
@@ -203,7 +216,8 @@ def test_examples_of_lists_are_those_of_arrays(drawn):
         )
         for e in examples
     ]
-    found, wanted = pack_examples(as_lists, capacity), pack_examples(examples, capacity)
+    found = pack_examples(as_lists, capacity)
+    wanted = pack_examples(examples, capacity)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert np.array_equal(a, b)
@@ -228,6 +242,8 @@ def test_what_is_not_finite_is_named_and_reaches_no_batch(n, name, wrong, as_lis
 
 def test_extras_stay_what_they_are():
     given_ = np.array([0.25, 1.5], np.float32)
-    extras = pack_examples([Example(np.array([1, 2]), extras={"x": given_}), Example(np.array([3]))], 4).extras
+    extras = pack_examples(
+        [Example(np.array([1, 2]), extras={"x": given_}), Example(np.array([3]))], 4
+    ).extras
     assert extras["x"].dtype == np.float32  # they were cut to whole numbers
     assert extras["x"].tolist() == [[0.25, 1.5, 0, 0]]

@@ -17,7 +17,8 @@ from headrace.batch.vocabulary import hidden_nll, token_nll
 from headrace.errors import ConfigError
 
 DENOMINATORS = ("weights", "tokens", "sequences", "groups")
-VOCABULARY, WIDTH = 37, 8
+VOCABULARY = 37
+WIDTH = 8
 
 
 def some_batch(seed=0, rows=8, length=12):
@@ -29,12 +30,16 @@ def some_batch(seed=0, rows=8, length=12):
         for k in range(rng.integers(1, 5)):
             row[k] = min(left, rng.integers(1, 7))
             left -= row[k]
-    held = pack_rows(rng.integers(0, VOCABULARY, (rows, length)).astype(np.uint8), segment_lengths=segments)
+    held = pack_rows(
+        rng.integers(0, VOCABULARY, (rows, length)).astype(np.uint8), segment_lengths=segments
+    )
     return dataclasses.replace(
         held,
         source_id=np.where(np.arange(rows) != 1, 0, -1),
         loss_mask=rng.integers(0, 3, (rows, length)).clip(0, 1).astype(np.uint8),
-        weights=(rng.normal(size=(rows, length)) * rng.integers(0, 2, (rows, length))).astype(np.float32),
+        weights=(rng.normal(size=(rows, length)) * rng.integers(0, 2, (rows, length))).astype(
+            np.float32
+        ),
         group_ids=rng.integers(-5, 5, segments.shape).astype(np.int32) * 1000,
     )
 
@@ -44,16 +49,28 @@ def reference(logits, batch, denominator):
     logits = np.asarray(logits, np.float64)
     log_p = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
     log_p -= logits.max(-1, keepdims=True)
-    of_unit, trained, weight = {}, {}, 0.0
+    of_unit = {}
+    trained = {}
+    weight = 0.0
     for b in range(batch.batch_size):
         at = 0
-        for k, n in enumerate(batch.segment_lengths[b] if batch.segment_lengths is not None else [batch.seq_len]):
-            group = (b, k) if batch.group_ids is None or denominator == "sequences" else int(batch.group_ids[b, k])
+        for k, n in enumerate(
+            batch.segment_lengths[b] if batch.segment_lengths is not None else [batch.seq_len]
+        ):
+            group = (
+                (b, k)
+                if batch.group_ids is None or denominator == "sequences"
+                else int(batch.group_ids[b, k])
+            )
             for i in range(at, at + int(n) - 1):
-                if not batch.valid[b] or (batch.loss_mask is not None and not batch.loss_mask[b, i]):
+                if not batch.valid[b] or (
+                    batch.loss_mask is not None and not batch.loss_mask[b, i]
+                ):
                     continue
                 w = 1.0 if batch.weights is None else float(batch.weights[b, i])
-                of_unit[group] = of_unit.get(group, 0.0) - w * log_p[b, i, int(batch.token_ids[b, i + 1])]
+                of_unit[group] = (
+                    of_unit.get(group, 0.0) - w * log_p[b, i, int(batch.token_ids[b, i + 1])]
+                )
                 trained[group] = trained.get(group, 0) + 1
                 weight += abs(w)
             at += int(n)
@@ -100,14 +117,18 @@ def test_the_default_is_the_formula_of_the_contract():
 
 
 def plain(hidden, matrix, batch, denominator):
-    nll = -jnp.take_along_axis(jax.nn.log_softmax(hidden @ matrix.T), jnp.asarray(batch.labels)[..., None], -1)[..., 0]
+    nll = -jnp.take_along_axis(
+        jax.nn.log_softmax(hidden @ matrix.T), jnp.asarray(batch.labels)[..., None], -1
+    )[..., 0]
     return (coefficients(batch, denominator) * batch.token_weights * nll).sum()
 
 
 @cache
 def plain_gradients(denominator):
     batch = some_batch(1)
-    return jax.jit(jax.grad(partial(plain, batch=batch, denominator=denominator), (0, 1)))(*some_model(1, batch))
+    return jax.jit(jax.grad(partial(plain, batch=batch, denominator=denominator), (0, 1)))(
+        *some_model(1, batch)
+    )
 
 
 @pytest.mark.parametrize("denominator", DENOMINATORS)
@@ -138,7 +159,10 @@ def test_gradients_reach_the_likelihood_of_each_token_and_the_weights():
         return (direction * hidden_nll(h, matrix, labels, chunk=5)).sum()
 
     def whole(h):
-        return -(direction * jnp.take_along_axis(jax.nn.log_softmax(h @ matrix.T), labels[..., None], -1)[..., 0]).sum()
+        return -(
+            direction
+            * jnp.take_along_axis(jax.nn.log_softmax(h @ matrix.T), labels[..., None], -1)[..., 0]
+        ).sum()
 
     found, wanted = (jax.jit(jax.grad(one))(hidden) for one in (by_chunks, whole))
     np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=2e-6)
@@ -167,20 +191,26 @@ def test_loss_and_gradient_do_not_depend_on_the_devices(denominator):
     step = jax.jit(jax.value_and_grad(loss, (0, 1)))
     wanted = step(hidden, matrix, batch)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
-    split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
     found = step(
         jax.device_put(hidden, split),
         jax.device_put(matrix, whole),
         jax.tree.map(lambda x: jax.device_put(x, split), batch),
     )
-    assert float(found[0]) == pytest.approx(reference(hidden @ matrix.T, some_batch(5), denominator), rel=1e-5)
+    assert float(found[0]) == pytest.approx(
+        reference(hidden @ matrix.T, some_batch(5), denominator), rel=1e-5
+    )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert found[1][0].sharding.is_equivalent_to(split, 3)
 
 
 def test_all_logits_are_never_whole_in_float32(losses):
-    rows, length, size, chunk = 2, 16, 2048, 128
+    rows = 2
+    length = 16
+    size = 2048
+    chunk = 128
     batch = jax.tree.map(jnp.asarray, pack_rows(np.ones((rows, length), np.uint16)))
     hidden = jnp.ones((rows, length, WIDTH), jnp.bfloat16)
     matrix = jnp.ones((size, WIDTH), jnp.bfloat16)
@@ -197,9 +227,17 @@ def test_all_logits_are_never_whole_in_float32(losses):
         return (-jax.nn.log_softmax(z.astype(jnp.float32))[..., 0] * batch.token_weights).sum()
 
     allowed = max(rows * length * chunk, size * WIDTH)
-    assert losses.largest_float32(jax.make_jaxpr(jax.grad(from_hidden, (0, 1)))(hidden, matrix).jaxpr) <= allowed
-    assert losses.largest_float32(jax.make_jaxpr(jax.grad(from_logits))(logits).jaxpr) <= rows * length * chunk
-    assert losses.largest_float32(jax.make_jaxpr(jax.grad(careless))(logits).jaxpr) >= whole  # the instrument sees it
+    assert (
+        losses.largest_float32(jax.make_jaxpr(jax.grad(from_hidden, (0, 1)))(hidden, matrix).jaxpr)
+        <= allowed
+    )
+    assert (
+        losses.largest_float32(jax.make_jaxpr(jax.grad(from_logits))(logits).jaxpr)
+        <= rows * length * chunk
+    )
+    assert (
+        losses.largest_float32(jax.make_jaxpr(jax.grad(careless))(logits).jaxpr) >= whole
+    )  # the instrument sees it
     used = jax.jit(jax.grad(from_hidden, (0, 1))).lower(hidden, matrix).compile().memory_analysis()
     if used is not None:
         assert used.temp_size_in_bytes < 4 * whole
@@ -233,7 +271,8 @@ def test_nothing_to_train_on_is_a_loss_of_zero():
 
 def test_a_label_of_no_advantage_counts_and_a_masked_one_does_not():
     # the mean over tokens of an RL batch must not grow because some rewards happen to be the mean
-    tokens, mask = np.array([[1, 2, 3]]), np.array([[1, 1, 1]], np.uint8)
+    tokens = np.array([[1, 2, 3]])
+    mask = np.array([[1, 1, 1]], np.uint8)
     weights = np.array([[1.0, 0.0, 0.0]], np.float32)
     base = pack_rows(tokens)
     batch = PackedBatch(base.token_ids, base.source_id, loss_mask=mask, weights=weights)
@@ -274,7 +313,9 @@ def test_one_value_a_token():
 
 def explicit_mesh(**axes):
     """``jax.make_mesh`` makes such: types of arrays then say how they are sharded, and a scan or a join may not mix."""
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Explicit,) * len(axes))
+    return jax.make_mesh(
+        tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Explicit,) * len(axes)
+    )
 
 
 @pytest.mark.parametrize("denominator", ["weights", "tokens", "sequences", "groups"])
@@ -290,7 +331,8 @@ def test_on_a_mesh_with_explicit_axes(denominator):
         with jax.set_mesh(mesh):
             sharded, z = jax.device_put((batch, logits), NamedSharding(mesh, PartitionSpec("data")))
             loss = jax.value_and_grad(partial(unified_loss, denominator=denominator))
-            found, expanded = jax.jit(loss)(z, sharded), jax.jit(PackedBatch.expand)(sharded)
+            found = jax.jit(loss)(z, sharded)
+            expanded = jax.jit(PackedBatch.expand)(sharded)
             flat = jax.jit(PackedBatch.flatten)(sharded)
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
         np.testing.assert_allclose(found[1], wanted[1], atol=1e-6)
@@ -305,20 +347,29 @@ def hidden_case():
     """Hidden states, a matrix and a batch, and the loss of these on one device, with its gradients."""
     rng = np.random.default_rng(0)
     batch = pack_rows(rng.integers(0, 9, (4, 8)), eos_id=0)
-    hidden, unembedding = rng.normal(size=(4, 8, 6)), rng.normal(size=(10, 6))
+    hidden = rng.normal(size=(4, 8, 6))
+    unembedding = rng.normal(size=(10, 6))
     loss = jax.jit(jax.value_and_grad(partial(unified_loss_from_hidden, batch=batch), (0, 1)))
     return hidden, unembedding, batch, loss(jnp.asarray(hidden), jnp.asarray(unembedding))
 
 
-@pytest.mark.parametrize("rows", [("data", None, None), (("data", "model"), None, None), ("data", "model", None)])
-@pytest.mark.parametrize("matrix", [(None, None), ("model", None), (None, "model"), ("data", "model")])
+@pytest.mark.parametrize(
+    "rows", [("data", None, None), (("data", "model"), None, None), ("data", "model", None)]
+)
+@pytest.mark.parametrize(
+    "matrix", [(None, None), ("model", None), (None, "model"), ("data", "model")]
+)
 def test_hidden_states_and_matrix_on_a_mesh_with_explicit_axes(rows, matrix):
     mesh = explicit_mesh(data=2, model=2)
     hidden, unembedding, batch, wanted = hidden_case()
     place = {spec: NamedSharding(mesh, PartitionSpec(*spec)) for spec in (rows, rows[:1], matrix)}
-    arguments = jax.device_put((hidden, unembedding, batch), (place[rows], place[matrix], place[rows[:1]]))
+    arguments = jax.device_put(
+        (hidden, unembedding, batch), (place[rows], place[matrix], place[rows[:1]])
+    )
     with jax.set_mesh(mesh):
-        found = jax.jit(jax.value_and_grad(partial(unified_loss_from_hidden, chunk=3), (0, 1)))(*arguments)
+        found = jax.jit(jax.value_and_grad(partial(unified_loss_from_hidden, chunk=3), (0, 1)))(
+            *arguments
+        )
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     assert found[1][1].sharding.is_equivalent_to(place[matrix], 2)
@@ -327,7 +378,8 @@ def test_hidden_states_and_matrix_on_a_mesh_with_explicit_axes(rows, matrix):
 def test_logits_that_are_split_over_the_vocabulary_on_a_mesh_with_explicit_axes():
     mesh = explicit_mesh(data=2, model=2)
     rng = np.random.default_rng(0)
-    batch, logits = pack_rows(rng.integers(0, 9, (4, 8))), rng.normal(size=(4, 8, 10)).astype(np.float32)
+    batch = pack_rows(rng.integers(0, 9, (4, 8)))
+    logits = rng.normal(size=(4, 8, 10)).astype(np.float32)
     wanted = jax.value_and_grad(unified_loss)(jnp.asarray(logits), batch)
     with jax.set_mesh(mesh):
         z = jax.device_put(logits, NamedSharding(mesh, PartitionSpec("data", None, "model")))

@@ -34,7 +34,8 @@ def test_every_row_is_in_one_micro_batch_whole_and_under_the_cap(step):
     config, segments, seq_len, ways = step
     shape = config.shape(len(segments), seq_len, segments.shape[1], ways)
     plan = config.plan(segments, shape)
-    rows, tokens = shape.number * shape.rows, segments.sum(axis=1)
+    rows = shape.number * shape.rows
+    tokens = segments.sum(axis=1)
     taken = np.zeros(rows * shape.places, int)
     for row, place in enumerate(plan.place.tolist()):
         if tokens[row]:
@@ -72,10 +73,14 @@ def test_the_most_costly_come_first_and_ranks_cost_alike():
     lengths = np.random.default_rng(0).integers(64, 1024, (128, 1)).astype(np.int32)
     spreads = {}
     for balance in ("none", "flops"):
-        config = MicroBatchConfig(4096, balance, rows=4, model=MODEL if balance == "flops" else None)
+        config = MicroBatchConfig(
+            4096, balance, rows=4, model=MODEL if balance == "flops" else None
+        )
         shape = config.shape(128, 1024, 1, ways=2)
         plan = config.plan(lengths, shape)
-        flops = np.where(plan.segment >= 0, MODEL.flops(lengths[:, 0])[plan.segment], 0.0).sum(axis=1)
+        flops = np.where(plan.segment >= 0, MODEL.flops(lengths[:, 0])[plan.segment], 0.0).sum(
+            axis=1
+        )
         table = flops.reshape(4, -1)[:, : plan.filled]
         spreads[balance] = (table.max(axis=0) / table.mean(axis=0)).max()
         if balance == "flops":
@@ -91,14 +96,26 @@ def test_the_most_costly_come_first_and_ranks_cost_alike():
             "max_tokens = 1000: is less than a row of 2048 tokens (seq_len). Give 2048 or more",
             "{max_tokens: 2048}",
         ),
-        ("{max_tokens: many}", "micro_batches.max_tokens = 'many': is of the wrong type", "{max_tokens: 8192}"),
-        ("{max_tokens: 0}", "max_tokens = 0: must be a whole number, at least 1", "{max_tokens: 8192}"),
+        (
+            "{max_tokens: many}",
+            "micro_batches.max_tokens = 'many': is of the wrong type",
+            "{max_tokens: 8192}",
+        ),
+        (
+            "{max_tokens: 0}",
+            "max_tokens = 0: must be a whole number, at least 1",
+            "{max_tokens: 8192}",
+        ),
         (
             "{max_tokens: 8192, balance: flop}",
             "Did you mean 'flops'?",
             "{max_tokens: 8192, balance: tokens}",
         ),
-        ("{max_tokens: 8192, rows: 0}", "rows = 0: must be a whole number, at least 1", "{max_tokens: 8192, rows: 8}"),
+        (
+            "{max_tokens: 8192, rows: 0}",
+            "rows = 0: must be a whole number, at least 1",
+            "{max_tokens: 8192, rows: 8}",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_cure(value, problem, cured):
@@ -112,7 +129,9 @@ def test_flops_need_a_model_and_a_model_flops():
     with pytest.raises(ConfigError, match=r"micro_batches\.model: is missing") as refused:
         load_config(overrides=["micro_batches={max_tokens: 4096, balance: flops}"])
     model = str(refused.value).partition("Add model: ")[2].partition(", with your")[0]
-    config = load_config(overrides=[f"micro_batches={{max_tokens: 4096, balance: flops, model: {model}}}"])
+    config = load_config(
+        overrides=[f"micro_batches={{max_tokens: 4096, balance: flops, model: {model}}}"]
+    )
     assert config.micro_batches.model.hidden_size == 2048
     with pytest.raises(ConfigError, match=r"is what balance: flops goes by.*Write balance: flops"):
         load_config(overrides=[f"micro_batches={{max_tokens: 4096, model: {model}}}"])

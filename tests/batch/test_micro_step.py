@@ -12,7 +12,9 @@ from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.batch.micro_step import lay_out
 from headrace.batch.packed_batch import PackedBatch
 
-S, WIDTH, VOCAB = 32, 3, 50
+S = 32
+WIDTH = 3
+VOCAB = 50
 
 
 def random_batch(seed, rows=13, *, pairs=False):
@@ -23,12 +25,17 @@ def random_batch(seed, rows=13, *, pairs=False):
     tokens = rng.integers(1, VOCAB, (rows, S)).astype(np.uint16)
     source = np.append(rng.integers(0, 3, rows - 1), -1).astype(np.int32)
     return PackedBatch(
-        tokens, source, segment_lengths=segments, pairs=pairs,
-        weights=rng.random((rows, 1)).astype(np.float32), token_mask=rng.integers(0, 2, (rows, S)).astype(np.uint8),
+        tokens,
+        source,
+        segment_lengths=segments,
+        pairs=pairs,
+        weights=rng.random((rows, 1)).astype(np.float32),
+        token_mask=rng.integers(0, 2, (rows, S)).astype(np.uint8),
         log_probs=rng.random((rows, S)).astype(np.float32),
         group_ids=None if pairs else rng.integers(0, 4, segments.shape).astype(np.int32),
-        rewards=rng.random(segments.shape).astype(np.float32), extras={"ids": rng.integers(0, 9, (rows, S, 2))},
-    )  # fmt: skip
+        rewards=rng.random(segments.shape).astype(np.float32),
+        extras={"ids": rng.integers(0, 9, (rows, S, 2))},
+    )
 
 
 def split(batch, config, rows=2):
@@ -78,7 +85,9 @@ def test_rows_without_segments_are_whole():
 EVERY = ("weights", "tokens", "sequences", "groups", 7.0, lambda some: 1.0 + some.label_mask.sum())
 
 
-@pytest.mark.parametrize("every", [("groups",), pytest.param(EVERY, marks=pytest.mark.slow, id="every")])
+@pytest.mark.parametrize(
+    "every", [("groups",), pytest.param(EVERY, marks=pytest.mark.slow, id="every")]
+)
 def test_losses_and_gradients_are_those_of_the_whole_step(every):
     batch = jax.tree.map(jnp.asarray, random_batch(1))
     table = jax.random.normal(jax.random.key(0), (VOCAB, VOCAB))

@@ -16,14 +16,19 @@ LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "c
 
 def slow_reference(row, eos):
     """A row's leaves, document by document."""
-    documents, current = [], []
+    documents = []
+    current = []
     for token in row:
         current.append(token)
         if token == eos:
             documents.append(current)
             current = []
     documents += [current] if current else []
-    labels, weights, positions, segments, cu = [], [], [], [], [0]
+    labels = []
+    weights = []
+    positions = []
+    segments = []
+    cu = [0]
     for k, document in enumerate(documents):
         labels += [*document[1:], 0]
         weights += [1.0] * (len(document) - 1) + [0.0]
@@ -65,7 +70,9 @@ def test_leaves_are_those_of_the_documents(rows, eos, data):
 @pytest.mark.parametrize("eos", [None, EOS])
 def test_the_same_in_jax_and_under_jit(eos):
     rows = np.random.default_rng(0).integers(0, 6, (8, 20))
-    rows[0], rows[1] = EOS, 0  # every token ends a document; none does
+    # every token ends a document; none does
+    rows[0] = EOS
+    rows[1] = 0
     valid = np.arange(8) < 6
     batch = PackedBatch(jnp.asarray(rows, jnp.uint16), jnp.where(valid, 0, -1), eos_id=eos)
     check(batch, rows.tolist(), eos, valid)
@@ -92,7 +99,9 @@ def test_source_ids_default_to_zero():
 
 
 def test_truth_values_are_no_sources():
-    with pytest.raises(ConfigError, match=r"source_id: are truth values, not numbers\. Rows that only fill up"):
+    with pytest.raises(
+        ConfigError, match=r"source_id: are truth values, not numbers\. Rows that only fill up"
+    ):
         PackedBatch(np.zeros((2, 4), np.uint8), np.ones(2, bool))
 
 

@@ -22,16 +22,24 @@ MESHES = {
     "data x model": ({"data": 2, "model": 2}, P("data")),
 }
 DERIVED = (
-    "tokens", "valid", "labels", "label_mask", "token_weights", "position_ids", "segment_ids", "cu_seqlens",
+    "tokens",
+    "valid",
+    "labels",
+    "label_mask",
+    "token_weights",
+    "position_ids",
+    "segment_ids",
+    "cu_seqlens",
     "segment_groups",
-)  # fmt: skip
+)
 DENOMINATORS = ("weights", "tokens", "sequences", "groups")
 VOCAB = 9
 
 
 def host_batch(kind):
     rng = np.random.default_rng(0)
-    tokens, mask = rng.integers(0, VOCAB, (4, 16)).astype(np.uint16), rng.integers(0, 2, (4, 16)).astype(np.uint8)
+    tokens = rng.integers(0, VOCAB, (4, 16)).astype(np.uint16)
+    mask = rng.integers(0, 2, (4, 16)).astype(np.uint8)
     source = np.array([0, 2, 1, -1], np.int32)  # the last only fills up
     lengths = np.array([[3, 5, 0, 0], [4, 4, 4, 4], [16, 0, 0, 0], [1, 1, 2, 7]], np.int32)
     return {
@@ -78,7 +86,8 @@ def everything(batch):
 @pytest.mark.parametrize(("name", "kind", "how"), EACH)
 def test_all_that_is_derived_is_the_hosts(name, kind, how):
     axes, spec = MESHES[name]
-    batch, mesh = host_batch(kind), mesh_of(axes)
+    batch = host_batch(kind)
+    mesh = mesh_of(axes)
     sharded = on_mesh(mesh, spec, batch)
     found = HOW[how](everything)(sharded)
     assert_same(found, everything(batch))
@@ -99,13 +108,18 @@ def test_each_alone_under_jit(name):
 
 def losses(batch, logits):
     nll = token_nll(logits, batch.labels)
-    return {d: weighted_mean(nll, batch, d) for d in DENOMINATORS} | {"default": unified_loss(logits, batch)}
+    return {d: weighted_mean(nll, batch, d) for d in DENOMINATORS} | {
+        "default": unified_loss(logits, batch)
+    }
 
 
-@pytest.mark.parametrize(("name", "kind", "how"), [*(e for e in EACH if e[2] == "jit"), ("data x seq", "eos", "eager")])
+@pytest.mark.parametrize(
+    ("name", "kind", "how"), [*(e for e in EACH if e[2] == "jit"), ("data x seq", "eos", "eager")]
+)
 def test_losses_are_the_hosts(name, kind, how):
     axes, spec = MESHES[name]
-    batch, mesh = host_batch(kind), mesh_of(axes)
+    batch = host_batch(kind)
+    mesh = mesh_of(axes)
     logits = np.random.default_rng(1).normal(size=(4, 16, VOCAB)).astype(np.float32)
     placed = jax.device_put(logits, NamedSharding(mesh, spec))
     sharded = on_mesh(mesh, spec, batch)
@@ -118,13 +132,18 @@ def test_losses_are_the_hosts(name, kind, how):
 @pytest.mark.parametrize("denominator", DENOMINATORS[::2])
 def test_gradients_of_sharded_sequences(denominator):
     axes, spec = MESHES["data x seq"]
-    batch, mesh = host_batch("eos"), mesh_of(axes)
+    batch = host_batch("eos")
+    mesh = mesh_of(axes)
     rng = np.random.default_rng(1)
-    hidden, matrix = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 16, 6), (VOCAB, 6)))
+    hidden, matrix = (
+        rng.normal(size=shape).astype(np.float32) for shape in ((4, 16, 6), (VOCAB, 6))
+    )
     loss = jax.value_and_grad(partial(unified_loss_from_hidden, denominator=denominator), (0, 1))
     wanted = jax.jit(partial(loss, batch=batch))(jnp.asarray(hidden), jnp.asarray(matrix))
     placed = jax.device_put((hidden, matrix), (NamedSharding(mesh, spec), NamedSharding(mesh, P())))
-    found = jax.jit(loss)(*placed, on_mesh(mesh, spec, batch).expand())  # the loss reads it as it reads a batch
+    found = jax.jit(loss)(
+        *placed, on_mesh(mesh, spec, batch).expand()
+    )  # the loss reads it as it reads a batch
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -147,11 +166,17 @@ def test_what_a_loader_delivers(settings, tmp_path):
 @pytest.mark.parametrize("eos_id", [None, 0])
 def test_columns_beside_the_labels_are_the_hosts(name, eos_id):
     axes, spec = MESHES[name]
-    mesh, plain = mesh_of(axes), host_batch("whole rows")
+    mesh = mesh_of(axes)
+    plain = host_batch("whole rows")
     rng = np.random.default_rng(2)
-    extras = {"topk": rng.integers(0, VOCAB, (4, 16, 3)).astype(np.int32), "score": rng.random((4, 16), np.float32)}
+    extras = {
+        "topk": rng.integers(0, VOCAB, (4, 16, 3)).astype(np.int32),
+        "score": rng.random((4, 16), np.float32),
+    }
     weights = rng.integers(0, 3, (4, 16)).astype(np.float32) / 2
-    batch = pack_rows(plain.token_ids, plain.source_id, eos_id=eos_id, token_mask=weights, extras=extras)
+    batch = pack_rows(
+        plain.token_ids, plain.source_id, eos_id=eos_id, token_mask=weights, extras=extras
+    )
     if eos_id is None:
         batch = replace(batch, weights=np.array([[1], [0.5], [2], [0]], np.float32))
 
@@ -165,14 +190,24 @@ def test_columns_beside_the_labels_are_the_hosts(name, eos_id):
 @pytest.mark.parametrize("name", MESHES)
 def test_columns_are_flattened_and_expanded_with_their_tokens(name):
     axes, spec = MESHES[name]
-    mesh, rng = mesh_of(axes), np.random.default_rng(3)
-    extras = {"topk": rng.integers(0, VOCAB, (4, 16, 3)).astype(np.int32), "score": rng.random((4, 16), np.float32)}
+    mesh = mesh_of(axes)
+    rng = np.random.default_rng(3)
+    extras = {
+        "topk": rng.integers(0, VOCAB, (4, 16, 3)).astype(np.int32),
+        "score": rng.random((4, 16), np.float32),
+    }
     lengths = np.array([[5, 7], [16, 0], [3, 0], [1, 15]], np.int32)
     batch = pack_rows(host_batch("whole rows").token_ids, segment_lengths=lengths, extras=extras)
-    on_devices = jax.jit(lambda b: (b.flatten().extras, b.expand().extras))(on_mesh(mesh, spec, batch))
-    assert_same(on_devices, ({n: leaf.reshape(64, *leaf.shape[2:]) for n, leaf in extras.items()}, extras))
+    on_devices = jax.jit(lambda b: (b.flatten().extras, b.expand().extras))(
+        on_mesh(mesh, spec, batch)
+    )
+    assert_same(
+        on_devices, ({n: leaf.reshape(64, *leaf.shape[2:]) for n, leaf in extras.items()}, extras)
+    )
     compact = batch.flatten().compact()
-    for number, (row, begin, stop) in enumerate([(0, 0, 5), (0, 5, 12), (1, 0, 16), (2, 0, 3), (3, 0, 1), (3, 1, 16)]):
+    for number, (row, begin, stop) in enumerate(
+        [(0, 0, 5), (0, 5, 12), (1, 0, 16), (2, 0, 3), (3, 0, 1), (3, 1, 16)]
+    ):
         first, last = compact.cu_seqlens[number : number + 2]
         for leaf, values in extras.items():
             assert (compact.extras[leaf][first:last] == values[row, begin:stop]).all()

@@ -10,12 +10,18 @@ from headrace.batch.packed_batch import PackedBatch, pack_rows
 
 LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "cu_seqlens")
 
-rows_of_segments = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=5)
+rows_of_segments = st.lists(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=5
+)
 
 
 def slow_reference(row: list[int], segments: list[int], width: int):
     """A row's leaves, segment by segment; the padding comes last."""
-    labels, weights, positions, numbers, at = [], [], [], [], 0
+    labels = []
+    weights = []
+    positions = []
+    numbers = []
+    at = 0
     for k, n in enumerate(segments):
         part = row[at : at + n]
         labels += [*part[1:], 0]
@@ -36,12 +42,17 @@ def slow_reference(row: list[int], segments: list[int], width: int):
 
 @given(rows_of_segments, st.integers(0, 4), st.integers(0, 2))
 def test_leaves_are_those_of_the_segments(rows, padding, spare):
-    length, width = max(map(sum, rows)) + padding, max(map(len, rows)) + spare
+    length = max(map(sum, rows)) + padding
+    width = max(map(len, rows)) + spare
     tokens = np.random.default_rng(0).integers(0, 9, (len(rows), length)).astype(np.uint16)
     segments = np.array([r + [0] * (width - len(r)) for r in rows], np.int32)
     valid = np.arange(len(rows)) % 3 != 1
-    packed = pack_rows(tokens, segment_lengths=segments, eos_id=3)  # segments take the place of eos_id
-    batch = PackedBatch(tokens, np.where(valid, packed.source_id, -1), segment_lengths=segments, eos_id=3)
+    packed = pack_rows(
+        tokens, segment_lengths=segments, eos_id=3
+    )  # segments take the place of eos_id
+    batch = PackedBatch(
+        tokens, np.where(valid, packed.source_id, -1), segment_lengths=segments, eos_id=3
+    )
     wanted = [slow_reference(t.tolist(), r, width) for t, r in zip(tokens, rows, strict=True)]
     for name in LEAVES:
         expected = np.array([w[name] for w in wanted])
@@ -68,7 +79,8 @@ def test_the_same_in_jax_and_under_jit():
 
 @given(rows_of_segments)
 def test_no_label_crosses_a_segment(rows):
-    length, width = max(map(sum, rows)) + 1, max(map(len, rows))
+    length = max(map(sum, rows)) + 1
+    width = max(map(len, rows))
     tokens = np.arange(len(rows) * length).reshape(len(rows), length)
     segments = np.array([r + [0] * (width - len(r)) for r in rows], np.int32)
     batch = pack_rows(tokens, segment_lengths=segments)

@@ -15,7 +15,9 @@ from headrace.demo.model import Transformer
 from headrace.rl.advantages import group_advantages
 from headrace.rl.groups import ScoredGroup
 
-ROWS, LENGTH, VOCABULARY = 4, 16, 32
+ROWS = 4
+LENGTH = 16
+VOCABULARY = 32
 OPTIMIZER = optax.sgd(0.1)
 RNG = np.random.default_rng(0)
 
@@ -43,7 +45,11 @@ def pretraining():
     tokens = ids((ROWS, LENGTH))
 
     def by_hand(model):
-        parts = [p for row, held in zip(tokens, segments, strict=True) for p in np.split(row, np.cumsum(held)[:-1])]
+        parts = [
+            p
+            for row, held in zip(tokens, segments, strict=True)
+            for p in np.split(row, np.cumsum(held)[:-1])
+        ]
         every = np.concatenate([log_p(model, p) for p in parts if len(p) > 1])
         return -every.mean()
 
@@ -67,25 +73,37 @@ def preferences():
 
     def by_hand(model):
         weights = np.stack([strength, -strength], axis=1).reshape(-1)
-        sides = [(w, log_p(model, t)) for w, t in zip(weights, [t for p in pairs for t in p], strict=True)]
-        return -sum(w * each.sum() for w, each in sides) / max(1, sum(abs(w) * each.size for w, each in sides))
+        sides = [
+            (w, log_p(model, t))
+            for w, t in zip(weights, [t for p in pairs for t in p], strict=True)
+        ]
+        return -sum(w * each.sum() for w, each in sides) / max(
+            1, sum(abs(w) * each.size for w, each in sides)
+        )
 
     batch = pack_pairs([(Example(a), Example(b)) for a, b in pairs], LENGTH, strength, rows=ROWS)
     width = 4 - batch.segment_lengths.shape[1]
     assert width >= 0
     examples_in = {
-        name: np.pad(getattr(batch, name), ((0, 0), (0, width))) for name in ("segment_lengths", "group_ids")
+        name: np.pad(getattr(batch, name), ((0, 0), (0, width)))
+        for name in ("segment_lengths", "group_ids")
     }
-    return eqx.tree_at(lambda b: (b.segment_lengths, b.group_ids), batch, tuple(examples_in.values())), by_hand
+    return eqx.tree_at(
+        lambda b: (b.segment_lengths, b.group_ids), batch, tuple(examples_in.values())
+    ), by_hand
 
 
 def rollouts():
     prompt_len = 2
-    groups = [([ids(6), ids(5), ids(4)], np.array([1.0, 0.0, 0.5])), ([ids(8), ids(3)], np.array([0.2, 0.9]))]
+    groups = [
+        ([ids(6), ids(5), ids(4)], np.array([1.0, 0.0, 0.5])),
+        ([ids(8), ids(3)], np.array([0.2, 0.9])),
+    ]
     advantages = [group_advantages(r, np.zeros(r.size, int), "nanomoe").values for _, r in groups]
 
     def by_hand(model):
-        total, weight = 0.0, 0.0
+        total = 0.0
+        weight = 0.0
         for (completions, _), own in zip(groups, advantages, strict=True):
             for tokens, a in zip(completions, own, strict=True):
                 answer = log_p(model, tokens)[prompt_len - 1 :]

@@ -33,7 +33,9 @@ NAMES = ("log_probs", "old", "reference", "entropy", "sampler")
 
 def settings_of(ours):
     correction = ours.get("correction")
-    return PolicyLoss(**{**ours, "correction": None if correction is None else Correction(**correction)})
+    return PolicyLoss(
+        **{**ours, "correction": None if correction is None else Correction(**correction)}
+    )
 
 
 def losses_of(cases, batch, log_probs, old, reference, entropy, sampler):
@@ -41,11 +43,19 @@ def losses_of(cases, batch, log_probs, old, reference, entropy, sampler):
 
     def one(log_probs, entropy, loss):
         return policy_loss(
-            log_probs, batch, loss, old_log_probs=old, reference_log_probs=reference, entropy=entropy,
+            log_probs,
+            batch,
+            loss,
+            old_log_probs=old,
+            reference_log_probs=reference,
+            entropy=entropy,
             sampler_log_probs=sampler,
-        )  # fmt: skip
+        )
 
-    return [jax.value_and_grad(partial(one, loss=loss), (0, 1), has_aux=True)(log_probs, entropy) for loss in cases]
+    return [
+        jax.value_and_grad(partial(one, loss=loss), (0, 1), has_aux=True)(log_probs, entropy)
+        for loss in cases
+    ]
 
 
 def golden_layout(losses, name, advantages, order=None):
@@ -61,10 +71,18 @@ def golden_losses(losses, name):
         of["token_level" in case["trl"]].append(settings_of(case["ours"]))
     done = {}
     for token_level, cases in of.items():
-        layout = golden_layout(losses, name, "token_advantages" if token_level else "advantages", [3, 0, 5, 1, 2, 4])
+        layout = golden_layout(
+            losses, name, "token_advantages" if token_level else "advantages", [3, 0, 5, 1, 2, 4]
+        )
         run = jax.jit(partial(losses_of, tuple(cases)))
-        done[token_level] = layout, iter(run(layout.batch.expand(), *(layout.lay(ROLLOUTS[n]) for n in NAMES)))
-    return [(done[t][0], next(done[t][1])) for t in ("token_level" in case["trl"] for case in GOLDEN["policy"])]
+        done[token_level] = (
+            layout,
+            iter(run(layout.batch.expand(), *(layout.lay(ROLLOUTS[n]) for n in NAMES))),
+        )
+    return [
+        (done[t][0], next(done[t][1]))
+        for t in ("token_level" in case["trl"] for case in GOLDEN["policy"])
+    ]
 
 
 @pytest.mark.parametrize("name", ["packed", pytest.param("one a row", marks=pytest.mark.slow)])
@@ -73,21 +91,35 @@ def test_losses_and_gradients_are_those_of_trl(losses, name):
         (loss, metrics), (gradient, of_entropy) = found
         label = str(case["trl"])
         np.testing.assert_allclose(loss, case["loss"], atol=1e-6, rtol=1e-6, err_msg=label)
-        np.testing.assert_allclose(layout.take(gradient), case["gradient"], atol=1e-6, rtol=1e-6, err_msg=label)
+        np.testing.assert_allclose(
+            layout.take(gradient), case["gradient"], atol=1e-6, rtol=1e-6, err_msg=label
+        )
         if case["entropy_gradient"] is not None:
-            np.testing.assert_allclose(layout.take(of_entropy), case["entropy_gradient"], atol=1e-6, err_msg=label)
+            np.testing.assert_allclose(
+                layout.take(of_entropy), case["entropy_gradient"], atol=1e-6, err_msg=label
+            )
         names = {"kl": "kl", "entropy": "entropy", "policy_loss": "policy_loss"}
-        if case["trl"].get("importance_sampling_level") != "sequence" and case["ours"].get("dual_clip") is None:
-            names |= {"clip_ratio/low_mean": "clip_low_share", "clip_ratio/high_mean": "clip_high_share"}
+        if (
+            case["trl"].get("importance_sampling_level") != "sequence"
+            and case["ours"].get("dual_clip") is None
+        ):
+            names |= {
+                "clip_ratio/low_mean": "clip_low_share",
+                "clip_ratio/high_mean": "clip_high_share",
+            }
         for theirs in names.keys() & case["logged"].keys():
-            assert float(metrics[names[theirs]]) == pytest.approx(case["logged"][theirs], abs=1e-6), (label, theirs)
+            assert float(metrics[names[theirs]]) == pytest.approx(
+                case["logged"][theirs], abs=1e-6
+            ), (label, theirs)
         assert all(np.isfinite(v) for v in metrics.values()), label
 
 
 def test_the_golden_losses_differ_and_clip(losses):
     """What would not be seen by a case that never clips: the cases have clipped, masked and corrected labels."""
     assert len({case["loss"] for case in GOLDEN["policy"]}) == len(GOLDEN["policy"])
-    shares = [case["logged"] for case in GOLDEN["policy"] if case["logged"].get("clip_ratio/region_mean")]
+    shares = [
+        case["logged"] for case in GOLDEN["policy"] if case["logged"].get("clip_ratio/region_mean")
+    ]
     assert len(shares) > 10
     metrics = [found[0][1] for _, found in golden_losses(losses, "packed")]
     assert any(0 < m["correction_share"] < 1 for m in metrics if "correction_share" in m)
@@ -105,8 +137,11 @@ def test_losses_and_gradients_are_those_that_tinker_documents(losses):
     found = jax.jit(partial(losses_of, tuple(cases)))(layout.batch, **laid)
     for case, ((loss, _), (gradient, _)) in zip(GOLDEN["tinker"]["losses"], found, strict=True):
         np.testing.assert_allclose(loss, case["loss"], rtol=1e-6, err_msg=case["name"])
-        np.testing.assert_allclose(layout.take(gradient), case["gradient"], atol=1e-6, rtol=1e-6, err_msg=case["name"])
-    metrics, golden = found[0][0][1], GOLDEN["tinker"]["kl_sample_train"]
+        np.testing.assert_allclose(
+            layout.take(gradient), case["gradient"], atol=1e-6, rtol=1e-6, err_msg=case["name"]
+        )
+    metrics = found[0][0][1]
+    golden = GOLDEN["tinker"]["kl_sample_train"]
     for ours, theirs in (
         ("sampler_kl", "kl_sample_train_v1"),
         ("sampler_kl_k2", "kl_sample_train_v2"),
@@ -119,7 +154,9 @@ EVERY = tuple(
     dataclasses.replace(loss, denominator=denominator, kl_coef=0.1, entropy_coef=0.1)
     for denominator, loss in {
         "weights": PRESETS["reinforce"],
-        "tokens": dataclasses.replace(PRESETS["dapo"], correction=Correction(outside="mask"), max_sequence_kl=0.1),
+        "tokens": dataclasses.replace(
+            PRESETS["dapo"], correction=Correction(outside="mask"), max_sequence_kl=0.1
+        ),
         "sequences": PRESETS["gspo"],
         "groups": PRESETS["cispo"],
         12.0: PolicyLoss(level="sequence_token", kl_ratio=True),
@@ -141,7 +178,12 @@ def random_layout(losses, rng):
     def of(name, order):
         groups = [0, 0, 7, 7, 7, -3]
         return losses.Layout(
-            mask, name, order=order, groups=groups, advantages=values["advantages"], log_probs=values["sampler"]
+            mask,
+            name,
+            order=order,
+            groups=groups,
+            advantages=values["advantages"],
+            log_probs=values["sampler"],
         )
 
     return of, values
@@ -150,7 +192,9 @@ def random_layout(losses, rng):
 @pytest.mark.slow
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=10)
-def test_every_loss_and_denominator_is_the_same_however_sequences_are_laid_out(losses, run_every, seed):
+def test_every_loss_and_denominator_is_the_same_however_sequences_are_laid_out(
+    losses, run_every, seed
+):
     rng = np.random.default_rng(seed)
     of, values = random_layout(losses, rng)
     answers = []
@@ -172,7 +216,9 @@ def test_losses_do_not_depend_on_the_devices(losses, run_every, kind):
     expected = run_every(*arrays)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
-        found = jax.jit(partial(losses_of, EVERY))(*jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data"))))
+        found = jax.jit(partial(losses_of, EVERY))(
+            *jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
+        )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5)
 
@@ -181,15 +227,21 @@ def test_reinforce_is_the_unified_loss(losses):
     layout = golden_layout(losses, "packed", "advantages")
     batch = dataclasses.replace(layout.batch, log_probs=None)
     rng = np.random.default_rng(0)
-    hidden, matrix = rng.normal(size=(*batch.tokens.shape, 4)), rng.normal(size=(11, 4))
+    hidden = rng.normal(size=(*batch.tokens.shape, 4))
+    matrix = rng.normal(size=(11, 4))
 
     def by_policy_loss(hidden):
-        return policy_loss(hidden_stats(hidden, matrix, batch.labels, chunk=5).log_probs, batch, "reinforce")[0]
+        return policy_loss(
+            hidden_stats(hidden, matrix, batch.labels, chunk=5).log_probs, batch, "reinforce"
+        )[0]
 
     def by_unified_loss(hidden):
         return unified_loss_from_hidden(hidden, jnp.asarray(matrix), batch, "tokens")
 
-    found, wanted = (jax.jit(jax.value_and_grad(f))(jnp.asarray(hidden)) for f in (by_policy_loss, by_unified_loss))
+    found, wanted = (
+        jax.jit(jax.value_and_grad(f))(jnp.asarray(hidden))
+        for f in (by_policy_loss, by_unified_loss)
+    )
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -198,16 +250,21 @@ def test_on_fresh_samples_every_gradient_is_the_policy_gradient(losses):
     layout = golden_layout(losses, "packed", "advantages")
     at = jnp.asarray(layout.lay(ROLLOUTS["old"]))
     gradients = {
-        name: jax.jit(jax.grad(lambda x, loss=loss: policy_loss(x, layout.batch, loss, old_log_probs=at)[0]))(at)
+        name: jax.jit(
+            jax.grad(lambda x, loss=loss: policy_loss(x, layout.batch, loss, old_log_probs=at)[0])
+        )(at)
         for name, loss in PRESETS.items()
         if loss.denominator == "tokens"
     }
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(layout.take(gradient), layout.take(gradients["reinforce"]), atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            layout.take(gradient), layout.take(gradients["reinforce"]), atol=1e-6, err_msg=name
+        )
 
 
 def test_estimates_of_kl_are_unbiased_and_their_gradients_are_known():
-    p, q = jnp.log(jnp.array([0.7, 0.2, 0.1])), jnp.log(jnp.array([0.2, 0.3, 0.5]))
+    p = jnp.log(jnp.array([0.7, 0.2, 0.1]))
+    q = jnp.log(jnp.array([0.2, 0.3, 0.5]))
     exact = float((jnp.exp(p) * (p - q)).sum())
     for name in ("k1", "k3"):
         assert float((jnp.exp(p) * kl_estimate(p, q, name)).sum()) == pytest.approx(exact, abs=1e-6)
@@ -215,11 +272,15 @@ def test_estimates_of_kl_are_unbiased_and_their_gradients_are_known():
     # the expectation of k2's gradient, under samples of p, is KL's: sum of p (log p - log q) d log p
     found = jax.vmap(jax.grad(lambda x, y: kl_estimate(x, y, "k2")))(p, q)
     np.testing.assert_allclose(found, p - q, rtol=1e-6)
-    assert float(jax.grad(lambda y: kl_estimate(p, y, "k3").sum())(q).sum()) == 0  # the reference is held fixed
+    assert (
+        float(jax.grad(lambda y: kl_estimate(p, y, "k3").sum())(q).sum()) == 0
+    )  # the reference is held fixed
 
 
 def test_ratios_do_not_overflow_and_labels_that_are_not_trained_on_are_not_looked_at():
-    batch = dataclasses.replace(pack_rows(np.array([[1, 2, 3, 4]])), loss_mask=np.array([[1, 1, 0, 0]], np.uint8))
+    batch = dataclasses.replace(
+        pack_rows(np.array([[1, 2, 3, 4]])), loss_mask=np.array([[1, 1, 0, 0]], np.uint8)
+    )
     log_probs = jnp.array([[-1.0, -1.0, np.nan, np.inf]])
     old = jnp.array([[-500.0, -1.0, np.nan, -np.inf]])
     for level in ("token", "sequence", "sequence_token", "product"):
@@ -227,7 +288,9 @@ def test_ratios_do_not_overflow_and_labels_that_are_not_trained_on_are_not_looke
         value, gradient = jax.jit(ratio)(log_probs)
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
-    ppo = jax.value_and_grad(lambda x: policy_loss(x, batch, "ppo", old_log_probs=old), has_aux=True)
+    ppo = jax.value_and_grad(
+        lambda x: policy_loss(x, batch, "ppo", old_log_probs=old), has_aux=True
+    )
     (_, metrics), gradient = jax.jit(ppo)(log_probs)
     assert np.isfinite(gradient).all()
     assert float(metrics["ratio_max"]) == pytest.approx(np.exp(20), rel=1e-5)
@@ -235,7 +298,9 @@ def test_ratios_do_not_overflow_and_labels_that_are_not_trained_on_are_not_looke
 
 
 def test_nothing_to_train_on_is_a_loss_of_zero():
-    batch = dataclasses.replace(pack_rows(np.array([[1, 2, 3]])), loss_mask=np.zeros((1, 3), np.uint8))
+    batch = dataclasses.replace(
+        pack_rows(np.array([[1, 2, 3]])), loss_mask=np.zeros((1, 3), np.uint8)
+    )
     zeros = jnp.zeros((1, 3))
     for loss in PRESETS:
         value, metrics = policy_loss(zeros, batch, loss, old_log_probs=zeros, entropy=zeros)
@@ -264,7 +329,9 @@ def test_what_is_missing_is_named_with_a_cure():
             policy_loss(zeros, batch, loss, old_log_probs=zeros)
         assert caught.value.field == field
     logged = PackedBatch(batch.token_ids, batch.source_id, log_probs=np.zeros((1, 3), np.float32))
-    with pytest.raises(ConfigError, match="old_log_probs"):  # the sampler's own against itself corrects nothing
+    with pytest.raises(
+        ConfigError, match="old_log_probs"
+    ):  # the sampler's own against itself corrects nothing
         policy_loss(zeros, logged, PolicyLoss(correction=Correction()))
     with pytest.raises(ConfigError, match="Did you mean 'dapo'"):
         policy_loss(zeros, logged, "dapp")

@@ -57,7 +57,9 @@ def test_even_is_chosen_and_odd_is_rejected_in_one_row():
             pair = batch.group_ids[b, k]
             assert batch.group_ids[b, k + 1] == pair
             for segment, sign in ((k, 1), (k + 1, -1)):
-                weights = batch.token_weights[b][batch.label_mask[b] & (batch.segment_ids[b] == segment)]
+                weights = batch.token_weights[b][
+                    batch.label_mask[b] & (batch.segment_ids[b] == segment)
+                ]
                 assert (weights == sign * (pair + 1)).all()
 
 
@@ -67,7 +69,8 @@ def test_the_gradient_is_that_of_dpo():
     rng = np.random.default_rng(1)
     shape = (*pairs_batch.token_ids.shape, 20)
     logits, reference = (jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2))
-    beta, count = 0.3, len(pairs)
+    beta = 0.3
+    count = len(pairs)
 
     def of_pairs(logits):
         log_p = jnp.where(pairs_batch.label_mask, -token_nll(logits, pairs_batch.labels), 0.0)
@@ -92,14 +95,19 @@ def test_the_gradient_is_that_of_dpo_on_devices_with_rows_of_a_cache(tmp_path):
     rows = PackedTokenDataset(cache, 14, long="drop", unit=2)
     with DataLoader(rows, len(rows), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",))) as loader:
         batch = loader.batch_at(0)
-    rng, beta = np.random.default_rng(0), 0.3
-    logits, reference = (jnp.asarray(rng.normal(size=(*batch.tokens.shape, 20)), jnp.float32) for _ in range(2))
+    rng = np.random.default_rng(0)
+    beta = 0.3
+    logits, reference = (
+        jnp.asarray(rng.normal(size=(*batch.tokens.shape, 20)), jnp.float32) for _ in range(2)
+    )
 
     @jax.jit
     def weighted(batch, logits, reference):
         of = [pair_log_probs(batch, -token_nll(z, batch.labels)) for z in (logits, reference)]
         weights = pair_weights(batch, dpo_weights(*of[0], *of[1], beta=beta))
-        return jax.grad(lambda z: unified_loss(z, dataclasses.replace(batch, weights=weights), 5))(logits)
+        return jax.grad(lambda z: unified_loss(z, dataclasses.replace(batch, weights=weights), 5))(
+            logits
+        )
 
     def dpo(logits):
         of = [pair_log_probs(batch, -token_nll(z, batch.labels)) for z in (logits, reference)]
@@ -108,7 +116,9 @@ def test_the_gradient_is_that_of_dpo_on_devices_with_rows_of_a_cache(tmp_path):
         return jnp.where(batch.segment_lengths[:, 1::2] > 0, loss, 0).sum() / 5
 
     assert (np.asarray(batch.segment_lengths) > 0).sum() == 10
-    np.testing.assert_allclose(weighted(batch, logits, reference), jax.jit(jax.grad(dpo))(logits), atol=1e-6)
+    np.testing.assert_allclose(
+        weighted(batch, logits, reference), jax.jit(jax.grad(dpo))(logits), atol=1e-6
+    )
     on_host = rows.read(np.arange(len(rows)))
     sums = [pair_log_probs(b, np.asarray(logits[..., 0])) for b in (on_host, jax.device_get(batch))]
     for found, wanted in zip(*sums, strict=True):
@@ -154,28 +164,40 @@ def cache_of_pairs(root, parts, chosen=(1, 0)):
     """Documents in pairs: ids name the document (its number and 1), odd places of it are trained on."""
     layout = CacheLayout("uint16", chunk_elements=16, shard_chunks=2)
     specs = [LeafSpec("loss_mask", "uint8", "ragged"), LeafSpec("chosen", "uint8", "fixed")]
-    records, number = [], 0
+    records = []
+    number = 0
     for at, lengths in enumerate(parts):
         writer = PartWriter(str(root), f"{at:05d}", layout, specs)
         for n in lengths:
             mask = (np.arange(n) % 2).astype(np.uint8), np.array([n])
             side = np.array([chosen[number % 2]], np.uint8), None
-            writer.append(np.full(n, number + 1), np.array([n]), {"loss_mask": mask, "chosen": side})
+            writer.append(
+                np.full(n, number + 1), np.array([n]), {"loss_mask": mask, "chosen": side}
+            )
             number += 1
         records.append(writer.close())
     tokenizer = {"path": "t", "file": None, "fingerprint": "t", "vocab_size": 60000}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
     leaves = [{"name": s.name, "dtype": s.dtype, "kind": s.kind} for s in specs]
-    write_ledger(str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records))
+    write_ledger(
+        str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records)
+    )
     return TokenCache.open(root)
 
 
 def pairs_of_lengths(most):
-    return st.lists(st.lists(st.tuples(st.integers(1, most), st.integers(1, most)), min_size=1, max_size=6), max_size=2)
+    return st.lists(
+        st.lists(st.tuples(st.integers(1, most), st.integers(1, most)), min_size=1, max_size=6),
+        max_size=2,
+    )
 
 
 @settings(max_examples=12)
-@given(first=st.tuples(st.integers(1, 6), st.integers(1, 6)), more=pairs_of_lengths(9), algorithm=st.data())
+@given(
+    first=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    more=pairs_of_lengths(9),
+    algorithm=st.data(),
+)
 def test_pairs_of_a_cache_stay_together_whatever_the_order(first, more, algorithm):
     parts = [[n for pair in part for n in pair] for part in [[first], *more]]
     lengths = np.array([n for part in parts for n in part])
@@ -194,7 +216,9 @@ def test_pairs_of_a_cache_stay_together_whatever_the_order(first, more, algorith
             for b in range(len(rows)):
                 held = [int(n) for n in batch.segment_lengths[b] if n]
                 ids = [int(batch.tokens[b, at]) - 1 for at in np.cumsum([0, *held[:-1]])]
-                assert ids[1::2] == [i + 1 for i in ids[::2]]  # a pair is two neighbours, in one row
+                assert ids[1::2] == [
+                    i + 1 for i in ids[::2]
+                ]  # a pair is two neighbours, in one row
                 assert all(i % 2 == 0 for i in ids[::2])
                 groups = batch.segment_groups[b, : len(held)].tolist()
                 assert groups[::2] == groups[1::2]
@@ -249,13 +273,18 @@ def test_pairs_in_a_config_and_what_parts_them(tmp_path, caplog):
 
     def config(packing):
         return LmDataConfig(
-            {"a": ComponentConfig(path, packing=packing)}, seq_len=16, batch_size=8, num_steps=2, shuffle=False
+            {"a": ComponentConfig(path, packing=packing)},
+            seq_len=16,
+            batch_size=8,
+            num_steps=2,
+            shuffle=False,
         )
 
     whole = config(PackingConfig(unit=2, long="drop"))
     with DataLoader(whole.dataset()) as loader:
         for batch in loader:
-            weights, tokens = np.asarray(batch.token_weights), np.asarray(batch.tokens)
+            weights = np.asarray(batch.token_weights)
+            tokens = np.asarray(batch.tokens)
             assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 1)])) == {1}
             assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 0)])) == {-1}
     assert "parted_pairs" not in {f.rule for f in findings(plan_run(whole, hosts=[1]))}
@@ -269,6 +298,8 @@ def test_pairs_in_a_config_and_what_parts_them(tmp_path, caplog):
     texts = write_cache(tmp_path / "texts", [[np.arange(200)]])
     rows = PackedTokenDataset(path, 16, unit=2, long="drop")
     with pytest.raises(ConfigError, match=r"components\.pairs: has rows of preference pairs"):
-        MixtureDataset({"texts": PackedTokenDataset(texts, 16), "pairs": rows}, {"texts": 1, "pairs": 1}, 8)
+        MixtureDataset(
+            {"texts": PackedTokenDataset(texts, 16), "pairs": rows}, {"texts": 1, "pairs": 1}, 8
+        )
     mixture = MixtureDataset({"one": rows, "two": rows.shuffle(1)}, {"one": 1, "two": 2}, 8)
     assert mixture.read([0, 1]).token_weights.min() == -1

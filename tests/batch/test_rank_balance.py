@@ -109,12 +109,18 @@ def test_differences_of_micro_batches_do_not_add_up():
 @given(st.lists(st.integers(1, 20), min_size=4, max_size=8))
 @settings(max_examples=20, deadline=None)
 def test_a_step_of_rollouts_is_within_a_twentieth_too(sizes):
-    groups = [ScoredGroup([np.arange(n + 1) for n in sizes[k : k + 2]], np.arange(len(sizes[k : k + 2])), 1) for k in
-              range(0, len(sizes), 2)]  # fmt: skip
+    groups = [
+        ScoredGroup(
+            [np.arange(n + 1) for n in sizes[k : k + 2]], np.arange(len(sizes[k : k + 2])), 1
+        )
+        for k in range(0, len(sizes), 2)
+    ]
     lengths = [n + 1 for n in sizes]
     ranks = dealt(lengths, 24, 2, None)
     height = len(ranks[0]) + 1
-    batch = pack_groups(groups, RLSettings(24, len(groups), seed=0, rows=2 * height, ranks=2), oldest=None)
+    batch = pack_groups(
+        groups, RLSettings(24, len(groups), seed=0, rows=2 * height, ranks=2), oldest=None
+    )
     assert batch.segment_lengths is not None
     load = batch.segment_lengths.reshape(2, -1).sum(axis=1)
     assert load.max() <= 1.05 * best_of_all(lengths, lengths, 24, 2, len(ranks[0]))

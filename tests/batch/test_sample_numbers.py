@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.sample_numbers import check_one_each, checked_costs, checked_count, checked_tokens
+from headrace.batch.sample_numbers import (
+    check_one_each,
+    checked_costs,
+    checked_count,
+    checked_tokens,
+)
 from headrace.errors import ConfigError
 
 DTYPES = [np.uint8, np.int32, np.int64, np.float32, np.float64]
@@ -16,10 +21,13 @@ DTYPES = [np.uint8, np.int32, np.int64, np.float32, np.float64]
 @given(st.lists(st.integers(0, 200)), st.sampled_from(DTYPES))
 def test_whole_numbers_pass_unchanged(numbers, dtype):
     for form in (numbers, tuple(numbers), np.array(numbers, dtype), list(np.array(numbers, dtype))):
-        tokens, costs = checked_tokens(form), checked_costs(form, len(numbers))
+        tokens = checked_tokens(form)
+        costs = checked_costs(form, len(numbers))
         assert tokens.dtype == np.int64
         assert tokens.tolist() == costs == numbers
-        assert all(type(c) in (int, float) for c in costs)  # numpy's own overflow when they are added up
+        assert all(
+            type(c) in (int, float) for c in costs
+        )  # numpy's own overflow when they are added up
 
 
 @given(st.integers(0, 2**60), st.integers(0, 3))
@@ -41,7 +49,9 @@ def test_what_is_no_count(wrong):
     assert caught.value.cure
 
 
-@pytest.mark.parametrize("wrong", [None, 5, ["a"], [None], [[1], [2, 3]], [[1, 2]], [1j], np.array(["2020"], "M8[Y]")])
+@pytest.mark.parametrize(
+    "wrong", [None, 5, ["a"], [None], [[1], [2, 3]], [[1, 2]], [1j], np.array(["2020"], "M8[Y]")]
+)
 def test_what_is_no_row_of_numbers(wrong):
     for check in (checked_tokens, checked_costs):
         with pytest.raises(ConfigError) as caught:

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from headrace.batch.packed_batch import PackedBatch, pack_rows
-from headrace.batch.segments import discounted_sums, next_in_segment, segment_means, segment_sums, spread_segments
+from headrace.batch.segments import (
+    discounted_sums,
+    next_in_segment,
+    segment_means,
+    segment_sums,
+    spread_segments,
+)
 
-ROWS, LENGTH = 4, 12
+ROWS = 4
+LENGTH = 12
 
 
 def some_batch(seed, by_eos):
@@ -24,7 +31,11 @@ def some_batch(seed, by_eos):
     rows = pack_rows(tokens, eos_id=0) if by_eos else pack_rows(tokens, segment_lengths=segments)
     mask = rng.integers(0, 3, (ROWS, LENGTH)).clip(0, 1).astype(np.uint8)
     batch = PackedBatch(
-        rows.token_ids, rows.source_id, segment_lengths=rows.segment_lengths, eos_id=rows.eos_id, loss_mask=mask
+        rows.token_ids,
+        rows.source_id,
+        segment_lengths=rows.segment_lengths,
+        eos_id=rows.eos_id,
+        loss_mask=mask,
     )
     values = rng.normal(size=(ROWS, LENGTH)).astype(np.float32)
     return batch, np.where(batch.label_mask, values, np.nan).astype(np.float32)
@@ -32,7 +43,8 @@ def some_batch(seed, by_eos):
 
 def slowly(batch, values, decay):
     """Sums of segments, their means at each label, discounted sums, and the next value."""
-    ids, mask = batch.segment_ids, batch.label_mask
+    ids = batch.segment_ids
+    mask = batch.label_mask
     sums = np.zeros((ROWS, batch.cu_seqlens.shape[1] - 1))
     means, run, following = (np.zeros((ROWS, LENGTH)) for _ in range(3))
     for b in range(ROWS):
@@ -52,9 +64,12 @@ def slowly(batch, values, decay):
 def quickly(batch, values, places):
     sums = segment_sums(values, batch)
     return (
-        sums, segment_means(values, batch), discounted_sums(values, batch, 0.7), next_in_segment(places, batch, 2),
+        sums,
+        segment_means(values, batch),
+        discounted_sums(values, batch, 0.7),
+        next_in_segment(places, batch, 2),
         spread_segments(sums, batch),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("by_eos", [False, True])
@@ -68,7 +83,9 @@ def test_sums_are_those_of_loops(by_eos, seed):
         np.testing.assert_allclose(a, b, atol=1e-5)
     at = np.maximum(batch.segment_ids, 0)
     np.testing.assert_allclose(
-        spread, np.where(batch.segment_ids < 0, 0, np.take_along_axis(expected[0], at, 1)), atol=1e-5
+        spread,
+        np.where(batch.segment_ids < 0, 0, np.take_along_axis(expected[0], at, 1)),
+        atol=1e-5,
     )
 
 
@@ -78,7 +95,9 @@ def test_sums_on_a_mesh(kind):
     arguments = batch, values, np.broadcast_to(np.arange(LENGTH), values.shape)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
-        found = jax.jit(lambda *a: quickly(*a))(*jax.device_put(arguments, NamedSharding(mesh, PartitionSpec("data"))))
+        found = jax.jit(lambda *a: quickly(*a))(
+            *jax.device_put(arguments, NamedSharding(mesh, PartitionSpec("data")))
+        )
     for a, b in zip(found, quickly(*arguments), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 

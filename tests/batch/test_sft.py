@@ -59,13 +59,18 @@ def test_every_mode(mode):
 def test_the_last_message_of_the_assistant_need_not_be_the_last():
     asked_again = [*CHAT, Message("user", [[17]])]
     assert conversation(asked_again, "last_assistant_message").loss_mask.tolist() == [
-        *conversation(CHAT, "last_assistant_message").loss_mask.tolist(), 0
-    ]  # fmt: skip
+        *conversation(CHAT, "last_assistant_message").loss_mask.tolist(),
+        0,
+    ]
     assert not conversation(asked_again, "last_assistant_turn").loss_mask.any()
     assert conversation(asked_again, "all_messages").loss_mask.any()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.integers(0, 4)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["user", "assistant"]), st.integers(0, 4)), min_size=1, max_size=6
+    )
+)
 def test_a_weight_is_the_label_s(turns):
     ids = iter(range(100, 1000))
     messages = [Message(role, [[next(ids) for _ in range(n)]], [1]) for role, n in turns]
@@ -75,7 +80,10 @@ def test_a_weight_is_the_label_s(turns):
 
 
 def test_media_count_and_are_carried_and_are_never_trained_on():
-    chat = [Message("user", [[5], Media(3, 9), [6]], [1]), Message("assistant", [[7], Media(2, 9)], [2])]
+    chat = [
+        Message("user", [[5], Media(3, 9), [6]], [1]),
+        Message("assistant", [[7], Media(2, 9)], [2]),
+    ]
     example = conversation(chat, "all_tokens")
     assert example.length == 10
     assert example.extras["media"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 2, 2]
@@ -98,7 +106,10 @@ def test_a_cut_never_goes_through_a_medium(length):
 
 
 def test_conversations_with_media_have_lengths_to_plan_with():
-    chats = [[Message("user", [[1] * k, Media(3 * k + 1, 7)]), Message("assistant", [[2] * k])] for k in range(1, 6)]
+    chats = [
+        [Message("user", [[1] * k, Media(3 * k + 1, 7)]), Message("assistant", [[2] * k])]
+        for k in range(1, 6)
+    ]
     once, again = ([conversation(c) for c in chats] for _ in range(2))
     lengths = [e.length for e in once]
     assert lengths == [e.length for e in again] == [k + 3 * k + 1 + k for k in range(1, 6)]
@@ -127,19 +138,24 @@ def masked_cache(root, lengths_of_parts, *, leaf="ragged", name="loss_mask", dty
     """Documents whose mask follows from the token: odd ones are trained on."""
     layout = CacheLayout("uint16", chunk_elements=16, shard_chunks=2)
     spec = LeafSpec(name, dtype, leaf)
-    records, at = [], 1
+    records = []
+    at = 1
     for number, lengths in enumerate(lengths_of_parts):
         writer = PartWriter(str(root), f"{number:05d}", layout, [spec])
         for n in lengths:
             ids = np.arange(at, at + n)
             of_document = (ids % 2).astype(dtype), np.array([n])
-            writer.append(ids, np.array([n]), {name: of_document if leaf == "ragged" else (ids[:1] % 2, None)})
+            writer.append(
+                ids, np.array([n]), {name: of_document if leaf == "ragged" else (ids[:1] % 2, None)}
+            )
             at += n
         records.append(writer.close())
     tokenizer = {"path": "t", "file": None, "fingerprint": "t", "vocab_size": 60000}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
     leaves = [{"name": name, "dtype": dtype, "kind": leaf}]
-    write_ledger(str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records))
+    write_ledger(
+        str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records)
+    )
     return TokenCache.open(root)
 
 
@@ -155,7 +171,8 @@ def test_masks_of_a_cache_stay_with_their_tokens(tmp_path, algorithm):
         inside = batch.segment_ids[:, :-1] == batch.segment_ids[:, 1:]
         inside &= batch.segment_ids[:, :-1] >= 0
         assert batch.label_mask.sum() == (batch.labels[:, :-1][inside] % 2 == 1).sum()
-        again, known = dataset.shuffle(seed=2).read(np.arange(len(dataset))), batch.token_mask.tolist()
+        again = dataset.shuffle(seed=2).read(np.arange(len(dataset)))
+        known = batch.token_mask.tolist()
         assert sorted(again.token_mask.tolist()) == sorted(known)
         assert dataset.read([]).token_mask.shape == (0, 24)
     assert rows.describe()["loss_mask"] == "loss_mask"
@@ -174,12 +191,21 @@ def test_masks_go_through_mixtures_splits_and_loaders(tmp_path, packed, leaf):
     assert TokenSeqDataset(chats, 4).holdout_documents(one_in=3)[0].read([0]).token_mask is not None
     mixture = MixtureDataset(dict(zip("ab", rows, strict=True)), {"a": 1, "b": 1}, 4)
     for dataset, batch_size in ((mixture, None), (rows[0].shuffle(seed=3), 2 * jax.device_count())):
-        with DataLoader(dataset, batch_size, mesh=jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])) as loader:
+        with DataLoader(
+            dataset, batch_size, mesh=jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+        ) as loader:
             stop = 6 if loader.num_steps is None else loader.num_steps
             for step, batch in zip(range(stop), loader, strict=False):
-                tokens, labels, mask = (np.asarray(x) for x in (batch.tokens, batch.labels, batch.label_mask))
-                inside = np.asarray(batch.position_ids)[:, 1:] == np.asarray(batch.position_ids)[:, :-1] + 1
-                inside &= (np.asarray(batch.segment_ids)[:, 1:] >= 0) & np.asarray(batch.valid)[:, None]
+                tokens, labels, mask = (
+                    np.asarray(x) for x in (batch.tokens, batch.labels, batch.label_mask)
+                )
+                inside = (
+                    np.asarray(batch.position_ids)[:, 1:]
+                    == np.asarray(batch.position_ids)[:, :-1] + 1
+                )
+                inside &= (np.asarray(batch.segment_ids)[:, 1:] >= 0) & np.asarray(batch.valid)[
+                    :, None
+                ]
                 counted = (labels[:, :-1] % 2 == 1) | (np.asarray(batch.source_id) == 1)[:, None]
                 assert np.array_equal(mask[:, :-1], inside & counted)
                 assert batch.token_mask.dtype == np.uint8
@@ -195,7 +221,9 @@ def test_a_leaf_that_is_no_mask_is_refused(tmp_path):
     PackedTokenDataset(cache, 24, loss_mask="none")
     with pytest.raises(ConfigError, match="Did you mean 'loss_mask'"):
         TokenSeqDataset(cache, 4, loss_mask="los_mask")
-    config = LmDataConfig(components={"chat": ComponentConfig(cache.path, loss_mask="los_mask")}, seq_len=4)
+    config = LmDataConfig(
+        components={"chat": ComponentConfig(cache.path, loss_mask="los_mask")}, seq_len=4
+    )
     with pytest.raises(ConfigError, match=r"components\.chat\.loss_mask"):
         config.datasets()
 
@@ -218,7 +246,11 @@ def test_what_is_not_built_yet_is_planned_with_its_mask(tmp_path):
     """By the name of the leaf, or as conversations have one."""
     chat = SourceConfig(["chats.jsonl"], kind="chat")
     plain, named, built = (
-        LmDataConfig({"a": ComponentConfig("no/where", expected_tokens=1e6, **more)}, seq_len=64, batch_size=8)
+        LmDataConfig(
+            {"a": ComponentConfig("no/where", expected_tokens=1e6, **more)},
+            seq_len=64,
+            batch_size=8,
+        )
         for more in ({}, {"loss_mask": "loss_mask"}, {"source": chat})
     )
     bytes_per_step = []

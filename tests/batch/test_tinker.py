@@ -30,7 +30,9 @@ def same(datum, wanted):
 
 @pytest.mark.parametrize("case", golden("tinker_sft_datum")["cases"])
 def test_sft_datum(case):
-    found = sft_datum(case["tokens"], case["weights"], max_length=case["max_length"], reduction=case["reduction"])
+    found = sft_datum(
+        case["tokens"], case["weights"], max_length=case["max_length"], reduction=case["reduction"]
+    )
     same(found, case["datum"])
 
 
@@ -52,11 +54,15 @@ def test_rl_data(case):
 
 def test_a_trajectory_that_splits_keeps_its_group_and_its_advantage():
     # the shape of the golden's "assemble": two groups of two, one trajectory in two data
-    whole, split = [Turn([1], [2])], [Turn([1], [2]), Turn([9], [3])]
+    whole = [Turn([1], [2])]
+    split = [Turn([1], [2]), Turn([9], [3])]
     wanted = golden("tinker_rl_data")["assemble"]
     groups = [[whole, split], [whole, whole]]
-    data, first = [], []
-    for number, (trajectories, rewards) in enumerate(zip(groups, ([1.0, 0.0], [0.0, 1.0]), strict=True)):
+    data = []
+    first = []
+    for number, (trajectories, rewards) in enumerate(
+        zip(groups, ([1.0, 0.0], [0.0, 1.0]), strict=True)
+    ):
         advantages = group_advantages(np.array(rewards), np.zeros(2, int), "tinker").values
         for k, (turns, advantage) in enumerate(zip(trajectories, advantages, strict=True)):
             for example in join_turns(turns, weight=float(advantage), group=number):
@@ -68,7 +74,9 @@ def test_a_trajectory_that_splits_keeps_its_group_and_its_advantage():
 
 
 turns_of_a_conversation = st.lists(
-    st.tuples(st.lists(st.integers(0, 3), max_size=4), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
+    st.tuples(
+        st.lists(st.integers(0, 3), max_size=4), st.lists(st.integers(0, 3), min_size=1, max_size=4)
+    ),
     min_size=1,
     max_size=5,
 )
@@ -76,7 +84,8 @@ turns_of_a_conversation = st.lists(
 
 @given(turns_of_a_conversation)
 def test_turns_that_continue_are_one_sequence_and_only_actions_are_trained_on(drawn):
-    turns, so_far = [], []
+    turns = []
+    so_far = []
     for new, action in drawn:
         turns.append(Turn([*so_far, *new], action, [-1.0] * len(action), policy_version=len(turns)))
         so_far += [*new, *action]
@@ -107,7 +116,9 @@ def test_a_masked_turn_is_not_trained_on():
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=9), st.data())
 def test_a_datum_and_back(tokens, data):
-    weights = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(tokens), max_size=len(tokens)))
+    weights = data.draw(
+        st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(tokens), max_size=len(tokens))
+    )
     datum = sft_datum(tokens, weights)
     example = example_of_datum(datum)
     batch = pack_examples([example], len(tokens))

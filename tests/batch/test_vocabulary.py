@@ -11,7 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from headrace.batch.vocabulary import hidden_stats, token_stats
 from headrace.errors import ConfigError
 
-SIZE, WIDTH = 37, 6
+SIZE = 37
+WIDTH = 6
 
 
 def some_model(seed=0, scale=3.0):
@@ -20,14 +21,21 @@ def some_model(seed=0, scale=3.0):
         jnp.asarray(scale * rng.normal(size=(2, 4, WIDTH)), jnp.float32),
         jnp.asarray(rng.normal(size=(SIZE, WIDTH)), jnp.float32),
         rng.integers(0, SIZE, (2, 4, 3)),
-        tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 4, 3), (2, 4), (2, 4))),
+        tuple(
+            jnp.asarray(rng.normal(size=shape), jnp.float32)
+            for shape in ((2, 4, 3), (2, 4), (2, 4))
+        ),
     )
 
 
 def plain(hidden, matrix, labels):
     log_p = jax.nn.log_softmax(hidden @ matrix.T)
     norm = jax.nn.logsumexp(hidden @ matrix.T, axis=-1)
-    return jnp.take_along_axis(log_p, jnp.asarray(labels), -1), norm, -(jnp.exp(log_p) * log_p).sum(-1)
+    return (
+        jnp.take_along_axis(log_p, jnp.asarray(labels), -1),
+        norm,
+        -(jnp.exp(log_p) * log_p).sum(-1),
+    )
 
 
 def along(stats, directions):
@@ -37,7 +45,9 @@ def along(stats, directions):
 @cache
 def plain_gradients():
     hidden, matrix, labels, directions = some_model()
-    return jax.jit(jax.value_and_grad(lambda h, m: along(plain(h, m, labels), directions), (0, 1)))(hidden, matrix)
+    return jax.jit(jax.value_and_grad(lambda h, m: along(plain(h, m, labels), directions), (0, 1)))(
+        hidden, matrix
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 10, 37, 4096])
@@ -57,7 +67,9 @@ def test_values_and_gradients_are_those_of_a_plain_softmax(chunk):
 
 
 def test_entropy_is_exact_where_logits_are_large_and_where_some_are_impossible():
-    logits = jnp.array([[1e4, 1e4, 0.0, 0.0], [0.0, 0.0, 0.0, -jnp.inf], [5e3, 0.0, -jnp.inf, -jnp.inf]])
+    logits = jnp.array(
+        [[1e4, 1e4, 0.0, 0.0], [0.0, 0.0, 0.0, -jnp.inf], [5e3, 0.0, -jnp.inf, -jnp.inf]]
+    )
 
     def entropy(z):
         return token_stats(z, jnp.zeros(3, jnp.int32), chunk=3).entropy
@@ -81,26 +93,29 @@ def test_one_label_a_position_or_several():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_on_a_mesh(kind):
     hidden, matrix, labels, directions = some_model()
-    alone = jax.value_and_grad(lambda h: along(hidden_stats(h, matrix, labels, chunk=10), directions))
+    alone = jax.value_and_grad(
+        lambda h: along(hidden_stats(h, matrix, labels, chunk=10), directions)
+    )
     expected = jax.jit(alone)(hidden)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
         split = NamedSharding(mesh, PartitionSpec("data"))
-        whole, (hidden, labels, directions) = (
-            jax.device_put(matrix),
-            jax.device_put((hidden, labels, directions), split),
-        )
+        whole = jax.device_put(matrix)
+        (hidden, labels, directions) = jax.device_put((hidden, labels, directions), split)
         whole = jax.device_put(matrix, NamedSharding(mesh, PartitionSpec()))
-        found = jax.jit(jax.value_and_grad(lambda h, m, y, d: along(hidden_stats(h, m, y, chunk=10), d)))(
-            hidden, whole, labels, directions
-        )
+        found = jax.jit(
+            jax.value_and_grad(lambda h, m, y, d: along(hidden_stats(h, m, y, chunk=10), d))
+        )(hidden, whole, labels, directions)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_all_logits_are_never_whole_in_float32(losses):
-    rows, size, chunk = 32, 2048, 128
-    hidden, matrix = jnp.ones((rows, 8), jnp.bfloat16), jnp.ones((size, 8), jnp.bfloat16)
+    rows = 32
+    size = 2048
+    chunk = 128
+    hidden = jnp.ones((rows, 8), jnp.bfloat16)
+    matrix = jnp.ones((size, 8), jnp.bfloat16)
 
     def loss(hidden, matrix):
         stats = hidden_stats(hidden, matrix, jnp.zeros(rows, jnp.int32), chunk=chunk)
@@ -110,7 +125,9 @@ def test_all_logits_are_never_whole_in_float32(losses):
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(hidden, matrix)
     assert losses.largest_float32(traced.jaxpr) <= max(rows * chunk, size * 8)
     of_teacher = jax.grad(
-        lambda h: hidden_stats(h, matrix, jnp.zeros((rows, 64), jnp.int32), chunk=chunk).log_probs.sum()
+        lambda h: hidden_stats(
+            h, matrix, jnp.zeros((rows, 64), jnp.int32), chunk=chunk
+        ).log_probs.sum()
     )
     used = jax.jit(of_teacher).lower(hidden).compile().memory_analysis()
     if used is not None:  # of 64 ids each, no [N, chunk, 64] is held

@@ -20,7 +20,9 @@ class Done(NamedTuple):
 
 
 @pytest.fixture
-def headrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def headrace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """``headrace("build", ...)``: exit code, standard output and standard error."""
 
     def run(*arguments: str) -> Done:

@@ -33,14 +33,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).mkdir()
         for n in range(8):
             Path(name, f"{n}.txt").write_text(f"{name} {n} " * 40)
-    run("build", "old", "-o", "web", "-t", "bytes", "--chunk-tokens", 64, "--engine", "inline", "--part-bytes", 900)
+    run(
+        "build",
+        "old",
+        "-o",
+        "web",
+        "-t",
+        "bytes",
+        "--chunk-tokens",
+        64,
+        "--engine",
+        "inline",
+        "--part-bytes",
+        900,
+    )
     return tmp_path
 
 
 def test_a_cache_grows(folder: Path):
     text = run("build", "new", "-o", "web", "--append", "--engine", "inline")
     assert "Built web/generations/2: 8 documents" in text
-    assert "is already finished" in run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    assert "is already finished" in run(
+        "build", "new", "-o", "web", "--append", "--engine", "inline"
+    )
     facts = json.loads(run("inspect", "web", "--samples", 0, "--json"))
     assert [one["documents"] for one in facts["generations"]] == [8, 8]
     assert "1: 8 documents, 2: 8 documents" in run("inspect", "web", "--samples", 0)
@@ -53,7 +68,12 @@ def test_a_cache_grows(folder: Path):
     difference = run("diff", "web", "web/generations/2", ok=False)
     assert "generations" in difference
     run("consolidate", "web", "one")
-    assert json.loads(run("inspect", "one", "--samples", 0, "--json"))["tombstones"]["removed_documents"] == 2
+    assert (
+        json.loads(run("inspect", "one", "--samples", 0, "--json"))["tombstones"][
+            "removed_documents"
+        ]
+        == 2
+    )
     for path in sorted(Path("web/generations/2/parts").rglob("c/0"))[:1]:
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert "damaged" in run("verify", "web", "--deep", ok=False)
@@ -75,8 +95,12 @@ def test_runs_go_on_and_are_extended(folder: Path):
     text = run("diff", "run", config, "--step", 20)
     assert "the same run" in text
     assert text.endswith("amendments:\n- step: 20\n  extend: {docs: 2}\n")
-    assert json.loads(run("diff", "run", config, "--step", 20, "--json"))["newer_generations"] == {"docs": 2}
-    config.write_text(config.read_text() + text.partition("amendments:")[1] + text.partition("amendments:")[2])
+    assert json.loads(run("diff", "run", config, "--step", 20, "--json"))["newer_generations"] == {
+        "docs": 2
+    }
+    config.write_text(
+        config.read_text() + text.partition("amendments:")[1] + text.partition("amendments:")[2]
+    )
     seen = json.loads(run(*args))["seen"]
     assert min(one["step"] for one in seen) >= 20
     assert {one["document"] for one in seen} == {11}
@@ -96,7 +120,13 @@ def test_bad_input_is_named(folder: Path):
     assert "chunk_tokens = 128: is not that of web" in error_of(
         "build", "new", "-o", "web", "--append", "--chunk-tokens", 128
     )
-    assert "tokenizer = 'ids:9': is not that of web" in error_of("build", "new", "-o", "web", "--append", "-t", "ids:9")
-    assert "in generation 1 of web already" in error_of("build", "old/1.txt", "-o", "web", "--append")
+    assert "tokenizer = 'ids:9': is not that of web" in error_of(
+        "build", "new", "-o", "web", "--append", "-t", "ids:9"
+    )
+    assert "in generation 1 of web already" in error_of(
+        "build", "old/1.txt", "-o", "web", "--append"
+    )
     assert "there is nothing new to append" in error_of("build", "old", "-o", "web", "--append")
-    run("build", "new/*.txt", "-o", "web", "--append", "--engine", "inline", "--chunk-tokens", 64)  # as it is
+    run(
+        "build", "new/*.txt", "-o", "web", "--append", "--engine", "inline", "--chunk-tokens", 64
+    )  # as it is

@@ -21,7 +21,9 @@ BYTES = ("--tokenizer", "bytes")
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_a_build_ends_with_a_summary_and_the_next_command(headrace: Run, corpus: Path, tmp_path: Path):
+def test_a_build_ends_with_a_summary_and_the_next_command(
+    headrace: Run, corpus: Path, tmp_path: Path
+):
     output = tmp_path / "my cache"
     code, out, err = headrace("build", str(corpus), "--output", str(output), *BYTES)
     assert (code, err) == (0, "")
@@ -38,27 +40,68 @@ def test_a_build_ends_with_a_summary_and_the_next_command(headrace: Run, corpus:
 def test_all_options(headrace: Run, corpus: Path, tmp_path: Path):
     (corpus / "a.dat").write_text('{"body": "x"}\nbad\n')
     code, out, _ = headrace(
-        "build", str(corpus / "a.dat"), "-o", str(tmp_path / "c"), "-t", "bytes", "--eos", "none", "--bos", "auto",
-        "--text-field", "body", "--on-bad-line", "skip", "--format", "jsonl", "--chunk-tokens", "16",
-        "--compression", "zstd", "--dtype", "uint32",
-    )  # fmt: skip
+        "build",
+        str(corpus / "a.dat"),
+        "-o",
+        str(tmp_path / "c"),
+        "-t",
+        "bytes",
+        "--eos",
+        "none",
+        "--bos",
+        "auto",
+        "--text-field",
+        "body",
+        "--on-bad-line",
+        "skip",
+        "--format",
+        "jsonl",
+        "--chunk-tokens",
+        "16",
+        "--compression",
+        "zstd",
+        "--dtype",
+        "uint32",
+    )
     assert code == 0
     assert f"1 bad line skipped, the first: {corpus}/a.dat, line 2: is not valid JSON" in out
     cache = TokenCache.open(str(tmp_path / "c"))
     assert cache.document(0).tolist() == [257, ord("x")]
-    assert (cache.layout.dtype, cache.layout.chunk_elements, cache.layout.compression) == ("uint32", 16, "zstd")
+    assert (cache.layout.dtype, cache.layout.chunk_elements, cache.layout.compression) == (
+        "uint32",
+        16,
+        "zstd",
+    )
 
 
 def test_kinds_leaves_and_engines(headrace: Run, tmp_path: Path):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     lines = [json.dumps({"talk": messages, "meta": {"id": f"d{i}"}, "n": i}) for i in range(4)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    (tmp_path / "t.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
     arguments = (
-        "build", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "c"), *BYTES, "--kind", "chat",
-        "--field", "messages=talk", "--leaf", "id=meta.id", "--leaf", "n=n:int32", "--chat-template",
-        str(tmp_path / "t.jinja"), "--engine", "pool", "--workers", "1",
-    )  # fmt: skip
+        "build",
+        str(tmp_path / "a.jsonl"),
+        "-o",
+        str(tmp_path / "c"),
+        *BYTES,
+        "--kind",
+        "chat",
+        "--field",
+        "messages=talk",
+        "--leaf",
+        "id=meta.id",
+        "--leaf",
+        "n=n:int32",
+        "--chat-template",
+        str(tmp_path / "t.jinja"),
+        "--engine",
+        "pool",
+        "--workers",
+        "1",
+    )
     code, _, err = headrace(*arguments)
     assert code == 2
     assert "--mask roles --mask-role assistant" in err
@@ -108,10 +151,22 @@ def test_json(headrace: Run, corpus: Path, tmp_path: Path):
         ("", ["corpus", "--tokenizer", "nowhere.json"], "nowhere.json"),
         ("", ["corpus", "--eos", "<nope>"], "is not a token"),
         ("", ["corpus", "--dtype", "uint8"], "cannot hold a vocabulary of 258"),
-        ("", ["corpus", "--text-field", "body"], "1.jsonl, line 1: has no field 'body' (it has 'text')"),
+        (
+            "",
+            ["corpus", "--text-field", "body"],
+            "1.jsonl, line 1: has no field 'body' (it has 'text')",
+        ),
         ("", ["corpus", "--chunk-tokens", "0"], "chunk_tokens = 0"),
-        ("", ["corpus/1.jsonl", "--format", "text", "--text-field", "body"], "text_field = 'body': names a field"),
-        ("", ["corpus", "--engine", "dask"], "--engine = 'dask': is not a choice here. Known names: 'auto'"),
+        (
+            "",
+            ["corpus/1.jsonl", "--format", "text", "--text-field", "body"],
+            "text_field = 'body': names a field",
+        ),
+        (
+            "",
+            ["corpus", "--engine", "dask"],
+            "--engine = 'dask': is not a choice here. Known names: 'auto'",
+        ),
         ("{", ["corpus"], "1.jsonl, line 1: is not valid JSON"),
         ('{"text": "\udcff"}', ["corpus"], "1.jsonl, line 1: is not UTF-8"),
         ("", ["corpus/[0].txt"], "matches no file"),
@@ -154,7 +209,16 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += "from headrace.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "build", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "c"), *BYTES],
+        [
+            sys.executable,
+            "-c",
+            program,
+            "build",
+            str(tmp_path / "a.jsonl"),
+            "-o",
+            str(tmp_path / "c"),
+            *BYTES,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -164,7 +228,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert err.splitlines() == ["interrupted: finished parts are kept; run the same command again to continue"]
+    assert err.splitlines() == [
+        "interrupted: finished parts are kept; run the same command again to continue"
+    ]
 
 
 def test_help_has_examples_and_loads_no_jax():
@@ -184,15 +250,32 @@ finally:
 
 def test_documents_for_filling_in_the_middle(headrace, tmp_path):
     rows = [list(range(1, 30 + k)) for k in range(40)]
-    (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
-    command = ["build", str(tmp_path / "ids.jsonl"), "-o", str(tmp_path / "out"), "-t", "ids:100", "--kind", "tokens"]
+    (tmp_path / "ids.jsonl").write_text(
+        "".join(json.dumps({"input_ids": row}) + "\n" for row in rows)
+    )
+    command = [
+        "build",
+        str(tmp_path / "ids.jsonl"),
+        "-o",
+        str(tmp_path / "out"),
+        "-t",
+        "ids:100",
+        "--kind",
+        "tokens",
+    ]
     done = headrace(*command, "--fim", "97", "98", "99", "--fim-rate", "1", "--fim-spm-rate", "0")
     assert done.code == 0, done.err
     cache = TokenCache.open(str(tmp_path / "out"))
     for k, row in enumerate(rows):
         found = cache.document(k).tolist()
         prefix, suffix, middle = (found.index(sign) for sign in (97, 98, 99))
-        assert found[:prefix] + found[prefix + 1 : suffix] + found[middle + 1 :] + found[suffix + 1 : middle] == row
+        assert (
+            found[:prefix]
+            + found[prefix + 1 : suffix]
+            + found[middle + 1 :]
+            + found[suffix + 1 : middle]
+            == row
+        )
     again = headrace(*shlex.split(build_command(str(tmp_path / "out"), cache.ledger))[1:])
     assert "is already finished" in again.out
     refused = headrace(*command, "--fim", "97", "98", "100")
@@ -212,9 +295,15 @@ def test_documents_for_filling_in_the_middle(headrace, tmp_path):
             {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 0, 2)},
             "by gigatoken: 7 documents; 2 checked against tokenizers.",
         ),
-        ({"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 1)}, "8 documents, 1 of them by tokenizers"),
         (
-            {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(differences=("a.jsonl, line 3",))},
+            {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 1)},
+            "8 documents, 1 of them by tokenizers",
+        ),
+        (
+            {
+                "tokenizer_engine": "gigatoken",
+                "encoded": EncoderCounts(differences=("a.jsonl, line 3",)),
+            },
             "The encoders differ at a.jsonl, line 3: 1 part built with tokenizers only.",
         ),
     ],

@@ -41,12 +41,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (tmp_path / f"{name}-text").mkdir()
         for i in range(files):
             texts = [f"{name} file {i} document {j}, " * (j % 9) for j in range(25)]
-            lines = [json.dumps({"text": t, "meta": {"id": f"{name}/{i}/{j}"}}) for j, t in enumerate(texts)]
+            lines = [
+                json.dumps({"text": t, "meta": {"id": f"{name}/{i}/{j}"}})
+                for j, t in enumerate(texts)
+            ]
             (tmp_path / f"{name}-text" / f"{i}.jsonl").write_text("\n".join(lines))
         leaves = {"id": LeafConfig("meta.id")} if name == "web" else {}
         part_bytes = 10 if name == "web" else 1 << 20
         source = SourceConfig([f"{name}-text"], leaves=leaves)
-        build_cache(source, TokenizerConfig(), name, part_bytes=part_bytes, chunk_tokens=256, progress=False)
+        build_cache(
+            source, TokenizerConfig(), name, part_bytes=part_bytes, chunk_tokens=256, progress=False
+        )
     (tmp_path / "gone.txt").write_text("\n".join(map(str, range(0, 50, 3))))
     (tmp_path / "run.yaml").write_text(CONFIG)
     return "run.yaml"
@@ -66,11 +71,18 @@ def shown(headrace: Run, *arguments: str) -> dict[str, Any]:
 def test_it_shows_what_is_delivered_and_where_it_comes_from(headrace: Run, run: str):
     caches = {name: TokenCache.open(name) for name in ("web", "code")}
     gone = set(range(0, 50, 3))
-    epochs, files = set(), set()
+    epochs = set()
+    files = set()
     for step in (0, 5, 11, 12, 90):
         facts = shown(headrace, run, "--step", str(step))
-        assert (facts["step"], facts["batch_size"], facts["seq_len"]) == (step, 6, 32 if step < 12 else 64)
-        assert ["".join(s["text"] for s in r["spans"]) for r in facts["rows"]] == delivered(load_config(run), step)
+        assert (facts["step"], facts["batch_size"], facts["seq_len"]) == (
+            step,
+            6,
+            32 if step < 12 else 64,
+        )
+        assert ["".join(s["text"] for s in r["spans"]) for r in facts["rows"]] == delivered(
+            load_config(run), step
+        )
         for row in facts["rows"]:
             assert row["cache"] == row["component"]
             epochs.add(row["epoch"])
@@ -133,11 +145,17 @@ def test_a_line_a_span_and_never_wider_than_asked(headrace: Run, run: str):
 
 def test_mistakes_say_what_to_do(headrace: Run, run: str):
     for arguments, words in (
-        (["--step", "0", "--row", "6"], "--row = 6: is not a row of this step. Its rows are numbered from 0 to 5."),
+        (
+            ["--step", "0", "--row", "6"],
+            "--row = 6: is not a row of this step. Its rows are numbered from 0 to 5.",
+        ),
         (["--step", "-1"], "is not a step of this run. Steps count from 0."),
         (["--step", "20", "num_steps=20"], "is not a step of this run. Steps run from 0 to 19."),
         (["--step", "0", "--run", "nowhere"], "is not the folder of a run"),
-        (["--step", "0", "--tokenizer", "nothing.json"], "which has a tokenizer of its own, bytes. Leave it out."),
+        (
+            ["--step", "0", "--tokenizer", "nothing.json"],
+            "which has a tokenizer of its own, bytes. Leave it out.",
+        ),
         (["--step", "0", "--tokenizer", "bytes"], None),  # the same
         (["--step", "0", "--id-leaf", "nope"], "is not a leaf of these caches."),
     ):
@@ -150,10 +168,14 @@ def test_mistakes_say_what_to_do(headrace: Run, run: str):
 def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_path: Path):
     config = load_config(run)
     loader = config.loader(Mesh(np.array(jax.devices()[:1]), "data"))
-    assert RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order)) == RunManifest.of(loader)
+    assert RunManifest.of(
+        BatchOrder(config.dataset(), row_order=config.row_order)
+    ) == RunManifest.of(loader)
     open_run("runs", loader)
     before = {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()}
-    assert shown(headrace, run, "--step", "40", "--run", "runs") == shown(headrace, run, "--step", "40")
+    assert shown(headrace, run, "--step", "40", "--run", "runs") == shown(
+        headrace, run, "--step", "40"
+    )
     assert {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()} == before
     code, _, err = headrace("cat", run, "--run", "runs", "seed=1")
     assert code == 2
@@ -163,7 +185,8 @@ def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_pat
 def test_a_run_that_was_amended(headrace: Run, run: str):
     mesh = Mesh(np.array(jax.devices()[:1]), "data")
     amended = "amendments=[{step: 30, weights: {code: 9}}]"
-    plain, new = load_config(run, ["seq_len=32"]), load_config(run, ["seq_len=32", amended])
+    plain = load_config(run, ["seq_len=32"])
+    new = load_config(run, ["seq_len=32", amended])
     open_run("runs", plain.loader(mesh))
     code, _, err = headrace("cat", run, "--run", "runs", "--step", "29", "seq_len=32", amended)
     assert code == 0, err
@@ -176,10 +199,14 @@ def test_a_run_that_was_amended(headrace: Run, run: str):
     assert "differ by an amendment from step 30." in err
 
 
-def test_ready_ids_are_spelled_or_decoded_as_told(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ready_ids_are_spelled_or_decoded_as_told(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     cache = tiny_cache("ids", documents=40)
-    (tmp_path / "run.yaml").write_text("{seq_len: 8, batch_size: 2, shuffle: false, components: {a: {cache: ids}}}")
+    (tmp_path / "run.yaml").write_text(
+        "{seq_len: 8, batch_size: 2, shuffle: false, components: {a: {cache: ids}}}"
+    )
     tokens = cache.tokens(0, 8).tolist()
     first = shown(headrace, "run.yaml")["rows"][0]
     assert " ".join(s["text"] for s in first["spans"]) == " ".join(map(str, tokens))
@@ -192,13 +219,19 @@ def test_what_is_trained_on_of_chats_is_marked(headrace: Run, tmp_path: Path):
     mask = lambda ids: ids % 2 == 1  # noqa: E731
     write_cache(tmp_path / "chat", [[np.arange(k, k + 9) for k in range(30, 60)]], mask=mask)
     tiny_cache(tmp_path / "texts")
-    said = {"seq_len": 16, "batch_size": 8, "components": {n: {"cache": str(tmp_path / n)} for n in ("chat", "texts")}}
+    said = {
+        "seq_len": 16,
+        "batch_size": 8,
+        "components": {n: {"cache": str(tmp_path / n)} for n in ("chat", "texts")},
+    }
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(said))
     rows = shown(headrace, str(config), "--step", "1")["rows"]
     batch = load_config(str(config)).loader(Mesh(np.array(jax.devices()[:1]), "data")).batch_at(1)
     assert {row["component"] for row in rows} == {"chat", "texts"}
-    for row, tokens, trained in zip(rows, np.asarray(batch.tokens), np.asarray(batch.token_mask), strict=True):
+    for row, tokens, trained in zip(
+        rows, np.asarray(batch.tokens), np.asarray(batch.token_mask), strict=True
+    ):
         for one in row["spans"]:
             here = slice(one["column"], one["column"] + one["tokens"])
             assert ("runs" in one) == (row["component"] == "chat")
@@ -206,7 +239,9 @@ def test_what_is_trained_on_of_chats_is_marked(headrace: Run, tmp_path: Path):
                 assert one["trained_tokens"] == trained[here].sum() == (tokens[here] % 2).sum()
                 ids = [i for text, _ in one["runs"] for i in text.split()]
                 assert ids == list(map(str, tokens[here]))
-                assert [t for text, t in one["runs"] for _ in text.split()] == (tokens[here] % 2 == 1).tolist()
+                assert [t for text, t in one["runs"] for _ in text.split()] == (
+                    tokens[here] % 2 == 1
+                ).tolist()
     _, out, _ = headrace("cat", str(config), "--step", "1", *(f"--row={k}" for k in range(8)))
     assert "of them trained on" in out
     assert "⟦" in out
@@ -215,7 +250,17 @@ def test_what_is_trained_on_of_chats_is_marked(headrace: Run, tmp_path: Path):
 def test_no_device_is_taken(run: str):
     """A run that trains holds the accelerator; looking into its data must not ask for it."""
     done = subprocess.run(
-        [sys.executable, "-c", "from headrace.cli import main; main()", "cat", run, "--step", "3", "--row", "0"],
+        [
+            sys.executable,
+            "-c",
+            "from headrace.cli import main; main()",
+            "cat",
+            run,
+            "--step",
+            "3",
+            "--row",
+            "0",
+        ],
         env={**os.environ, "JAX_PLATFORMS": "tpu"},
         capture_output=True,
         text=True,

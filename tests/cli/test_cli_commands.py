@@ -26,10 +26,30 @@ from headrace.testing import tiny_cache
 GROUP: Any = typer.main.get_command(application())
 LEAVES: dict[str, Any] = {}
 for name, found in GROUP.commands.items():
-    LEAVES |= {f"{name} {n}": c for n, c in found.commands.items()} if hasattr(found, "commands") else {name: found}
-WITHOUT_JSON = {"demo", "init", "completion", "config schema"}  # a picture and a model; a script; JSON in any case
+    LEAVES |= (
+        {f"{name} {n}": c for n, c in found.commands.items()}
+        if hasattr(found, "commands")
+        else {name: found}
+    )
+WITHOUT_JSON = {
+    "demo",
+    "init",
+    "completion",
+    "config schema",
+}  # a picture and a model; a script; JSON in any case
 HEAVY = (
-    *("jax", "numpy", "tensorstore", "draccus", "tokenizers", "gigatoken", "pyarrow", "fsspec", "yaml", "optax"),
+    *(
+        "jax",
+        "numpy",
+        "tensorstore",
+        "draccus",
+        "tokenizers",
+        "gigatoken",
+        "pyarrow",
+        "fsspec",
+        "yaml",
+        "optax",
+    ),
     *("matplotlib", "ray", "rich", "pydantic", "importlib.metadata"),
 )
 """What takes tens of milliseconds or more to import."""
@@ -54,13 +74,17 @@ def test_every_command_says_what_it_does_with_examples(name):
         assert parameter.help or "--help" in parameter.opts, f"{parameter.name} has no help"
 
 
-@pytest.mark.parametrize("arguments", [*((*name.split(), "--help") for name in LEAVES), ("build", "--help-all")])
+@pytest.mark.parametrize(
+    "arguments", [*((*name.split(), "--help") for name in LEAVES), ("build", "--help-all")]
+)
 def test_help_fits_eighty_columns(headrace, monkeypatch, arguments):
     monkeypatch.setattr(click.formatting, "FORCED_WIDTH", 80)
     assert max(map(len, headrace(*arguments).out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("name", "example"), [(n, e) for n, c in LEAVES.items() for e in examples(c)])
+@pytest.mark.parametrize(
+    ("name", "example"), [(n, e) for n, c in LEAVES.items() for e in examples(c)]
+)
 def test_every_example_parses(name, example):
     words = shlex.split(example.partition(" > ")[0])[1:]
     prefix = name.split()
@@ -89,9 +113,15 @@ def test_names_are_consistent(name):
 )
 def test_an_answer_imports_nothing_heavy(command, said, unused):
     """Counted in modules and not in seconds, which depend on what else the machine does."""
-    program = f"import sys; sys.argv = ['headrace', *{command.split()}]\nfrom headrace.cli import main\n"
-    program += f"try: main()\nfinally: print([m for m in {unused} if m in sys.modules], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        f"import sys; sys.argv = ['headrace', *{command.split()}]\nfrom headrace.cli import main\n"
+    )
+    program += (
+        f"try: main()\nfinally: print([m for m in {unused} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith(said) or said in done.stdout
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
@@ -99,24 +129,31 @@ def test_an_answer_imports_nothing_heavy(command, said, unused):
 def test_what_is_imported_is_noticed():
     """The instrument of the test above, on a command that does need something."""
     program = "import sys, headrace; headrace.TokenCache; print([m for m in ('jax', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['numpy']"
 
 
 def test_import_headrace_imports_nothing_heavy():
     program = f"import sys, headrace; print([m for m in {(*HEAVY, 'typer', 'asyncio')} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_the_help_of_a_command_of_many_options_fits_a_screen_and_names_them_all(headrace):
-    short, long = headrace("build", "--help").out, headrace("build", "--help-all").out
+    short = headrace("build", "--help").out
+    long = headrace("build", "--help-all").out
     assert len(short.splitlines()) <= 55
     command = LEAVES["build"]
     words = "".join(short.split()).replace("-", "")
     for parameter in command.params:
         assert max(parameter.opts, key=len).replace("-", "").lower() in words.lower()
-        assert parameter.opts[0] in ("sources", "--help") or " ".join(parameter.help.split()) in " ".join(long.split())
+        assert parameter.opts[0] in ("sources", "--help") or " ".join(
+            parameter.help.split()
+        ) in " ".join(long.split())
     assert all(" ".join(example.split()) in " ".join(long.split()) for example in examples(command))
     assert short.count("headrace build ") < long.count("headrace build ")
 
@@ -179,8 +216,16 @@ def fail(with_: BaseException):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (RuntimeError("the wheel\nstands still"), exits.UNEXPECTED, "RuntimeError: the wheel stands still"),
-        (OSError(28, "No space left on device", "cache"), exits.REFUSED, "cache: No space left on device"),
+        (
+            RuntimeError("the wheel\nstands still"),
+            exits.UNEXPECTED,
+            "RuntimeError: the wheel stands still",
+        ),
+        (
+            OSError(28, "No space left on device", "cache"),
+            exits.REFUSED,
+            "cache: No space left on device",
+        ),
         (RuntimeError("s3://id:secret@bucket/a"), exits.UNEXPECTED, "s3://***@bucket/a"),
         (KeyboardInterrupt(), exits.INTERRUPTED, ""),
     ],
@@ -208,23 +253,39 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(LmDataConfig().to_yaml())
     command = f"{shlex.quote(sys.executable)} -m headrace config schema | head -c 10"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
     assert done.stdout == '{\n  "$sche'
     assert done.stderr == ""
 
 
 def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
     (tmp_path / "a.txt").write_text("water to the wheel\n" * 400)
-    cache, copy = str(tmp_path / "cache"), str(tmp_path / "copy")
+    cache = str(tmp_path / "cache")
+    copy = str(tmp_path / "copy")
     for arguments in (
-        ["build", str(tmp_path / "a.txt"), "-o", cache, "-t", "bytes", "--json", "--engine", "inline"],
+        [
+            "build",
+            str(tmp_path / "a.txt"),
+            "-o",
+            cache,
+            "-t",
+            "bytes",
+            "--json",
+            "--engine",
+            "inline",
+        ],
         ["verify", cache, "--deep", "--json"],
         ["consolidate", cache, copy, "--json"],
         ["diff", cache, cache, "--json"],
         ["inspect", cache, "--json"],
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "headrace", *arguments], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "headrace", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
@@ -233,12 +294,27 @@ def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
 
 def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_path):
     cache = tiny_cache(tmp_path / "cache", documents=300).path
-    (tmp_path / "run.yaml").write_text(f"{{seq_len: 8, batch_size: 4, num_steps: 9, components: {{a: {cache}}}}}")
+    (tmp_path / "run.yaml").write_text(
+        f"{{seq_len: 8, batch_size: 4, num_steps: 9, components: {{a: {cache}}}}}"
+    )
     config = str(tmp_path / "run.yaml")
     for arguments in (
-        *(["pack", cache, "-s", "64", "--compare"], ["icc", cache, "--seq-len", "8"], ["where", config]),
-        *(["report", config, "-o", str(tmp_path / "page.html")], ["diff", cache, cache], ["upgrade", cache]),
-        *(["remove", cache, "1"], ["simulate", config], ["config", "check", config], ["cat", config, "--row", "0"]),
+        *(
+            ["pack", cache, "-s", "64", "--compare"],
+            ["icc", cache, "--seq-len", "8"],
+            ["where", config],
+        ),
+        *(
+            ["report", config, "-o", str(tmp_path / "page.html")],
+            ["diff", cache, cache],
+            ["upgrade", cache],
+        ),
+        *(
+            ["remove", cache, "1"],
+            ["simulate", config],
+            ["config", "check", config],
+            ["cat", config, "--row", "0"],
+        ),
     ):
         command = [sys.executable, "-m", "headrace", *arguments]
         terminal, end = pty.openpty()
@@ -262,7 +338,10 @@ def test_completion_is_a_script_for_the_shell(headrace, shell):
     script = headrace("completion", shell).out
     assert "_HEADRACE_COMPLETE" in script
     if shutil.which(shell):
-        assert subprocess.run([shell, "-n", "-c", script], capture_output=True, check=False).returncode == 0
+        assert (
+            subprocess.run([shell, "-n", "-c", script], capture_output=True, check=False).returncode
+            == 0
+        )
 
 
 def completed(words: str) -> list[str]:
@@ -270,7 +349,9 @@ def completed(words: str) -> list[str]:
     environment = {**os.environ, "_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": words}
     environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
     program = [Path(sys.executable).parent / "headrace"]
-    return subprocess.run(program, capture_output=True, text=True, env=environment, check=True).stdout.split()
+    return subprocess.run(
+        program, capture_output=True, text=True, env=environment, check=True
+    ).stdout.split()
 
 
 def test_commands_options_and_choices_are_completed():
@@ -283,7 +364,9 @@ def test_commands_options_and_choices_are_completed():
 def test_one_of_something_is_in_the_singular(headrace, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "run.yaml").write_text("{seq_len: 2, batch_size: 1, num_steps: 1, components: {a: a}}")
+    (tmp_path / "run.yaml").write_text(
+        "{seq_len: 2, batch_size: 1, num_steps: 1, components: {a: a}}"
+    )
     commands = [
         "build a.txt -o a -t bytes",
         "build a.txt -o a -t bytes",

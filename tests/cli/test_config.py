@@ -55,7 +55,10 @@ def test_check_prints_what_it_resolves_to(headrace, plan):
     done = headrace("config", "check", plan)
     assert done.code == 0
     assert done.err == ""
-    assert "2 components, batches of 64 rows of 4,096 tokens, 1,000 steps, 262,144,000 tokens" in done.out
+    assert (
+        "2 components, batches of 64 rows of 4,096 tokens, 1,000 steps, 262,144,000 tokens"
+        in done.out
+    )
     assert "87.50% > 70.01%" in done.out
     assert "The first batch touches 64 chunks" in done.out
     assert "warning components.{web,code}.cache: planned by declared sizes" in done.out
@@ -83,12 +86,19 @@ def test_check_says_which_replicas_it_reached(headrace, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_cache(tmp_path / "a", documents=300)
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    (tmp_path / "run.yaml").write_text("{seq_len: 16, batch_size: 8, num_steps: 50, components: {a: {cache: a}}}")
+    (tmp_path / "run.yaml").write_text(
+        "{seq_len: 16, batch_size: 8, num_steps: 50, components: {a: {cache: a}}}"
+    )
     check = ("config", "check", "run.yaml", "--hosts", "1")
     done = headrace(*check, "components.a.replicas=[lost, copy]")
     assert "a has replicas a (read), lost (unreached), copy (reached)" in done.out
-    assert "warning components.a.replicas: lost is not a token cache (there is no such folder)" in done.out
-    facts = json.loads(headrace(*check, "--json", "components.a.replicas=[copy]", "components.a.cache=gone").out)
+    assert (
+        "warning components.a.replicas: lost is not a token cache (there is no such folder)"
+        in done.out
+    )
+    facts = json.loads(
+        headrace(*check, "--json", "components.a.replicas=[copy]", "components.a.cache=gone").out
+    )
     assert [r["state"] for r in facts["plan"]["components"][0]["replicas"]] == ["unreached", "read"]
     assert "replica_unreached" in [f["rule"] for f in facts["findings"]]
     tiny_cache(tmp_path / "other", documents=299)
@@ -105,7 +115,9 @@ def test_statuses_of_check(headrace, plan):
 
 
 def test_sizes_can_be_given(headrace, plan):
-    facts = json.loads(headrace("config", "check", plan, "--json", "--tokens", "web=1e10", "--steps", "2000").out)
+    facts = json.loads(
+        headrace("config", "check", plan, "--json", "--tokens", "web=1e10", "--steps", "2000").out
+    )
     assert facts["plan"]["components"][0]["tokens"] == 10**10
     assert facts["plan"]["steps"] == 2000
     assert headrace("config", "check", plan, "--tokens", "wbe=1").err.startswith(
@@ -116,8 +128,12 @@ def test_sizes_can_be_given(headrace, plan):
 def test_check_of_a_run_that_is_another(headrace, small, tmp_path):
     loader = load_config(small).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",)))
     open_run(str(tmp_path / "run"), loader)
-    assert headrace("config", "check", small, "--hosts", "1", "--run", str(tmp_path / "run")).code == 0
-    done = headrace("config", "check", small, "--run", str(tmp_path / "run"), "seed=5", "components.b.weight=3")
+    assert (
+        headrace("config", "check", small, "--hosts", "1", "--run", str(tmp_path / "run")).code == 0
+    )
+    done = headrace(
+        "config", "check", small, "--run", str(tmp_path / "run"), "seed=5", "components.b.weight=3"
+    )
     assert done.code == 2
     assert "seed" in done.err
     assert "components.b" in done.err or "weights.b" in done.err
@@ -131,13 +147,20 @@ def test_check_of_declared_amendments_is_the_same_run(headrace, small, tmp_path)
     loader = load_config(small).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",)))
     open_run(str(tmp_path / "run"), loader)
     amended = "amendments=[{step: 20, weights: {b: 5}}]"
-    assert headrace("config", "check", small, "--hosts", "1", "--run", str(tmp_path / "run"), amended).code == 0
+    assert (
+        headrace(
+            "config", "check", small, "--hosts", "1", "--run", str(tmp_path / "run"), amended
+        ).code
+        == 0
+    )
 
 
 def test_show_loads_to_the_same(headrace, plan, tmp_path):
     done = headrace("config", "show", plan, "components.web.weight=2")
     (tmp_path / "whole.yaml").write_text(done.out)
-    assert load_config(str(tmp_path / "whole.yaml")) == load_config(plan, ["components.web.weight=2"])
+    assert load_config(str(tmp_path / "whole.yaml")) == load_config(
+        plan, ["components.web.weight=2"]
+    )
     assert json.loads(headrace("config", "show", plan, "--json").out)["batch_size"] == 64
 
 
@@ -150,7 +173,9 @@ def test_the_schema_goes_to_a_file(headrace, plan, tmp_path):
 def test_from_levanter_prints_a_config_with_its_notes(headrace, tmp_path):
     theirs = tmp_path / "theirs.yaml"
     theirs.write_text(
-        "components: {web: {cache_dir: CACHES/web}}\nnum_validation_sequences: {web: 5}\n".replace("CACHES", "gs://b")
+        "components: {web: {cache_dir: CACHES/web}}\nnum_validation_sequences: {web: 5}\n".replace(
+            "CACHES", "gs://b"
+        )
     )
     done = headrace("config", "from-levanter", str(theirs))
     assert done.code == 0
@@ -169,7 +194,8 @@ def test_from_levanter_prints_a_config_with_its_notes(headrace, tmp_path):
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
     """A config of three remote caches, and the connections that are attempted; each would wait for ever."""
-    never, attempts = threading.Event(), []
+    never = threading.Event()
+    attempts = []
 
     def attempt(*args, **kwargs):
         attempts.append(args)
@@ -179,7 +205,10 @@ def remote(tmp_path, monkeypatch):
     for name in ("getaddrinfo", "create_connection"):
         monkeypatch.setattr(socket, name, attempt)
     monkeypatch.setattr(socket.socket, "connect", attempt)
-    caches = {n: {"cache_dir": f"gs://bucket/{n}", "source": {"train_urls": [f"gs://bucket/{n}.jsonl"]}} for n in "abc"}
+    caches = {
+        n: {"cache_dir": f"gs://bucket/{n}", "source": {"train_urls": [f"gs://bucket/{n}.jsonl"]}}
+        for n in "abc"
+    }
     theirs = tmp_path / "theirs.yaml"
     theirs.write_text(yaml.safe_dump({"components": caches}))
     yield str(theirs), attempts
@@ -201,7 +230,10 @@ def test_from_levanter_looks_when_asked_and_not_for_ever(headrace, remote, monke
     looked = headrace("config", "from-levanter", theirs, "--look")
     assert looked.code == 0
     assert looked.out == plain  # nothing answered
-    assert "look: reading the ledgers of 3 caches for at most 0.05 s: gs://bucket/a/train," in looked.err
+    assert (
+        "look: reading the ledgers of 3 caches for at most 0.05 s: gs://bucket/a/train,"
+        in looked.err
+    )
     assert "no answer within 0.05 s" in looked.err
 
 
@@ -210,14 +242,22 @@ def test_from_levanter_goes_by_what_it_sees(headrace, tmp_path):
         tiny_cache(tmp_path / name / "train", documents=documents)
     urls = {"source": {"type": "url", "train_urls": ["x.jsonl"]}}
     theirs = tmp_path / "theirs.yaml"
-    theirs.write_text(yaml.safe_dump({"components": {n: {"cache_dir": str(tmp_path / n), **urls} for n in "xy"}}))
-    assert "tokenizer" in yaml.safe_load(headrace("config", "from-levanter", str(theirs)).out)  # there is all to build
-    assert "tokenizer" not in yaml.safe_load(headrace("config", "from-levanter", str(theirs), "--look").out)
+    theirs.write_text(
+        yaml.safe_dump({"components": {n: {"cache_dir": str(tmp_path / n), **urls} for n in "xy"}})
+    )
+    assert "tokenizer" in yaml.safe_load(
+        headrace("config", "from-levanter", str(theirs)).out
+    )  # there is all to build
+    assert "tokenizer" not in yaml.safe_load(
+        headrace("config", "from-levanter", str(theirs), "--look").out
+    )
 
 
 def test_simulate_goes_by_expected_tokens_too(headrace, plan):
     done = headrace("simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json")
     assert done.code == 0
     assert json.loads(done.out)["batch_size"] == 64
-    levanter = headrace("simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json", "--layout", "levanter")
+    levanter = headrace(
+        "simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json", "--layout", "levanter"
+    )
     assert json.loads(levanter.out)["block_bytes"] == 1 << 20

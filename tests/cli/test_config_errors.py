@@ -26,19 +26,23 @@ BROKEN = {
         ("components.web.source.leaves.id.feild", "Did you mean 'field'?"),
     ),
     "unknown key in a list": Broken(
-        "stages: [{weights: {web: 1}}, {stpe: 50, weights: {web: 1}}]", ("stages[1].stpe = 50", "Did you mean 'step'?")
+        "stages: [{weights: {web: 1}}, {stpe: 50, weights: {web: 1}}]",
+        ("stages[1].stpe = 50", "Did you mean 'step'?"),
     ),
     "wrong type deep down": Broken(
         "components: {web: {cache: a, source: {paths: [x], on_bad_line: ignore}}}",
         ("components.web.source.on_bad_line = 'ignore'", "Known names: 'error', 'skip'."),
     ),
-    "wrong type by step": Broken("seq_len: {0: 4096, 1000: long}", ("seq_len.1000 = 'long'", "Give a whole number.")),
+    "wrong type by step": Broken(
+        "seq_len: {0: 4096, 1000: long}", ("seq_len.1000 = 'long'", "Give a whole number.")
+    ),
     "wrong type in a list": Broken(
         f"components: {{{WEB}}}\nstages: [{{weights: {{web: 1}}, tokens: ten}}]",
         ("stages[0].tokens = 'ten'", "Give a whole number."),
     ),
     "text where a list must stand": Broken(
-        "components: {web: {cache: a, source: {paths: x}}}", ("components.web.source.paths", "Write [x].")
+        "components: {web: {cache: a, source: {paths: x}}}",
+        ("components.web.source.paths", "Write [x]."),
     ),
     "a key twice": Broken("seq_len: 8\nseq_len: 9", ("the key 'seq_len' stands twice in line 2",)),
     "weights in two places": Broken(
@@ -59,7 +63,11 @@ BROKEN = {
     ),
     "stages that contradict": Broken(
         f"components: {{{WEB}}}\nstages: [{{weights: {{web: 1}}, tokens: 1000000}}, {{step: 3, weights: {{web: 1}}}}]",
-        ("stages[0].tokens", "stages[1] begins at step 3", "Leave out stages[0].tokens or stages[1].step."),
+        (
+            "stages[0].tokens",
+            "stages[1] begins at step 3",
+            "Leave out stages[0].tokens or stages[1].step.",
+        ),
     ),
     "an amendment after the end": Broken(
         f"components: {{{WEB}}}\nnum_steps: 100\namendments: [{{step: 200, weights: {{web: 2}}}}]",
@@ -89,7 +97,8 @@ BROKEN = {
         ("components.web.cache = 'no/web'", "components.web.expected_tokens", "headrace build"),
     ),
     "hold-out said twice": Broken(
-        "validation: {one_in: 100, fraction: 0.01}", ("validation.fraction", "beside one_in", "Give one of them.")
+        "validation: {one_in: 100, fraction: 0.01}",
+        ("validation.fraction", "beside one_in", "Give one of them."),
     ),
     "a policy that is none": Broken("policy: swr", ("policy = 'swr'", "Did you mean 'swrr'?")),
     "another kind of file": Broken("- 1\n- 2", ("is not a mapping of names to values",)),
@@ -118,10 +127,18 @@ def test_there_are_twenty_and_more():
 def test_caches_of_two_tokenizers_name_both(headrace, tmp_path):
     (tmp_path / "a.txt").write_text("water to the wheel")
     for name, eos in (("a", "auto"), ("b", "none")):
-        source, cache = str(tmp_path / "a.txt"), str(tmp_path / name)
-        assert headrace("build", source, "-o", cache, "-t", "bytes", "--eos", eos, "--engine", "inline").code == 0
+        source = str(tmp_path / "a.txt")
+        cache = str(tmp_path / name)
+        assert (
+            headrace(
+                "build", source, "-o", cache, "-t", "bytes", "--eos", eos, "--engine", "inline"
+            ).code
+            == 0
+        )
     path = tmp_path / "run.yaml"
-    path.write_text(f"seq_len: 8\ncomponents: {{one: {{cache: {tmp_path}/a}}, two: {{cache: {tmp_path}/b}}}}")
+    path.write_text(
+        f"seq_len: 8\ncomponents: {{one: {{cache: {tmp_path}/a}}, two: {{cache: {tmp_path}/b}}}}"
+    )
     done = headrace("config", "check", str(path))
     assert done.code == 2
     assert "components.two.cache" in done.err

@@ -17,11 +17,26 @@ def tokens(path):
 def test_there_and_back(headrace, tmp_path):
     cache = write_cache(tmp_path / "a", [random_documents(20, seed=k) for k in range(3)])
     for form in ("consolidated", "sharded"):
-        done = headrace("convert", cache.path, f"{tmp_path}/{form}/train", "--layout", "levanter", "--form", form)
+        done = headrace(
+            "convert",
+            cache.path,
+            f"{tmp_path}/{form}/train",
+            "--layout",
+            "levanter",
+            "--form",
+            form,
+        )
         assert (done.code, done.out.count("60 documents")) == (0, 1)
         back = f"{tmp_path}/back-{form}"
         done = headrace(
-            "convert", f"{tmp_path}/{form}/train", back, "--layout", "headrace", "--dtype", "uint8", "--json"
+            "convert",
+            f"{tmp_path}/{form}/train",
+            back,
+            "--layout",
+            "headrace",
+            "--dtype",
+            "uint8",
+            "--json",
         )
         assert json.loads(done.out) == {
             "path": back,
@@ -55,7 +70,11 @@ def test_consolidate(headrace, tmp_path):
 def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     """It keeps a name only; the copy keeps what somebody says, and can be decoded from then on."""
     tokenizer = tmp_path / "tokenizer.json"
-    words = {"<unk>": 0, "</s>": 1, **{w: k + 2 for k, w in enumerate(["file", "line", *"0123456789"])}}
+    words = {
+        "<unk>": 0,
+        "</s>": 1,
+        **{w: k + 2 for k, w in enumerate(["file", "line", *"0123456789"])},
+    }
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.add_special_tokens(["</s>"])
@@ -63,9 +82,19 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     headrace("build", str(corpus), "-o", f"{tmp_path}/a", "-t", str(tokenizer), "--eos", "</s>")
     headrace("convert", f"{tmp_path}/a", f"{tmp_path}/theirs")
     ledger = json.loads((tmp_path / "theirs" / "shard_ledger.json").read_text())
-    del ledger["metadata"]["preprocessor_metadata"]["headrace"]  # as Levanter itself would have written it
+    del ledger["metadata"]["preprocessor_metadata"][
+        "headrace"
+    ]  # as Levanter itself would have written it
     (tmp_path / "theirs" / "shard_ledger.json").write_text(json.dumps(ledger))
-    command = ["convert", f"{tmp_path}/theirs", f"{tmp_path}/b", "--layout", "headrace", "--dtype", "uint16"]
+    command = [
+        "convert",
+        f"{tmp_path}/theirs",
+        f"{tmp_path}/b",
+        "--layout",
+        "headrace",
+        "--dtype",
+        "uint16",
+    ]
     done = headrace(*command, "-t", "bytes")
     assert (done.code, "ends with id 1, no special token here" in done.err) == (2, True)
     assert headrace(*command).code == 0
@@ -77,7 +106,9 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     assert (record["stated"], record["eos"], record["file"]) == (True, "</s>", "tokenizer.json")
     assert record["fingerprint"] == TokenCache.open(tmp_path / "a").ledger.tokenizer["fingerprint"]
     assert "file 0 line 1" in headrace("inspect", f"{tmp_path}/c", "--samples", "15").out
-    done = headrace("convert", f"{tmp_path}/a", f"{tmp_path}/d", "--layout", "headrace", "-t", str(tokenizer))
+    done = headrace(
+        "convert", f"{tmp_path}/a", f"{tmp_path}/d", "--layout", "headrace", "-t", str(tokenizer)
+    )
     assert (done.code, "the cache keeps its own" in done.err) == (2, True)
 
 
@@ -85,5 +116,7 @@ def test_what_cannot_be(headrace, tmp_path):
     cache = write_cache(tmp_path / "a", [random_documents(20)])
     done = headrace("convert", cache.path, cache.path)
     assert (done.code, "holds a token cache already" in done.err) == (2, True)
-    done = headrace("convert", cache.path, f"{tmp_path}/b", "--layout", "headrace", "--dtype", "float32")
+    done = headrace(
+        "convert", cache.path, f"{tmp_path}/b", "--layout", "headrace", "--dtype", "float32"
+    )
     assert (done.code, "is not a dtype of tokens" in done.err) == (2, True)

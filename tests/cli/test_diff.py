@@ -114,4 +114,7 @@ def test_what_no_amendment_can_say(headrace, run):
 def test_flags_of_a_run_are_refused_for_caches(headrace, run, tmp_path):
     done = headrace("diff", f"{tmp_path}/web", f"{tmp_path}/code", "--step", "3")
     assert done.code == 2
-    assert "must be the folder of a run to be compared with a config, settings, --step or --resolved" in done.err
+    assert (
+        "must be the folder of a run to be compared with a config, settings, --step or --resolved"
+        in done.err
+    )

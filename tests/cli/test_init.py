@@ -30,7 +30,10 @@ def test_caches_config_and_program_are_there(headrace, texts, monkeypatch):
     assert "cd first" in done.out
     monkeypatch.chdir(texts.parent / "first")
     config = load_config("run.yaml")
-    assert {name: c.weight for name, c in config.components.items()} == {"code": 0.0045, "on": 0.000601}
+    assert {name: c.weight for name, c in config.components.items()} == {
+        "code": 0.0045,
+        "on": 0.000601,
+    }
     assert (config.batch_size, config.num_steps) == (16, 100)
     with config.loader() as loader:
         assert loader.batch_at(99).tokens.shape == (16, 256)
@@ -63,7 +66,10 @@ def test_names_that_yaml_would_not_take_for_text_are_quoted(headrace, texts):
 def test_what_is_built_must_not_become_text(headrace, texts, folder, output):
     done = headrace("init", folder, "--output", output)
     assert (done.code, done.out) == (2, "")
-    assert f"output = '{output}': is inside {folder}, the folder of texts. Give a folder outside" in done.err
+    assert (
+        f"output = '{output}': is inside {folder}, the folder of texts. Give a folder outside"
+        in done.err
+    )
 
 
 def test_too_little_text_is_refused(headrace, texts):
@@ -109,7 +115,8 @@ def test_each_source_has_its_own_text_field(headrace, texts):
     refused = headrace("init", "texts", "-o", "first")
     assert refused.code == 2
     assert (
-        "books/a.jsonl, line 1: has no field 'text' (it has 'id', 'body'). Choose the field with --text-" in refused.err
+        "books/a.jsonl, line 1: has no field 'text' (it has 'id', 'body'). Choose the field with --text-"
+        in refused.err
     )
     done = headrace("init", "texts", "-o", "first", "--text-field", "body")
     assert (done.code, [line for line in done.out.splitlines() if "text in field" in line]) == (
@@ -130,7 +137,10 @@ def test_a_text_field_of_no_source_is_refused(headrace, texts):
     records_of(texts, web="text")
     refused = headrace("init", "texts", "--text-field", "txet")
     assert refused.code == 2
-    assert "text_field = 'txet': is the text field of no source. Give a field that holds" in refused.err
+    assert (
+        "text_field = 'txet': is the text field of no source. Give a field that holds"
+        in refused.err
+    )
     assert not Path("caches").exists()
 
 

@@ -29,7 +29,9 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def cache(corpus: Path, tmp_path: Path) -> str:
     config = SourceConfig([str(corpus)])
-    build_cache(config, TokenizerConfig(bos="auto"), str(tmp_path / "cache"), part_bytes=100, progress=False)
+    build_cache(
+        config, TokenizerConfig(bos="auto"), str(tmp_path / "cache"), part_bytes=100, progress=False
+    )
     return str(tmp_path / "cache")
 
 
@@ -56,7 +58,10 @@ def test_drawn_documents_are_distinct_and_repeatable(documents: int, count: int,
 
 
 def test_other_seeds_draw_other_documents():
-    assert len({tuple(drawn(Intervals.empty().complement(10_000), 3, seed)) for seed in range(20)}) == 20
+    assert (
+        len({tuple(drawn(Intervals.empty().complement(10_000), 3, seed)) for seed in range(20)})
+        == 20
+    )
 
 
 def test_a_finished_cache(headrace: Run, cache: str):
@@ -74,7 +79,9 @@ def test_a_finished_cache(headrace: Run, cache: str):
         "32 - 63",
     ):
         assert words in out
-    assert out.count("<bos>file") + out.count("<bos><eos>") == 3  # the samples, with their boundaries
+    assert (
+        out.count("<bos>file") + out.count("<bos><eos>") == 3
+    )  # the samples, with their boundaries
 
 
 def test_samples_follow_the_seed(headrace: Run, cache: str):
@@ -96,7 +103,12 @@ def test_one_document_whole(headrace: Run, cache: str):
 
 def test_long_documents_show_both_ends(headrace: Run, tmp_path: Path):
     (tmp_path / "a.txt").write_text("begin" + "x" * 5000 + "end")
-    build_cache(SourceConfig([str(tmp_path / "a.txt")]), TokenizerConfig(), str(tmp_path / "c"), progress=False)
+    build_cache(
+        SourceConfig([str(tmp_path / "a.txt")]),
+        TokenizerConfig(),
+        str(tmp_path / "c"),
+        progress=False,
+    )
     out = headrace("inspect", str(tmp_path / "c"))[1]
     sample = out.splitlines()[-1]
     assert sample.startswith("beginx")
@@ -107,7 +119,12 @@ def test_long_documents_show_both_ends(headrace: Run, tmp_path: Path):
 
 def test_documents_do_not_act_on_the_terminal(headrace: Run, tmp_path: Path):
     (tmp_path / "a.txt").write_text("[bold]not markup[/bold] \x1b[2J\x1b]0;title\x07 \u202edlrow")
-    build_cache(SourceConfig([str(tmp_path / "a.txt")]), TokenizerConfig(), str(tmp_path / "c"), progress=False)
+    build_cache(
+        SourceConfig([str(tmp_path / "a.txt")]),
+        TokenizerConfig(),
+        str(tmp_path / "c"),
+        progress=False,
+    )
     out = headrace("inspect", str(tmp_path / "c"))[1]
     assert "[bold]not markup[/bold] ␛[2J␛]0;title␇ �dlrow<eos>" in out
     assert "\x1b" not in out
@@ -125,8 +142,14 @@ def test_json(headrace: Run, cache: str):
     opened = TokenCache.open(cache)
     facts = json.loads(headrace("inspect", cache, "--json", "--samples", "2")[1])
     assert facts["finished"] is True
-    assert (facts["documents"], facts["tokens"], facts["parts"]) == (15, opened.num_tokens, len(opened.parts))
-    assert facts["bytes_on_disk"] == sum(p.stat().st_size for p in Path(cache).rglob("*") if p.is_file())
+    assert (facts["documents"], facts["tokens"], facts["parts"]) == (
+        15,
+        opened.num_tokens,
+        len(opened.parts),
+    )
+    assert facts["bytes_on_disk"] == sum(
+        p.stat().st_size for p in Path(cache).rglob("*") if p.is_file()
+    )
     assert facts["lengths"]["quantiles"]["max"] == int(opened.lengths().max())
     assert facts["lengths"]["mean"] == pytest.approx(opened.num_tokens / 15)
     assert sum(b[2] for b in facts["lengths"]["histogram"]) == 15
@@ -153,14 +176,24 @@ def test_an_unfinished_cache_says_how_to_finish_it(
     config = SourceConfig(["corpus"], format="jsonl", extensions=[".jsonl"])
     with pytest.raises(SourceError):
         build_cache(
-            config, TokenizerConfig(eos="none"), "my cache", chunk_tokens=16, compression="zstd", progress=False
+            config,
+            TokenizerConfig(eos="none"),
+            "my cache",
+            chunk_tokens=16,
+            compression="zstd",
+            progress=False,
         )
     code, out, _ = headrace("inspect", "my cache")
     assert code == 0
     assert "is unfinished: 2 of 3 parts done, 10 documents" in out
     state = json.loads(headrace("inspect", "my cache", "--json")[1])
     assert state["command"] in out
-    assert (state["finished"], state["parts"], state["parts_finished"], state["documents"]) == (False, 3, 2, 10)
+    assert (state["finished"], state["parts"], state["parts_finished"], state["documents"]) == (
+        False,
+        3,
+        2,
+        10,
+    )
     (corpus / "2.jsonl").write_bytes(good)
     words = shlex.split(state["command"])
     assert words[0] == "headrace"

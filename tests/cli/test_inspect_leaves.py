@@ -39,7 +39,10 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("chats")
     records = [
         {
-            "messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}, é {'!' * i}"}],
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": f"{i}, é {'!' * i}"},
+            ],
             "id": f"chat-{i % 29}",
             "score": i / 2,
             "scores": list(range(i)),
@@ -53,8 +56,17 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> str:
         "score": LeafConfig("score", "float32"),
         "scores": LeafConfig("scores", "int16", "ragged"),
     }
-    source = SourceConfig([str(folder / "*.jsonl")], kind="chat", leaves=leaves, chat=ChatConfig(TEMPLATE))
-    build_cache(source, TokenizerConfig(), str(folder / "cache"), part_bytes=500, chunk_tokens=64, progress=False)
+    source = SourceConfig(
+        [str(folder / "*.jsonl")], kind="chat", leaves=leaves, chat=ChatConfig(TEMPLATE)
+    )
+    build_cache(
+        source,
+        TokenizerConfig(),
+        str(folder / "cache"),
+        part_bytes=500,
+        chunk_tokens=64,
+        progress=False,
+    )
     return str(folder / "cache")
 
 
@@ -120,7 +132,9 @@ def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
     facts = json.loads(headrace("inspect", chats, "--json")[1])
     assert [p["tokens"] for p in facts["part_sizes"]] == sizes
     assert {leaf["name"] for leaf in facts["leaves"]} == {"loss_mask", "id", "score", "scores"}
-    assert facts["source_bytes"] == sum(p.stat().st_size for p in Path(chats).parent.glob("*.jsonl"))
+    assert facts["source_bytes"] == sum(
+        p.stat().st_size for p in Path(chats).parent.glob("*.jsonl")
+    )
     assert facts["token_frequencies"]["tokens"] == opened.num_tokens
 
 
@@ -173,8 +187,10 @@ def test_search_finds_all_and_no_others(ids, wanted, documents, values):
 class _HasIds:
     """A cache with a leaf of ids, in memory."""
 
-    path, leaves = "memory", ("id",)
-    kind, dtype = "ragged", np.dtype("uint8")
+    path = "memory"
+    leaves = ("id",)
+    kind = "ragged"
+    dtype = np.dtype("uint8")
 
     def __init__(self, ids: list[str]) -> None:
         self.ids = [np.frombuffer(text.encode(), np.uint8) for text in ids]
@@ -195,13 +211,21 @@ def test_tokens_are_counted(headrace: Run, tmp_path: Path):
     rng = np.random.default_rng(0)
     documents = [np.minimum(rng.geometric(0.05, n), 99) for n in rng.integers(0, 50, 40)]
     cache = write_cache(tmp_path / "c", [documents[:30], documents[30:]], vocab_size=100)
-    found, counted = token_statistics(cache, None), Counter(np.concatenate(documents).tolist())
+    found = token_statistics(cache, None)
+    counted = Counter(np.concatenate(documents).tolist())
     most = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:10]
     assert [(i, times) for i, _, times in found.most_frequent] == most
     assert (found.tokens, found.of) == (cache.num_tokens, cache.num_tokens)
-    assert (found.distinct, found.never_seen, found.outside) == (len(counted), 100 - len(counted), 0)
+    assert (found.distinct, found.never_seen, found.outside) == (
+        len(counted),
+        100 - len(counted),
+        0,
+    )
     out = headrace("inspect", str(tmp_path / "c"))[1]
-    assert f"{len(counted)} of the vocabulary's 100 occur ({len(counted):.1f}%), {100 - len(counted)} never" in out
+    assert (
+        f"{len(counted)} of the vocabulary's 100 occur ({len(counted):.1f}%), {100 - len(counted)} never"
+        in out
+    )
 
 
 def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
@@ -214,12 +238,20 @@ def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
     assert "2 tokens with ids outside the vocabulary" in headrace("inspect", str(path))[1]
 
 
-def test_of_huge_caches_a_sample_is_taken_and_said(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_huge_caches_a_sample_is_taken_and_said(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     cache = tiny_cache(tmp_path / "c", documents=200, parts=3)
     monkeypatch.setattr(inspect_show, "MAX_COUNTED", 64)
     monkeypatch.setattr(inspect_show, "WINDOWS", 8)
-    found, lengths = token_statistics(cache, None), length_statistics(cache)
-    assert (found.tokens, found.of, lengths.documents, lengths.of) == (64, cache.num_tokens, 64, 200)
+    found = token_statistics(cache, None)
+    lengths = length_statistics(cache)
+    assert (found.tokens, found.of, lengths.documents, lengths.of) == (
+        64,
+        cache.num_tokens,
+        64,
+        200,
+    )
     out = headrace("inspect", str(tmp_path / "c"))[1]
     assert "of a sample of 64 tokens" in out
     assert "of a sample of 64 documents" in out

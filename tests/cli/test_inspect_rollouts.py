@@ -16,7 +16,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 class Guess:
     def sample_and_score(self, prompt):
-        return ScoredGroup([np.array([1, k]) for k in range(2)], np.array([0.0, float(prompt.position != 1)]), 1)
+        return ScoredGroup(
+            [np.array([1, k]) for k in range(2)], np.array([0.0, float(prompt.position != 1)]), 1
+        )
 
 
 @pytest.fixture
@@ -32,13 +34,22 @@ def rollouts(tmp_path: Path) -> str:
 def test_rollouts(headrace: Run, rollouts: str):
     status, printed, _ = headrace("inspect", rollouts)
     assert status == 0
-    for words in ("1; the next is 1, from position 3", "2 trained on, 1 left out, 0 wait", "1 too old", "seq_len 8"):
+    for words in (
+        "1; the next is 1, from position 3",
+        "2 trained on, 1 left out, 0 wait",
+        "1 too old",
+        "seq_len 8",
+    ):
         assert words in " ".join(printed.split())
     facts = json.loads(headrace("inspect", rollouts, "--json")[1])
     assert facts["identity"]["prompts"] == 5
     assert facts["logs"]["consumer"] == {
-        "records": 4, "closed": True, "torn_bytes": 0, "fenced_records": 0, "lost_records": 0
-    }  # fmt: skip
+        "records": 4,
+        "closed": True,
+        "torn_bytes": 0,
+        "fenced_records": 0,
+        "lost_records": 0,
+    }
 
 
 def test_damage(headrace: Run, rollouts: str):
@@ -55,4 +66,7 @@ def test_damage(headrace: Run, rollouts: str):
 def test_rollouts_of_earlier_releases(headrace: Run, tmp_path: Path):
     (tmp_path / "groups").mkdir()
     (tmp_path / "run.json").write_text('{"format_version": 1, "prompts": 5, "seed": 0}')
-    assert json.loads(headrace("inspect", str(tmp_path), "--json")[1])["identity"] == {"prompts": 5, "seed": 0}
+    assert json.loads(headrace("inspect", str(tmp_path), "--json")[1])["identity"] == {
+        "prompts": 5,
+        "seed": 0,
+    }

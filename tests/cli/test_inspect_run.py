@@ -45,14 +45,19 @@ def test_documents_that_are_alone_in_their_unit_are_said(headrace: Run, run_yaml
     a = json.loads(headrace("inspect", *settings, "--json")[1])["components"]["a"]
     assert a["incomplete_documents"] == 2  # 2 and 4, as 3 and 5 are removed
     assert 0 < a["incomplete_tokens"] <= a["dropped_tokens"]
-    assert f"a: 2 documents with {a['incomplete_tokens']:,} tokens are in no row" in headrace("inspect", *settings)[1]
+    assert (
+        f"a: 2 documents with {a['incomplete_tokens']:,} tokens are in no row"
+        in headrace("inspect", *settings)[1]
+    )
 
 
 def test_a_filter_is_told_in_words(headrace: Run, run_yaml: str, tmp_path: Path):
     _, out, _ = headrace("inspect", run_yaml, "batch_size=16")
     assert "a: the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
     assert "weights from step 0" in out
-    code, out, _ = headrace("inspect", str(tmp_path / "b"), "--samples", "0", "--remove", str(tmp_path / "ids.txt"))
+    code, out, _ = headrace(
+        "inspect", str(tmp_path / "b"), "--samples", "0", "--remove", str(tmp_path / "ids.txt")
+    )
     assert code == 0
     assert "the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
 

@@ -37,7 +37,9 @@ def test_the_plan_is_the_one_that_training_opens(headrace: Run, cache: str):
 
 def test_in_words(headrace: Run, cache: str, tmp_path: Path):
     (tmp_path / "ids.txt").write_text("3\n5\n")
-    code, out, _ = headrace("pack", cache, "-s", "32", "--long", "truncate", "--remove", f"{tmp_path}/ids.txt")
+    code, out, _ = headrace(
+        "pack", cache, "-s", "32", "--long", "truncate", "--remove", f"{tmp_path}/ids.txt"
+    )
     assert code == 0
     assert "a step of B rows has B packs" in out
     assert "removed    2 documents" in out
@@ -54,7 +56,9 @@ def test_alignment_to_ranks(headrace: Run, cache: str):
     assert aligned["pad_needed"] == packs - 2
     _, out, _ = headrace("pack", cache, "-s", "64", "--ranks", str(packs - 1), "--drop-last")
     assert "1 dropped" in out
-    with pytest.raises(ConfigError, match="repeats packs"):  # main() shows it, and ends with status 2
+    with pytest.raises(
+        ConfigError, match="repeats packs"
+    ):  # main() shows it, and ends with status 2
         PackedTokenDataset(cache, 64).plan.aligned_plan(packs + 1, drop_last=True)
     assert headrace("pack", cache, "-s", "64", "--ranks", str(packs + 1), "--drop-last")[0] == 2
 
@@ -62,39 +66,68 @@ def test_alignment_to_ranks(headrace: Run, cache: str):
 def test_comparing_saves_nothing(headrace: Run, cache: str):
     _, out, _ = headrace("pack", cache, "-s", "64", "--compare", "--json")
     rows = {one["algorithm"]: one for one in json.loads(out)}
-    lengths = np.concatenate([PackedTokenDataset(cache, 64, plans=f"{cache}-else").cache.lengths(0, 300)])
+    lengths = np.concatenate(
+        [PackedTokenDataset(cache, 64, plans=f"{cache}-else").cache.lengths(0, 300)]
+    )
     assert rows["bfd"]["packs"] == len(plan_packs(lengths, 64, "bfd", "split"))
     assert rows["wrap"]["fill"] >= rows["bfd"]["fill"] >= rows["next_fit"]["fill"]
     assert rows["windowed"]["blocks_a_pack"] <= rows["bfd"]["blocks_a_pack"]
     assert not Path(cache, "plans").exists()
-    assert "blocks per pack" in headrace("pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
+    assert (
+        "blocks per pack" in headrace("pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
+    )
 
 
 def test_units(headrace: Run, cache: str):
-    facts = json.loads(headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--json")[1])
+    facts = json.loads(
+        headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--json")[1]
+    )
     plan = PackedTokenDataset(cache, 64, long="drop", unit=2).plan
     assert facts["checksum"] == plan.checksum
     assert facts["counts"]["documents"] == 300
-    rows = json.loads(headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--compare", "--json")[1])
+    rows = json.loads(
+        headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--compare", "--json")[
+            1
+        ]
+    )
     assert {one["algorithm"] for one in rows} == {"bfd", "wfd", "ffd", "next_fit", "windowed"}
     assert next(one for one in rows if one["algorithm"] == "windowed")["packs"] == len(plan)
     assert headrace("pack", cache, "-s", "64", "--unit", "2")[0] == 2
 
 
-def test_documents_that_are_alone_in_their_unit_are_counted(headrace: Run, cache: str, tmp_path: Path):
+def test_documents_that_are_alone_in_their_unit_are_counted(
+    headrace: Run, cache: str, tmp_path: Path
+):
     (tmp_path / "ids.txt").write_text("3\n5\n8\n9\n")  # of 2 and 4 the partner is removed
-    units = ("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--remove", f"{tmp_path}/ids.txt")
+    units = (
+        "pack",
+        cache,
+        "-s",
+        "64",
+        "--long",
+        "drop",
+        "--unit",
+        "2",
+        "--remove",
+        f"{tmp_path}/ids.txt",
+    )
     facts = json.loads(headrace(*units, "--json")[1])
     rows = PackedTokenDataset(cache, 64, long="drop", unit=2)
     alone = int(rows.cache.lengths(2, 3)[0] + rows.cache.lengths(4, 5)[0])
-    assert (facts["removed_documents"], facts["incomplete_documents"], facts["incomplete_tokens"]) == (4, 2, alone)
+    assert (
+        facts["removed_documents"],
+        facts["incomplete_documents"],
+        facts["incomplete_tokens"],
+    ) == (4, 2, alone)
     assert facts["counts"]["tokens"] + facts["removed_tokens"] + alone == rows.cache.num_tokens
     out = headrace(*units)[1]
     assert "removed     4 documents" in out
     assert f"incomplete  2 documents, {alone} tokens: other documents of their units" in out
     assert "without tokens" not in out
     lost = facts["incomplete_tokens"] + facts["counts"]["dropped_tokens"]
-    assert {one["lost_tokens"] for one in json.loads(headrace(*units, "--compare", "--json")[1])} == {lost}
+    assert {
+        one["lost_tokens"] for one in json.loads(headrace(*units, "--compare", "--json")[1])
+    } == {lost}
 
 
 def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):

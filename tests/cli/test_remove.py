@@ -41,7 +41,9 @@ def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     assert (facts["new_documents"], facts["listed_documents"], facts["generation"]) == (1, 3, 2)
     assert facts["removed_documents"] == 3
     assert facts["removed_tokens"] == sum(cache.document(n).size for n in (17, 40, 41))
-    assert json.loads(run("inspect", cache.path, "--samples", 0, "--json"))["tombstones"]["generations"] == [2, 1]
+    assert json.loads(run("inspect", cache.path, "--samples", 0, "--json"))["tombstones"][
+        "generations"
+    ] == [2, 1]
     assert "3 documents with" in run("inspect", cache.path, "--samples", 0)
     assert run("verify", cache.path)
     other = tiny_cache(tmp_path / "other", documents=120)
@@ -61,7 +63,10 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
         ((), "ID = []: names no document"),
         (("120",), "ID = '120': is not a document: "),
         (("doc-17",), "Give numbers from 0 to 119; headrace inspect "),
-        (("3", "--file", "ids.txt"), "--file = 'ids.txt': cannot be combined with numbers of documents"),
+        (
+            ("3", "--file", "ids.txt"),
+            "--file = 'ids.txt': cannot be combined with numbers of documents",
+        ),
         (("²",), "ID = '²': is not a document: "),
         (("9" * 5000,), "is not a document: "),
         (("--file", "missing.txt"), "--file = 'missing.txt': does not exist"),
@@ -76,7 +81,9 @@ def test_wrong_input_is_named(cache, arguments, expected):
 
 def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("3\n120\n")
-    assert "is not a document: the cache has 120" in error_of("remove", cache.path, "--file", tmp_path / "ids.txt")
+    assert "is not a document: the cache has 120" in error_of(
+        "remove", cache.path, "--file", tmp_path / "ids.txt"
+    )
     (tmp_path / "ids.txt").write_text("# cache: 1234\n3\n")
     assert "is of another cache" in error_of("remove", cache.path, "--file", tmp_path / "ids.txt")
     assert "is not a token cache" in error_of("remove", tmp_path / "nothing", 1)
@@ -95,7 +102,9 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     open_run(str(tmp_path / "run"), load_config(str(config)).loader())
     run("remove", cache.path, 17)
     assert all(one["removed"] for one in json.loads(run(*args))["seen"])  # a run that began now
-    assert json.loads(run(*args, "--run", tmp_path / "run"))["seen"] == seen  # one that began before
+    assert (
+        json.loads(run(*args, "--run", tmp_path / "run"))["seen"] == seen
+    )  # one that began before
     text = run("diff", tmp_path / "run", config, "--step", 20)
     assert "the same run" in text
     assert text.endswith("amendments:\n- step: 20\n  remove: {web: 1}\n")
@@ -116,11 +125,26 @@ def test_config_errors_name_field_value_and_cure(cache, tmp_path):
     run("remove", cache.path, 17)
     base = ["seq_len=32", "batch_size=8", f"components.web={cache.path}"]
     for overrides, expected in (
-        (["components.web.tombstones=2"], "components.web.tombstones = 2: is not a generation of tombstones"),
-        (["amendments=[{step: 5, remove: {web: 3}}]"], "amendments[0].remove.web = 3: is not a generation"),
-        (["amendments=[{step: 5, remove: {wbe: 1}}]"], "amendments[0].remove.wbe = 1: is not a component"),
-        (["amendments=[{step: 5, remove: {web: 0}}]"], "amendments[0].remove.web = 0: is older than generation 1"),
-        (["amendments=[{step: 5, remove: {web: [1, 1]}}]"], "gives 2 generations, and the component has 1 caches"),
+        (
+            ["components.web.tombstones=2"],
+            "components.web.tombstones = 2: is not a generation of tombstones",
+        ),
+        (
+            ["amendments=[{step: 5, remove: {web: 3}}]"],
+            "amendments[0].remove.web = 3: is not a generation",
+        ),
+        (
+            ["amendments=[{step: 5, remove: {wbe: 1}}]"],
+            "amendments[0].remove.wbe = 1: is not a component",
+        ),
+        (
+            ["amendments=[{step: 5, remove: {web: 0}}]"],
+            "amendments[0].remove.web = 0: is older than generation 1",
+        ),
+        (
+            ["amendments=[{step: 5, remove: {web: [1, 1]}}]"],
+            "gives 2 generations, and the component has 1 caches",
+        ),
     ):
         with pytest.raises(Exception) as error:
             load_config(overrides=[*base, *overrides]).dataset()

@@ -13,7 +13,10 @@ from headrace.testing import tiny_cache
 
 @pytest.fixture
 def config_file(tmp_path):
-    parts = {n: ComponentConfig(tiny_cache(tmp_path / n, seed=k).path, weight=k + 1) for k, n in enumerate("ab")}
+    parts = {
+        n: ComponentConfig(tiny_cache(tmp_path / n, seed=k).path, weight=k + 1)
+        for k, n in enumerate("ab")
+    }
     path = tmp_path / "run.yaml"
     path.write_text(LmDataConfig(parts, seq_len=16, batch_size=8, num_steps=20).to_yaml())
     return path
@@ -27,7 +30,8 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
     assert done.code == 0, done.err
     assert str(page) in done.out.replace("\n", "")
     assert page.read_text().startswith("<!doctype html>")
-    config, run = load_config(str(config_file)), tmp_path / "run"
+    config = load_config(str(config_file))
+    run = tmp_path / "run"
     with config.loader() as loader, RunLog(loader, run, config=config) as log:
         open_run(str(run), loader, 0)
         for step, _ in enumerate(loader):
@@ -43,7 +47,9 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
 
 
 def test_json_of_a_config_with_settings(headrace, config_file):
-    said = json.loads(headrace("report", str(config_file), "num_steps=7", "--hosts", "2", "--json").out)
+    said = json.loads(
+        headrace("report", str(config_file), "num_steps=7", "--hosts", "2", "--json").out
+    )
     assert said["plan"]["steps"] == 7
     assert [h["hosts"] for h in said["plan"]["unlimited"]["by_hosts"]] == [2]
     assert said["measured"] is None

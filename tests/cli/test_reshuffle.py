@@ -31,7 +31,9 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(headrace, cache, tmp_pa
     assert "Shuffles 60 documents" in said.out
     assert "into 1 part: reads" in said.out
     assert "2.1 GB of memory per worker" in said.out
-    facts = json.loads(headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--json").out)
+    facts = json.loads(
+        headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--json").out
+    )
     assert facts["temporary_bytes"] == cache.num_tokens * cache.dtype.itemsize + 8 * 60
     assert facts["bytes_read"] == facts["bytes_written"] == 2 * facts["temporary_bytes"]
     assert not (tmp_path / "copy").exists()
@@ -43,8 +45,13 @@ def test_a_copy_and_the_same_command_again(headrace, cache, tmp_path):
     assert f"Next: headrace inspect {tmp_path}/copy" in said.out
     copy = TokenCache.open(tmp_path / "copy")
     assert (copy.document(int(copy.stored_at(np.array([7]))[0])) == cache.document(7)).all()
-    assert "is already finished" in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3").out
-    report = json.loads(headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3", "--json").out)
+    assert (
+        "is already finished"
+        in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3").out
+    )
+    report = json.loads(
+        headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3", "--json").out
+    )
     assert (report["parts_built"], report["parts_reused"], report["seed"]) == (0, 1, 3)
 
 
@@ -52,24 +59,46 @@ def test_a_copy_and_the_same_command_again(headrace, cache, tmp_path):
 def test_a_wrong_memory_is_named(text):
     from headrace.cli.build import memory_bytes
 
-    with pytest.raises(ConfigError, match=r"memory = .*positive number of bytes\. Write e\.g\. 4GiB"):
+    with pytest.raises(
+        ConfigError, match=r"memory = .*positive number of bytes\. Write e\.g\. 4GiB"
+    ):
         memory_bytes(text)
 
 
 def test_errors_name_a_cure_that_works(headrace, cache, tmp_path):
     said = headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--memory", "1MiB")
     least = said.err.partition("Give at least ")[2].split()[0]
-    assert headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--memory", least).out.startswith("Shuffled")
-    assert "seed 0 there, 1 now" in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1").err
+    assert headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--memory", least).out.startswith(
+        "Shuffled"
+    )
+    assert (
+        "seed 0 there, 1 now"
+        in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1").err
+    )
     headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1", "--restart")
 
 
 def test_a_build_shuffles_too(headrace, corpus, tmp_path):
-    done = headrace("build", str(corpus), "-o", f"{tmp_path}/c", "-t", "bytes", "--shuffle", "3", "--memory", "600MiB")
+    done = headrace(
+        "build",
+        str(corpus),
+        "-o",
+        f"{tmp_path}/c",
+        "-t",
+        "bytes",
+        "--shuffle",
+        "3",
+        "--memory",
+        "600MiB",
+    )
     assert done.code == 0, done.err
     assert "three times its final size" in done.err
     assert "Shuffles 15 documents" in done.err
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["ledger.bin", "ledger.json", "parts"]
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [
+        "ledger.bin",
+        "ledger.json",
+        "parts",
+    ]
     cache = TokenCache.open(tmp_path / "c")
     assert cache.shuffle is not None
     assert cache.shuffle.seed == 3
@@ -94,7 +123,9 @@ def text(tmp_path, monkeypatch):
     """A cache of three files with a part each, and its shuffled copy."""
     monkeypatch.chdir(tmp_path)
     for i in range(3):
-        lines = [json.dumps({"text": f"file {i} line {j}, " * 3, "id": f"{i}/{j}"}) for j in range(20)]
+        lines = [
+            json.dumps({"text": f"file {i} line {j}, " * 3, "id": f"{i}/{j}"}) for j in range(20)
+        ]
         (tmp_path / "corpus").mkdir(exist_ok=True)
         (tmp_path / "corpus" / f"{i}.jsonl").write_text("\n".join(lines))
     source = SourceConfig(["corpus"], leaves={"id": LeafConfig("id")})
@@ -153,7 +184,16 @@ def test_verify_knows_of_it_and_a_repair_writes_the_damaged_part_anew(headrace, 
     assert done.code == 1
     assert "rebuilt from plain" in done.out
     done = headrace(
-        "reshuffle", "plain", "shuffled", "--seed", "5", "--part-bytes", "900", "--repair", "--memory", "500MiB"
+        "reshuffle",
+        "plain",
+        "shuffled",
+        "--seed",
+        "5",
+        "--part-bytes",
+        "900",
+        "--repair",
+        "--memory",
+        "500MiB",
     )
     assert "1 part in" in done.out
     assert {p: p.read_bytes() for p in Path("shuffled").rglob("*") if p.is_file()} == before

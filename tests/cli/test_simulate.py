@@ -49,10 +49,16 @@ def test_json_and_table(plan):
         (["--hosts", "one"], "E.g. 1,8,64"),
         (["--cache-mib", "0"], "--cache-mib = '0': must be at least 1"),
         (["--steps", "-4"], "--steps = '-4': must be at least 1"),
-        (["--steps", str(1 << 41), "--tokens", "web=1e9", "--tokens", "code=1e9"], "num_steps = 2199023255552: is no"),
+        (
+            ["--steps", str(1 << 41), "--tokens", "web=1e9", "--tokens", "code=1e9"],
+            "num_steps = 2199023255552: is no",
+        ),
         (["--first-step", "-3"], "--first-step = '-3': must be at least 0"),
         (["--max-rows", "0"], "--max-rows = '0': must be at least 1"),
-        (["--price-per-gib", "nan", "--tokens", "web=1e9", "--tokens", "code=1e9"], "per_gib = nan: is no price"),
+        (
+            ["--price-per-gib", "nan", "--tokens", "web=1e9", "--tokens", "code=1e9"],
+            "per_gib = nan: is no price",
+        ),
         (["batchsize=3"], "Did you mean 'batch_size'"),
         ([], "To plan before it is built: components.web.expected_tokens"),
     ],

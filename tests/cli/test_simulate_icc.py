@@ -27,7 +27,17 @@ def test_table_and_json(headrace, cache):
 def test_losses_of_a_model(headrace, cache, tmp_path):
     rows = cache.num_tokens // 8
     np.save(tmp_path / "losses.npy", np.repeat(np.arange(rows // 16 + 1), 16)[:rows] * 1.0)
-    arguments = ("icc", cache.path, "--seq-len", "8", "--batch-size", "16", "--block", "16", "--losses")
+    arguments = (
+        "icc",
+        cache.path,
+        "--seq-len",
+        "8",
+        "--batch-size",
+        "16",
+        "--block",
+        "16",
+        "--losses",
+    )
     assert "needs shuffling" in headrace(*arguments, str(tmp_path / "losses.npy")).out
     (tmp_path / "text.npy").write_text("no array")
     refused = headrace(*arguments, str(tmp_path / "text.npy"))
@@ -38,17 +48,26 @@ def test_losses_of_a_model(headrace, cache, tmp_path):
 def test_a_cache_that_is_too_small_is_refused(headrace, cache):
     refused = headrace("icc", cache.path, "--seq-len", "4096")
     assert refused.code == 2
-    assert "block = 1: must be at least 2 rows, and 8 blocks of the 13 rows that there are." in refused.err
+    assert (
+        "block = 1: must be at least 2 rows, and 8 blocks of the 13 rows that there are."
+        in refused.err
+    )
 
 
 def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache, tmp_path):
     rows = cache.num_tokens // 8
-    np.save(tmp_path / "losses.npy", np.repeat(np.random.default_rng(0).normal(size=rows // 16 + 1), 16)[:rows])
+    np.save(
+        tmp_path / "losses.npy",
+        np.repeat(np.random.default_rng(0).normal(size=rows // 16 + 1), 16)[:rows],
+    )
     config = tmp_path / "run.yaml"
     config.write_text(
         f"components: {{code: {{cache: {cache.path}}}}}\nseq_len: 8\nbatch_size: 16\nnum_steps: 400\nshuffle: 512\n"
     )
-    assert f"headrace icc {cache.path} --seq-len 8 --batch-size 16 --save" in headrace("simulate", str(config)).out
+    assert (
+        f"headrace icc {cache.path} --seq-len 8 --batch-size 16 --save"
+        in headrace("simulate", str(config)).out
+    )
     assert "excess loss" not in headrace("config", "check", str(config)).out
     assert json.loads(headrace("simulate", str(config), "--json").out)["noise"] == {}
 
@@ -58,7 +77,16 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
     assert "--icc" in headrace("simulate", str(config), "--icc", "code").err
     assert "did you mean" in headrace("config", "check", str(config), "--icc", "cod=.5").err.lower()
 
-    arguments = ("--seq-len", "8", "--batch-size", "16", "--block", "16", "--losses", str(tmp_path / "losses.npy"))
+    arguments = (
+        "--seq-len",
+        "8",
+        "--batch-size",
+        "16",
+        "--block",
+        "16",
+        "--losses",
+        str(tmp_path / "losses.npy"),
+    )
     saved = headrace("icc", cache.path, *arguments, "--save")
     assert "icc.json" in saved.err
     assert "needs shuffling" in saved.out
@@ -71,5 +99,7 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
     assert headrace("verify", cache.path, "--deep").code == 0
     plan = json.loads(headrace("report", str(config), "--json").out)["plan"]
     assert plan["noise"]["code"] == forecast
-    full = json.loads(headrace("simulate", str(config), "shuffle=true", "--json").out)["noise"]["code"]
+    full = json.loads(headrace("simulate", str(config), "shuffle=true", "--json").out)["noise"][
+        "code"
+    ]
     assert abs(full["excess"] - 1) < 0.1

@@ -24,4 +24,7 @@ def test_upgrade_says_what_it_did(tmp_path):
         f"{paths[1]}: ledger.bin already there, and sound.",
     ]
     assert TokenCache.open(paths[0]).ledger.format_version == 2
-    assert json.loads(run("upgrade", paths[0], "--json").output) == {"path": paths[0], "written": False}
+    assert json.loads(run("upgrade", paths[0], "--json").output) == {
+        "path": paths[0],
+        "written": False,
+    }

@@ -48,7 +48,16 @@ def test_no_cache(headrace, tmp_path):
 
 
 def test_what_is_damaged_is_built_again_and_only_that(headrace, corpus, tmp_path):
-    command = ("build", str(corpus), "--output", f"{tmp_path}/cache", "--tokenizer", "bytes", "--part-bytes", "1")
+    command = (
+        "build",
+        str(corpus),
+        "--output",
+        f"{tmp_path}/cache",
+        "--tokenizer",
+        "bytes",
+        "--part-bytes",
+        "1",
+    )
     assert headrace(*command).code == 0
     cache = tmp_path / "cache"
     before = {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()}
@@ -56,17 +65,32 @@ def test_what_is_damaged_is_built_again_and_only_that(headrace, corpus, tmp_path
     (shard,) = (cache / "parts" / "00001" / "input_ids" / "data" / "c").iterdir()
     content = shard.read_bytes()
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    repair = shlex.split(json.loads(headrace("verify", str(cache), "--deep", "--json").out)["repair"])
+    repair = shlex.split(
+        json.loads(headrace("verify", str(cache), "--deep", "--json").out)["repair"]
+    )
     done = headrace(*repair[1:])  # as it is printed
     assert (done.code, "1 damaged part" in done.err) == (0, True)
     assert {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()} == before
-    rebuilt = {p.relative_to(cache).parts[1] for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp}
+    rebuilt = {
+        p.relative_to(cache).parts[1]
+        for p, stamp in stamps.items()
+        if p.stat().st_mtime_ns != stamp
+    }
     assert rebuilt == {"00001"}
     assert headrace("verify", f"{tmp_path}/cache", "--deep").code == 0
 
 
 def test_repair_mends_what_has_a_source_and_names_the_rest(headrace, corpus, tmp_path):
-    command = ("build", str(corpus), "--output", f"{tmp_path}/cache", "--tokenizer", "bytes", "--part-bytes", "1")
+    command = (
+        "build",
+        str(corpus),
+        "--output",
+        f"{tmp_path}/cache",
+        "--tokenizer",
+        "bytes",
+        "--part-bytes",
+        "1",
+    )
     assert headrace(*command).code == 0
     cache = tmp_path / "cache"
     before = {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()}
@@ -104,7 +128,9 @@ def test_saved_filters_are_checked_and_dropped(headrace, corpus, tmp_path, monke
     cache = build(headrace, corpus, tmp_path / "cache")
     (tmp_path / "ids.txt").write_text("0\n2\n")
     counts = [
-        json.loads(headrace("inspect", str(cache), "--remove", f"{tmp_path}/ids.txt", "--json").out)["removal"]
+        json.loads(
+            headrace("inspect", str(cache), "--remove", f"{tmp_path}/ids.txt", "--json").out
+        )["removal"]
         for _ in range(2)
     ]
     assert (counts[0], counts[0]["removed_documents"]) == (counts[1], 2)
@@ -119,9 +145,22 @@ def test_saved_filters_are_checked_and_dropped(headrace, corpus, tmp_path, monke
 
 def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_path):
     model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
-    parts = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])
-    (tmp_path / "own.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], **parts, "model": model}))
-    words = ("build", str(corpus), "--output", f"{tmp_path}/c", "--tokenizer", f"{tmp_path}/own.json", "--eos", "none")
+    parts = dict.fromkeys(
+        ["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"]
+    )
+    (tmp_path / "own.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], **parts, "model": model})
+    )
+    words = (
+        "build",
+        str(corpus),
+        "--output",
+        f"{tmp_path}/c",
+        "--tokenizer",
+        f"{tmp_path}/own.json",
+        "--eos",
+        "none",
+    )
     assert headrace(*words).code == 0
     copy = tmp_path / "c" / "tokenizer.json"
     content = copy.read_text()
@@ -129,7 +168,11 @@ def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_p
         copy.unlink() if damaged is None else copy.write_text(damaged)
         done = headrace("verify", str(tmp_path / "c"), "--json")
         found = json.loads(done.out)
-        assert (done.code, [d["file"] for d in found["damages"]], found["damaged_parts"]) == (1, [str(copy)], [])
+        assert (done.code, [d["file"] for d in found["damages"]], found["damaged_parts"]) == (
+            1,
+            [str(copy)],
+            [],
+        )
         assert headrace(*shlex.split(found["repair"])[1:]).code == 0
         assert copy.read_text() == content
         assert headrace("verify", str(tmp_path / "c")).code == 0

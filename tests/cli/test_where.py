@@ -48,7 +48,8 @@ def config_of(plan):
 def test_it_says_what_the_loader_does(caches, plan, step):
     config = config_of(plan)
     dataset = config.dataset(caches)
-    rows, tokens = Counter(), Counter()
+    rows = Counter()
+    tokens = Counter()
     for done in range(step):
         taken = rows_of_step(dataset, dataset.batch_schedule, done)
         length = dataset.at_step(done)[0].seq_len
@@ -76,7 +77,9 @@ def test_the_end_of_a_run_and_what_is_behind_it(caches):
     assert last is not None
     here = where(config, last, caches)
     assert here.rows == len(config.dataset(caches))
-    assert {n: s.epochs for n, s in here.sources.items()} == pytest.approx({"a": 2.0, "b": 1.0}, abs=0.03)
+    assert {n: s.epochs for n, s in here.sources.items()} == pytest.approx(
+        {"a": 2.0, "b": 1.0}, abs=0.03
+    )
     assert all(s.rows_in_step == 0 for s in here.sources.values())
     for step in (last + 1, -1):
         with pytest.raises(IndexOutOfRangeError, match="not a step of this run"):
@@ -85,9 +88,15 @@ def test_the_end_of_a_run_and_what_is_behind_it(caches):
 
 def test_stages_and_fingerprint(caches):
     config = config_of("stages")
-    first, second = where(config, 8, caches), where(config, 9, caches)
+    first = where(config, 8, caches)
+    second = where(config, 9, caches)
     assert (first.stage, first.stage_step, first.sources["b"].weight) == (0, 0, 0)
-    assert (second.stage, second.stage_name, second.stage_step, second.sources["b"].weight) == (1, "anneal", 9, 0.75)
+    assert (second.stage, second.stage_name, second.stage_step, second.sources["b"].weight) == (
+        1,
+        "anneal",
+        9,
+        0.75,
+    )
     from headrace.feed.loader import DataLoader
 
     assert (
@@ -100,7 +109,9 @@ def test_stages_and_fingerprint(caches):
 
 def test_as_a_user_types_it(tmp_path: Path):
     tiny_cache(tmp_path / "web")
-    (tmp_path / "run.yaml").write_text("seq_len: 8\nbatch_size: 4\ncomponents: {web: {cache: web}}\n")
+    (tmp_path / "run.yaml").write_text(
+        "seq_len: 8\nbatch_size: 4\ncomponents: {web: {cache: web}}\n"
+    )
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "headrace", "where", "run.yaml", *args]
@@ -120,10 +131,17 @@ def test_as_a_user_types_it(tmp_path: Path):
 def test_weights_and_shares_are_both_of_what_the_run_counts(tmp_path):
     """Rows of ``a`` are 18 of 32 full: half of the tokens are .64 of the rows."""
     sizes = {"a": 18, "b": 32}
-    caches = {n: write_cache(tmp_path / n, [[np.ones(size, int)] * 100], vocab_size=9) for n, size in sizes.items()}
+    caches = {
+        n: write_cache(tmp_path / n, [[np.ones(size, int)] * 100], vocab_size=9)
+        for n, size in sizes.items()
+    }
     packed = [f"components.{n}={{cache: x, packing: {{}}}}" for n in sizes]
     for unit, share in (("content_tokens", 0.5), ("examples", 0.5)):
-        here = where(load_config(overrides=["seq_len=32", "batch_size=8", f"unit={unit}", *packed]), 100, caches)
+        here = where(
+            load_config(overrides=["seq_len=32", "batch_size=8", f"unit={unit}", *packed]),
+            100,
+            caches,
+        )
         assert [source.weight for source in here.sources.values()] == [share, share]
         assert abs(here.sources["a"].share - share) < 0.001
         assert here.sources["a"].rows == (512 if unit == "content_tokens" else 400)

@@ -47,7 +47,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in "abc"}
 
 
-def config(paths: Mapping[str, str], buckets: BucketsConfig | None, names: str = "a", **changes: Any) -> LmDataConfig:
+def config(
+    paths: Mapping[str, str], buckets: BucketsConfig | None, names: str = "a", **changes: Any
+) -> LmDataConfig:
     packed = PackingConfig(algorithm="bfd")
     components = {n: ComponentConfig(paths[n], packing=packed) for n in names}
     components["a"] = dataclasses.replace(components["a"], buckets=buckets)
@@ -97,7 +99,9 @@ def test_passes_are_as_the_weights_repeat_at_every_step(paths, repeats):
 
 
 def test_a_group_that_repeats_is_drawn_as_if_its_sources_stood_in_its_place(paths):
-    flat = config(paths, None, "abc", weights={"a": {"repeat": 2}, "b": {"repeat": 4}, "c": {"repeat": 1}})
+    flat = config(
+        paths, None, "abc", weights={"a": {"repeat": 2}, "b": {"repeat": 4}, "c": {"repeat": 1}}
+    )
     group = {"weight": {"repeat": 2}, "blend": {"a": {"repeat": 1}, "b": {"repeat": 2}}}
     nested = config(paths, None, "abc", weights={"g": group, "c": {"repeat": 1}})
     assert np.allclose(*(mixture_of(run).weights_at(np.arange(1)) for run in (flat, nested)))
@@ -105,10 +109,17 @@ def test_a_group_that_repeats_is_drawn_as_if_its_sources_stood_in_its_place(path
 
 def test_shares_of_buckets_follow_their_schedules(paths):
     ramp = {"linear": {0: 0, 40: 3}}
-    run = config(paths, BucketsConfig("score", edges=[1, 3], weights=[1, 1, ramp], names=["low", "mid", "high"]), "ab")
+    run = config(
+        paths,
+        BucketsConfig("score", edges=[1, 3], weights=[1, 1, ramp], names=["low", "mid", "high"]),
+        "ab",
+    )
     assert [*run.components] == ["a/low", "a/mid", "a/high", "b"]
     mixture = mixture_of(run)
-    assert mixture.weights_at(np.array([0, 40])).tolist() == [[0.25, 0.25, 0, 0.5], [0.1, 0.1, 0.3, 0.5]]
+    assert mixture.weights_at(np.array([0, 40])).tolist() == [
+        [0.25, 0.25, 0, 0.5],
+        [0.1, 0.1, 0.3, 0.5],
+    ]
     batch = mixture.read(np.arange(400))
     for source, scores in enumerate(([0], [1, 2], [3])):
         tokens = batch.tokens[(batch.source_id == source)[:, None] & (batch.segment_ids >= 0)]
@@ -127,22 +138,53 @@ def test_without_weights_each_bucket_has_what_it_holds(paths):
 def test_a_name_means_the_group_wherever_weights_stand(paths):
     buckets = BucketsConfig("score", edges=[2], weights=[1, 2])
     blend = {"a/0": 1, "a/1": 2}
-    run = config(paths, buckets, "abc", weights={"x": {"weight": 2, "blend": {"a": 3, "b": 1}}, "c": 1})
-    assert run.weights == {"x": {"weight": 2, "blend": {"a": {"weight": 3, "blend": blend}, "b": 1}}, "c": 1}
+    run = config(
+        paths, buckets, "abc", weights={"x": {"weight": 2, "blend": {"a": 3, "b": 1}}, "c": 1}
+    )
+    assert run.weights == {
+        "x": {"weight": 2, "blend": {"a": {"weight": 3, "blend": blend}, "b": 1}},
+        "c": 1,
+    }
     stages = [StageConfig({"b": 1}, tokens=640), StageConfig({"a": 2, "b": 1})]
-    run = config(paths, buckets, "abc", stages=stages, amendments=[AmendmentConfig(30, {"c": 1}, {"a": 5, "a/1": 9})])
+    run = config(
+        paths,
+        buckets,
+        "abc",
+        stages=stages,
+        amendments=[AmendmentConfig(30, {"c": 1}, {"a": 5, "a/1": 9})],
+    )
     weights = [stage.blend.to_config() for stage in run.resolved_stages()]
     assert weights[1] == {"a": {"weight": 2, "blend": blend}, "b": 1}
     assert weights[2] == {"a": {"weight": 5, "blend": {"a/0": 1, "a/1": 9}}, "b": 1, "c": 1}
-    run = config(paths, buckets, "ab", amendments=[AmendmentConfig(9, {"a": 2}, drop=["b"])], weights={"b": 1})
+    run = config(
+        paths,
+        buckets,
+        "ab",
+        amendments=[AmendmentConfig(9, {"a": 2}, drop=["b"])],
+        weights={"b": 1},
+    )
     assert run.resolved_stages()[1].blend.names == ("a/0", "a/1")
 
 
 def test_what_is_written_out_reads_back_and_stays(paths):
-    run = config(paths, BucketsConfig("score", edges=[1, 2], repeats=[1, 2, 0.5]), "ab", max_epochs=4, num_steps=9)
+    run = config(
+        paths,
+        BucketsConfig("score", edges=[1, 2], repeats=[1, 2, 0.5]),
+        "ab",
+        max_epochs=4,
+        num_steps=9,
+    )
     assert [c.max_epochs for c in run.components.values()] == [2, 2, 4, None]
-    assert [c.buckets and c.buckets.keep for c in run.components.values()] == [[0, 1, 2], [0, 1], [1], None]
-    for again in (decode(LmDataConfig, yaml.safe_load(run.to_yaml())), decode(LmDataConfig, given_fields(run))):
+    assert [c.buckets and c.buckets.keep for c in run.components.values()] == [
+        [0, 1, 2],
+        [0, 1],
+        [1],
+        None,
+    ]
+    for again in (
+        decode(LmDataConfig, yaml.safe_load(run.to_yaml())),
+        decode(LmDataConfig, given_fields(run)),
+    ):
         assert again == run
     assert dict(written_out(run)) == {}
     assert dataclasses.replace(run, num_steps=8).components == run.components
@@ -171,7 +213,8 @@ def test_a_bucket_is_weighed_anew_from_a_step_on(paths, tmp_path):
 
 @pytest.mark.parametrize("packing", ["null", "{}"])
 def test_a_run_is_bound_to_the_documents_that_a_file_chooses(paths, tmp_path, packing):
-    numbers, file = SCORES.copy(), f"{tmp_path}/numbers.npy"
+    numbers = SCORES.copy()
+    file = f"{tmp_path}/numbers.npy"
     web = f"components.a={{cache: {paths['a']}, packing: {packing}, buckets: {{by: {file}, edges: [2]}}}}"
     settings = ["seq_len=8", "batch_size=8", web]
     np.save(file, numbers)
@@ -184,9 +227,15 @@ def test_a_run_is_bound_to_the_documents_that_a_file_chooses(paths, tmp_path, pa
 
 
 def test_a_run_says_where_its_buckets_are(paths):
-    run = config(paths, BucketsConfig("score", edges=[1], weights=[1, 3], names=["low", "high"]), "ab")
+    run = config(
+        paths, BucketsConfig("score", edges=[1], weights=[1, 3], names=["low", "high"]), "ab"
+    )
     here = where(run, 40)
-    assert {name: source.rows for name, source in here.sources.items()} == {"a/low": 40, "a/high": 120, "b": 160}
+    assert {name: source.rows for name, source in here.sources.items()} == {
+        "a/low": 40,
+        "a/high": 120,
+        "b": 160,
+    }
 
 
 def test_each_block_of_a_cache_that_memory_holds_is_read_once(paths):
@@ -214,7 +263,9 @@ def test_what_does_not_go_with_buckets_is_refused(paths):
     for field in ("max_tokens", "max_share"):
         assert f"components.a.{field}" in refused(paths, two, own={field: 1})
     said = refused(paths, two, weights={"temperature": 2})
-    assert said.startswith("weights = {'temperature': 2}: does not go with sources that have buckets")
+    assert said.startswith(
+        "weights = {'temperature': 2}: does not go with sources that have buckets"
+    )
     said = refused(paths, two, own={"weight": 2}, weights={"a": 1, "b": 1})
     assert said == "components.a.weight = 2: is given beside weights. Say the weights in one place."
     layers = BucketsConfig("score", edges=[2], repeats=[1, 2])
@@ -224,7 +275,9 @@ def test_what_does_not_go_with_buckets_is_refused(paths):
     said = refused(paths, BucketsConfig("score", edges=[2], weights=[1, -1]))
     assert said.startswith("components.a.buckets.weights[1] = -1")
     with pytest.raises(ConfigError, match="is the name of two components"):
-        LmDataConfig({"a": ComponentConfig(paths["a"], buckets=two), "a/1": ComponentConfig(paths["b"])})
+        LmDataConfig(
+            {"a": ComponentConfig(paths["a"], buckets=two), "a/1": ComponentConfig(paths["b"])}
+        )
     with pytest.raises(ConfigError, match="stands beside weights that repeat"):
         config(paths, None, "ab", weights={"a": {"repeat": 1}, "b": 2}).dataset()
 
@@ -240,11 +293,15 @@ def test_components_of_one_cache_with_other_columns_keep_them_apart(paths):
     own = {"one": None, "two": {"score": "none"}}
     run = LmDataConfig(
         {name: ComponentConfig(paths["a"], columns=columns) for name, columns in own.items()},
-        seq_len=8, batch_size=8, columns={"score": ColumnConfig("score", default=9)},
-    )  # fmt: skip
+        seq_len=8,
+        batch_size=8,
+        columns={"score": ColumnConfig("score", default=9)},
+    )
     with run.loader() as loader:
         batch = loader.batch_at(2)
-    source, scores, tokens = (np.asarray(leaf) for leaf in (batch.source_id, batch.extras["score"], batch.tokens))
+    source, scores, tokens = (
+        np.asarray(leaf) for leaf in (batch.source_id, batch.extras["score"], batch.tokens)
+    )
     assert (scores[source == 0] == SCORES[tokens[source == 0] - 1]).all()
     assert (scores[source == 1] == 9).all()
     assert {*source} == {0, 1}

@@ -32,9 +32,13 @@ def golden(name: str) -> list[dict]:
     return json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
 
 
-def slow_sample_index(lengths: Sequence[int], documents: Sequence[int], stride: int) -> list[tuple[int, int]]:
+def slow_sample_index(
+    lengths: Sequence[int], documents: Sequence[int], stride: int
+) -> list[tuple[int, int]]:
     """Megatron's walk over documents, one sample after the other."""
-    samples, place, offset = [(0, 0)], 0, 0
+    samples = [(0, 0)]
+    place = 0
+    offset = 0
     for _ in range((sum(lengths[d] for d in documents) - 1) // stride):
         left = stride + 1
         while left:
@@ -44,7 +48,8 @@ def slow_sample_index(lengths: Sequence[int], documents: Sequence[int], stride: 
                 offset += left + length - 1
                 left = 0
             else:
-                place, offset = place + 1, 0
+                place = place + 1
+                offset = 0
         samples.append((place, offset))
     return samples
 
@@ -54,11 +59,14 @@ def slow_samples(
 ) -> Iterator[list[int]]:
     """The samples of Megatron's GPT dataset, one after the other."""
     lengths = [len(text) for text in texts]
-    tokens, epochs = sum(lengths[d] for d in chosen), 1
+    tokens = sum(lengths[d] for d in chosen)
+    epochs = 1
     while wanted is not None and epochs * tokens < wanted * stride + 1:
         epochs += 1
     before = ((epochs - 1) * tokens - 1) // stride
-    apart = epochs > 1 and wanted is not None and wanted - before < int(0.8 * ((tokens - 1) // stride))
+    apart = (
+        epochs > 1 and wanted is not None and wanted - before < int(0.8 * ((tokens - 1) // stride))
+    )
     state = np.random.RandomState(seed)
     documents: list[int] = []
     for passes in [epochs - 1, 1] if apart else [epochs]:
@@ -77,13 +85,16 @@ def slow_samples(
         window: list[int] = []
         while len(window) <= stride:
             window += texts[documents[place]][offset : offset + stride + 1 - len(window)]
-            place, offset = place + 1, 0
+            place = place + 1
+            offset = 0
         yield window
 
 
 def slow_blend(weights: Sequence[float], n: int) -> list[int]:
     """Megatron's ``build_blending_indices``."""
-    share, drawn, order = np.array(weights) / np.sum(weights), np.zeros(len(weights)), []
+    share = np.array(weights) / np.sum(weights)
+    drawn = np.zeros(len(weights))
+    order = []
     for s in range(n):
         k = int(np.argmax(share * max(s, 1) - drawn))
         drawn[k] += 1
@@ -93,8 +104,13 @@ def slow_blend(weights: Sequence[float], n: int) -> list[int]:
 
 @pytest.mark.parametrize("case", golden("megatron_gpt_index"), ids=lambda c: f"seed {c['seed']}")
 def test_the_slow_walk_is_megatrons(case):
-    index = [list(x) for x in slow_sample_index(case["sizes"], case["document_index"], case["seq_length"])]
-    assert index == (case["sample_index"] if case["drop_last_partial"] else case["sample_index"][:-1])
+    index = [
+        list(x)
+        for x in slow_sample_index(case["sizes"], case["document_index"], case["seq_length"])
+    ]
+    assert index == (
+        case["sample_index"] if case["drop_last_partial"] else case["sample_index"][:-1]
+    )
 
 
 @pytest.mark.parametrize("case", golden("megatron_blending"), ids=lambda c: str(c["weights"]))
@@ -122,21 +138,35 @@ WEIGHTS = {"web": 0.5, "code": 0.3, "math": 0.2}
 
 
 @pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory, native_shards: ModuleType) -> tuple[Path, dict[str, list]]:
+def corpora(
+    tmp_path_factory: pytest.TempPathFactory, native_shards: ModuleType
+) -> tuple[Path, dict[str, list]]:
     """Three corpora as Megatron's ``.bin`` and ``.idx``; texts by name."""
-    folder, rng = tmp_path_factory.mktemp("megatron"), np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("megatron")
+    rng = np.random.default_rng(5)
     texts = {
         name: [rng.integers(0, 50304, n).tolist() for n in rng.integers(0, longest, 60)]
         for name, longest in zip(WEIGHTS, (50, 21, 90), strict=True)
     }
     for name, documents in texts.items():
-        build([native_shards.write_megatron(folder / f"{name}_text_document", documents)], folder / name)
+        build(
+            [native_shards.write_megatron(folder / f"{name}_text_document", documents)],
+            folder / name,
+        )
     return folder, texts
 
 
 def megatron_config(folder: Path, **fields: object) -> dict:
-    components = {name: {"cache": str(folder / name), "weight": weight} for name, weight in WEIGHTS.items()}
-    plain = {"seq_len": 17, "batch_size": 8, "num_steps": 60, "seed": 1234, "components": components}
+    components = {
+        name: {"cache": str(folder / name), "weight": weight} for name, weight in WEIGHTS.items()
+    }
+    plain = {
+        "seq_len": 17,
+        "batch_size": 8,
+        "num_steps": 60,
+        "seed": 1234,
+        "components": components,
+    }
     return {"compat": {"system": "megatron", "split": "90,10,0"}, **plain, **fields}
 
 
@@ -160,7 +190,9 @@ def test_megatrons_samples_come_in_megatrons_order(corpora):
             batch = loader.batch_at(step)
             sources = order[step * 8 : step * 8 + 8]
             assert np.asarray(batch.source_id).tolist() == sources
-            assert np.asarray(batch.tokens).tolist() == [next(streams[[*WEIGHTS][k]]) for k in sources]
+            assert np.asarray(batch.tokens).tolist() == [
+                next(streams[[*WEIGHTS][k]]) for k in sources
+            ]
         again = np.asarray(loader.batch_at(31).tokens)
     with one_device(config) as other:
         assert (np.asarray(other.batch_at(31).tokens) == again).all()
@@ -182,16 +214,22 @@ def test_one_corpus_has_no_surplus(corpora):
     stream = slow_samples(texts["code"], range(60), 16, 60 * 8, 1234)
     with one_device(config) as loader:
         for step in range(60):
-            assert np.asarray(loader.batch_at(step).tokens).tolist() == [next(stream) for _ in range(8)]
+            assert np.asarray(loader.batch_at(step).tokens).tolist() == [
+                next(stream) for _ in range(8)
+            ]
 
 
 def test_without_the_extra_token_windows_do_not_overlap(corpora):
     folder, texts = corpora
-    dataset = megatron_run(folder, compat={"system": "megatron", "extra_token": False}, seq_len=16).datasets()["web"]
+    dataset = megatron_run(
+        folder, compat={"system": "megatron", "extra_token": False}, seq_len=16
+    ).datasets()["web"]
     tokens = dataset.read(range(len(dataset))).tokens
     text = [*chain(*texts["web"])]
     passes = len(dataset) * 16 // len(text)
-    counts = np.bincount(tokens.reshape(-1), minlength=50304) - passes * np.bincount(text, minlength=50304)
+    counts = np.bincount(tokens.reshape(-1), minlength=50304) - passes * np.bincount(
+        text, minlength=50304
+    )
     assert counts.min() >= -15  # but for the last tokens, each is there once a pass
     assert np.abs(counts).sum() < len(text) + 16
 
@@ -206,18 +244,26 @@ def test_every_token_of_a_batch_is_told_its_document(corpora):
     for k in range(len(spans)):
         name = rows.names[rows.component[spans.row[k]]]
         text = texts[name][spans.document[k]]
-        begin, size, column = spans.offset[k], spans.size[k], spans.column[k]
+        begin = spans.offset[k]
+        size = spans.size[k]
+        column = spans.column[k]
         assert tokens[spans.row[k], column : column + size].tolist() == text[begin : begin + size]
     assert spans.size.sum() == tokens.size
 
 
-@pytest.mark.parametrize("case", [c for c in golden("megatron_samplers") if c["kind"] == "single"], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in golden("megatron_samplers") if c["kind"] == "single"], ids=str
+)
 def test_a_rank_reads_the_slice_that_megatrons_sampler_gives_it(corpora, case):
     """Rows of a step are samples in their order; a rank takes its slice of them."""
     folder, _ = corpora
-    ranks, size = case["dp"], case["mbs"]
-    config = megatron_run(folder, batch_size=ranks * size, num_steps=case["total"] // (ranks * size))
-    dataset, batches = config.dataset(), []
+    ranks = case["dp"]
+    size = case["mbs"]
+    config = megatron_run(
+        folder, batch_size=ranks * size, num_steps=case["total"] // (ranks * size)
+    )
+    dataset = config.dataset()
+    batches = []
     for step in range(case["consumed"] // (ranks * size), config.num_steps or 0):
         rows = rows_of_step(dataset, dataset.batch_schedule, step, "stream")
         batches.append(rows.example.reshape(ranks, size)[case["rank"]].tolist())
@@ -234,22 +280,46 @@ def test_another_number_of_samples_is_another_order(corpora):
 BAD = [
     ({"num_steps": None}, r"num_steps: is missing, and Megatron's order needs it. Give the steps"),
     ({"compat": "megatrom"}, "compat.system = 'megatrom': .*megatron"),
-    ({"compat": "slime"}, "compat.system = 'slime': is no order of documents. Its order of prompts"),
-    ({"compat": "coordexp"}, "compat.system = 'coordexp': is no order of documents. Its plans are packing"),
+    (
+        {"compat": "slime"},
+        "compat.system = 'slime': is no order of documents. Its order of prompts",
+    ),
+    (
+        {"compat": "coordexp"},
+        "compat.system = 'coordexp': is no order of documents. Its plans are packing",
+    ),
     ({"compat": {"system": "nmoe", "split": "9,1"}}, "compat.split = '9,1': is not known to nmoe"),
-    ({"compat": {"system": "nmoe", "extra_token": False}}, "compat.extra_token = False: is not known to nmoe"),
-    ({"compat": {"system": "megatron", "split": "many"}}, "split = 'many': is not a list of numbers"),
+    (
+        {"compat": {"system": "nmoe", "extra_token": False}},
+        "compat.extra_token = False: is not known to nmoe",
+    ),
+    (
+        {"compat": {"system": "megatron", "split": "many"}},
+        "split = 'many': is not a list of numbers",
+    ),
     (
         {"compat": {"system": "megatron", "split": "0,1"}},
         r"compat.split = '0,1': leaves no document of component",
     ),
-    ({"shuffle": True}, "shuffle = True: cannot be combined with compat: megatron. Write False, or leave it out"),
-    ({"policy": "exhaustive"}, "policy = 'exhaustive': cannot be combined with compat: megatron. Write greedy"),
+    (
+        {"shuffle": True},
+        "shuffle = True: cannot be combined with compat: megatron. Write False, or leave it out",
+    ),
+    (
+        {"policy": "exhaustive"},
+        "policy = 'exhaustive': cannot be combined with compat: megatron. Write greedy",
+    ),
     ({"validation": {"one_in": 5}}, "validation = .*: cannot be combined with compat: megatron"),
-    ({"seq_len": {0: 17, 5: 33}}, "seq_len = .*: cannot be combined with compat: megatron. Give one number"),
+    (
+        {"seq_len": {0: 17, 5: 33}},
+        "seq_len = .*: cannot be combined with compat: megatron. Give one number",
+    ),
     ({"max_epochs": 2}, "max_epochs = 2.*: cannot be combined with compat: megatron"),
     ({"seed": -3}, r"seed = -3: must lie in 0 .. 2\*\*32 - 1 for Megatron's order"),
-    ({"seq_len": 100_000}, "seq_len = 100000: is longer than the .* tokens of the split's 54 documents"),
+    (
+        {"seq_len": 100_000},
+        "seq_len = 100000: is longer than the .* tokens of the split's 54 documents",
+    ),
     ({"weights": {"temperature": 2}}, "cannot be combined with compat|weights"),
 ]
 
@@ -261,12 +331,16 @@ def test_what_megatron_has_not_is_refused(corpora, fields, message):
         megatron_run(folder, **fields).dataset()
 
 
-@pytest.mark.parametrize("own", ["packing: {}", "max_epochs: 2", "max_tokens: 1000", "shuffle: true", "max_share: 0.5"])
+@pytest.mark.parametrize(
+    "own", ["packing: {}", "max_epochs: 2", "max_tokens: 1000", "shuffle: true", "max_share: 0.5"]
+)
 def test_settings_of_components_are_refused(corpora, own):
     folder, _ = corpora
     config = megatron_config(folder)
     config["components"]["code"] |= yaml.safe_load(own)
-    with pytest.raises(ConfigError, match=rf"components.code.{own.split(':')[0]} = .*cannot be combined"):
+    with pytest.raises(
+        ConfigError, match=rf"components.code.{own.split(':')[0]} = .*cannot be combined"
+    ):
         load(folder, config)
 
 
@@ -276,7 +350,13 @@ def test_masks_between_documents_are_megatrons(tmp_path, native_shards):
     texts = [[*rng.integers(1, 99, n), 0] for n in rng.integers(3, 40, 60)]
     build([native_shards.write_megatron(tmp_path / "a", texts)], tmp_path / "c", "--eos", "0")
     assert TokenCache.open(tmp_path / "c").num_tokens == sum(map(len, texts))
-    config = {"compat": "megatron", "split_documents": True, "seq_len": 17, "batch_size": 8, "num_steps": 10}
+    config = {
+        "compat": "megatron",
+        "split_documents": True,
+        "seq_len": 17,
+        "batch_size": 8,
+        "num_steps": 10,
+    }
     with one_device(load(tmp_path, {**config, "components": {"a": str(tmp_path / "c")}})) as loader:
         batch = loader.batch_at(2)
     flags = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
@@ -299,29 +379,51 @@ def slow_windows(shards: Sequence[Sequence[int]], size: int) -> Iterator[list[in
         window: list[int] = []
         while len(window) < size:
             some = shards[shard][place : place + size - len(window)]
-            window, place = [*window, *some], place + len(some)
+            window = [*window, *some]
+            place = place + len(some)
             if place == len(shards[shard]):
-                shard, place = (shard + 1) % len(shards), 0
+                shard = (shard + 1) % len(shards)
+                place = 0
         yield window
 
 
-def nmoe_run(folder: Path, native_shards: ModuleType, shards: dict[str, list[list[int]]], **fields: object):
+def nmoe_run(
+    folder: Path, native_shards: ModuleType, shards: dict[str, list[list[int]]], **fields: object
+):
     for name, sizes in shards.items():
         texts = [np.array_split(np.array(ids), 3) for ids in sizes]
-        files = [native_shards.write_nmoe(folder / "shards" / name / f"{k:05}", t) for k, t in enumerate(texts)]
+        files = [
+            native_shards.write_nmoe(folder / "shards" / name / f"{k:05}", t)
+            for k, t in enumerate(texts)
+        ]
         build(files, folder / name)
-    return load(folder, {"compat": "nmoe", "components": {n: {"cache": str(folder / n)} for n in shards}, **fields})
+    return load(
+        folder,
+        {"compat": "nmoe", "components": {n: {"cache": str(folder / n)} for n in shards}, **fields},
+    )
 
 
 @pytest.mark.parametrize("case", golden("nmoe_loader"), ids=lambda c: f"dp {c['dp_world_size']}")
 def test_nmoes_windows_and_slices_are_its_own(case, tmp_path, native_shards):
     shards = {
-        f"s{i}": [(i * 10_000 + np.arange(sum(sizes))[sum(sizes[:k]) :][:n]).tolist() for k, n in enumerate(sizes)]
+        f"s{i}": [
+            (i * 10_000 + np.arange(sum(sizes))[sum(sizes[:k]) :][:n]).tolist()
+            for k, n in enumerate(sizes)
+        ]
         for i, sizes in enumerate(case["shard_lens"])
     }
-    rows, world, rank = case["tokens_per_update"] // case["seq_len"], case["dp_world_size"], case["dp_rank"]
+    rows = case["tokens_per_update"] // case["seq_len"]
+    world = case["dp_world_size"]
+    rank = case["dp_rank"]
     weights = {f"s{i}": w for i, w in enumerate(case["weights"])}
-    config = nmoe_run(tmp_path, native_shards, shards, seq_len=case["seq_len"] + 1, batch_size=rows, weights=weights)
+    config = nmoe_run(
+        tmp_path,
+        native_shards,
+        shards,
+        seq_len=case["seq_len"] + 1,
+        batch_size=rows,
+        weights=weights,
+    )
     each, more = divmod(rows, world)
     begin = rank * each + min(rank, more)
     with one_device(config) as loader:
@@ -357,7 +459,10 @@ def test_nmoes_first_wrap_is_that_of_the_original(tmp_path, native_shards):
         assert np.asarray(loader.batch_at(10).tokens)[0].tolist() == [80, 81, 82, 83, 84, 85, 86, 0]
         assert np.asarray(loader.batch_at(11).tokens)[0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     figures = config.accounts()["a"]
-    assert (figures.dropped_tokens, figures.repeated_tokens) == (0, figures.train_tokens - figures.tokens)
+    assert (figures.dropped_tokens, figures.repeated_tokens) == (
+        0,
+        figures.train_tokens - figures.tokens,
+    )
 
 
 def test_nmoes_stages_and_a_config_that_is_written_back(tmp_path, native_shards):
@@ -386,7 +491,9 @@ def test_nmoes_run_ends_with_the_examples_of_its_stages(tmp_path, native_shards)
     assert (plan.steps, plan.ends_early) == (4, None)
     written: dict[str, Any] = {**yaml.safe_load(config.to_yaml()), "num_steps": 4}
     assert load(tmp_path, written).run_steps == 4
-    assert load(tmp_path, {**written, "num_steps": 5}).run_steps == 5  # as earlier releases counted them
+    assert (
+        load(tmp_path, {**written, "num_steps": 5}).run_steps == 5
+    )  # as earlier releases counted them
     with pytest.raises(ConfigError, match="num_steps is 3"):
         load(tmp_path, {**written, "num_steps": 3})
     more = {**written, "components": dict.fromkeys("abc", str(tmp_path / "a"))}

@@ -50,18 +50,27 @@ def config_of(root: str, *amendments: dict[str, Any], **fields: Any) -> LmDataCo
         overrides=[
             f"components={{web: {web}, code: {code}}}".replace("None", "null"),
             f"amendments={list(amendments)}",
-            *(f"{name}={value}" for name, value in {"seq_len": 16, "batch_size": 6, **fields}.items()),
+            *(
+                f"{name}={value}"
+                for name, value in {"seq_len": 16, "batch_size": 6, **fields}.items()
+            ),
         ]
     )
 
 
 def batches(config: LmDataConfig, steps: range) -> list[list[np.ndarray]]:
     with config.loader(ONE) as loader:
-        return [[np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))] for step in steps]
+        return [
+            [np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))] for step in steps
+        ]
 
 
 def same(one: list[list[np.ndarray]], other: list[list[np.ndarray]]) -> bool:
-    return all(np.array_equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+    return all(
+        np.array_equal(a, b)
+        for x, y in zip(one, other, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 @settings(max_examples=6)
@@ -87,7 +96,12 @@ def test_the_past_stays_the_old_epoch_goes_on_and_new_documents_come_in(
         amendments = [{"step": steps[0], "extend": {"web": 2}}]
         amendments += [{"step": steps[1], "extend": {"web": last}}] if last > 2 else []
         longer = config_of(folder, *amendments, web=web, **how)
-        assert [*longer.components] == ["web", "code", "web@2", *([f"web@{last}"] if last > 2 else [])]
+        assert [*longer.components] == [
+            "web",
+            "code",
+            "web@2",
+            *([f"web@{last}"] if last > 2 else []),
+        ]
         check_draws(plain, longer, steps[0])
 
 
@@ -99,16 +113,22 @@ def check_draws(plain: LmDataConfig, longer: LmDataConfig, step: int) -> None:
     assert after is not None
     past = [mixture.locate(examples[: 6 * step]) for mixture in (before, after)]
     assert all(np.array_equal(a, b) for a, b in zip(*past, strict=True))
-    old, new = before.explain(examples), after.explain(examples)
+    old = before.explain(examples)
+    new = after.explain(examples)
     for number, name in enumerate(after.names):
         ordinals = new.ordinal[new.component == number]
         assert np.array_equal(ordinals, np.arange(ordinals.size)), name
     number = after.names.index("web")
     drawn = np.arange(int((new.component == number).sum()))
-    rows = [mixture.components[mixture.names.index("web")].locate(drawn) for mixture in (before, after)]
+    rows = [
+        mixture.components[mixture.names.index("web")].locate(drawn) for mixture in (before, after)
+    ]
     assert np.array_equal(rows[0].row, rows[1].row)
     family = [n for n, name in enumerate(after.names) if name.startswith("web")]
-    share = [np.cumsum(old.component == before.names.index("web")), np.cumsum(np.isin(new.component, family))]
+    share = [
+        np.cumsum(old.component == before.names.index("web")),
+        np.cumsum(np.isin(new.component, family)),
+    ]
     assert int(np.abs(share[0] - share[1]).max()) <= len(family) + 1
     newcomers = [n for n in family if n != number]
     assert not np.isin(new.component[: 6 * step], newcomers).any()
@@ -137,7 +157,10 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
     assert open_cache(f"{root}/web").num_documents == 70
     with config_of(root).loader(ONE) as loader:  # the same config, resumed
         manifest = open_run(tmp_path / "run", loader, 5)
-        resumed = [[np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))] for step in range(12)]
+        resumed = [
+            [np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))]
+            for step in range(12)
+        ]
     assert same(resumed, first)
     state = manifest.state(5)
     amended = config_of(root, {"step": 8, "extend": {"web": 2}})
@@ -147,13 +170,20 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
         longer = open_run(tmp_path / "run", loader, 5)
         longer.check(state)
         longer.check(LoaderState.from_json(longer.state(10).to_json()))
-        later = [[np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))] for step in range(12)]
+        later = [
+            [np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))]
+            for step in range(12)
+        ]
     assert same(later[:8], first[:8])
     assert not same(later[8:], first[8:])
     grown(tmp_path / "web", [20], start=3)
     with config_of(root, {"step": 8, "extend": {"web": 2}}).loader(ONE) as loader:
         assert open_run(tmp_path / "run", loader, 10).fingerprint == longer.fingerprint
-    both = config_of(root, {"step": 8, "extend": {"web": 2}}, {"step": 11, "extend": {"web": 3}, "weights": {"web": 2}})
+    both = config_of(
+        root,
+        {"step": 8, "extend": {"web": 2}},
+        {"step": 11, "extend": {"web": 3}, "weights": {"web": 2}},
+    )
     with both.loader(ONE) as loader:
         assert open_run(tmp_path / "run", loader, 11).history[-1]["until_step"] == 11
 
@@ -166,10 +196,16 @@ def test_a_run_that_began_with_several_generations_keeps_them(root: str, tmp_pat
     grown(tmp_path / "web", [20], start=3)
     with config_of(root).loader(ONE) as loader:
         open_run(tmp_path / "run", loader, 3)
-        assert same([[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(6)], first)
+        assert same(
+            [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(6)],
+            first,
+        )
     with config_of(root, {"step": 4, "extend": {"web": 3}}).loader(ONE) as loader:
         open_run(tmp_path / "run", loader, 3)
-        assert same([[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(4)], first[:4])
+        assert same(
+            [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(4)],
+            first[:4],
+        )
     # an amendment over two generations, of a run that began with one
     grown(tmp_path / "code", [5], start=2)
     jump = config_of(root, {"step": 4, "extend": {"web": 3}}, web={"generations": 1})
@@ -213,7 +249,11 @@ def numbers(*documents: int) -> Intervals:
             "amendments[0].extend.wbe = 2: is not a component. Did you mean 'web'?",
         ),
         ([{"step": 0, "extend": {"web": 2}}], {}, "amendments[0].step = 0: is not after step 0"),
-        ([{"step": 5, "extend": {"web": 1}}], {}, "amendments[0].extend.web = 1: is not later than generation 1"),
+        (
+            [{"step": 5, "extend": {"web": 1}}],
+            {},
+            "amendments[0].extend.web = 1: is not later than generation 1",
+        ),
         (
             [{"step": 5, "extend": {"web": 2}}, {"step": 6, "extend": {"web": 2}}],
             {},
@@ -221,9 +261,21 @@ def numbers(*documents: int) -> Intervals:
         ),
         ([{"step": 5, "extend": {"web": 2}}], {"generations": 2}, "is not later than generation 2"),
         ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 cache"),
-        ([{"step": 5, "extend": {"web": 2}}], {"max_tokens": 4096}, "does not go with components.web.max_tokens"),
-        ([{"step": 5, "extend": {"web": 4}}], {}, "amendments[0].extend.web = 4: is more than there are"),
-        ([{"step": 5, "drop": ["web"]}, {"step": 6, "extend": {"web": 2}}], {}, "extend.web: is not in the mixture"),
+        (
+            [{"step": 5, "extend": {"web": 2}}],
+            {"max_tokens": 4096},
+            "does not go with components.web.max_tokens",
+        ),
+        (
+            [{"step": 5, "extend": {"web": 4}}],
+            {},
+            "amendments[0].extend.web = 4: is more than there are",
+        ),
+        (
+            [{"step": 5, "drop": ["web"]}, {"step": 6, "extend": {"web": 2}}],
+            {},
+            "extend.web: is not in the mixture",
+        ),
         (
             [],
             {"generations": 0},
@@ -251,7 +303,10 @@ def test_names_of_newcomers_are_not_those_of_others(root: str):
 def test_what_amendments_say_later_means_all_of_an_extended_component(root: str, tmp_path: Path):
     grown(tmp_path / "web", [30], start=2)
     config = config_of(
-        root, {"step": 3, "extend": {"web": 2}}, {"step": 5, "weights": {"web": 3}}, {"step": 7, "drop": ["web"]}
+        root,
+        {"step": 3, "extend": {"web": 2}},
+        {"step": 5, "weights": {"web": 3}},
+        {"step": 7, "drop": ["web"]},
     )
     stages: list[dict[str, Any]] = [stage.blend.to_config() for stage in config.resolved_stages()]
     assert stages[2]["web"]["weight"] == 3
@@ -263,13 +318,22 @@ def test_what_amendments_say_later_means_all_of_an_extended_component(root: str,
 
 def test_settings_go_to_what_extends(root: str):
     config = LmDataConfig(
-        {"web": ComponentConfig(f"{root}/web", packing=PackingConfig(), max_epochs=2, weight=3, remove="ids.txt")},
+        {
+            "web": ComponentConfig(
+                f"{root}/web", packing=PackingConfig(), max_epochs=2, weight=3, remove="ids.txt"
+            )
+        },
         validation=ValidationConfig(one_in=10, by="documents"),
         amendments=[AmendmentConfig(3, extend={"web": 2})],
         split_documents=True,
     )
     newcomer = config.components["web@2"]
-    assert (newcomer.packing, newcomer.max_epochs, newcomer.weight, newcomer.remove) == (PackingConfig(), 2, None, None)
+    assert (newcomer.packing, newcomer.max_epochs, newcomer.weight, newcomer.remove) == (
+        PackingConfig(),
+        2,
+        None,
+        None,
+    )
 
 
 def test_an_extended_run_goes_on_when_new_documents_are_removed_later(root: str, tmp_path: Path):
@@ -281,21 +345,33 @@ def test_an_extended_run_goes_on_when_new_documents_are_removed_later(root: str,
     remove_documents(open_cache(f"{root}/web").members[1], numbers(*range(20)))
     with config_of(root, {"step": 4, "extend": {"web": 2}}).loader(ONE) as loader:
         open_run(tmp_path / "run", loader, 8)
-        assert same([[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(12)], expected)
+        assert same(
+            [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(12)],
+            expected,
+        )
 
 
 def test_what_extends_a_component_is_not_extended_itself(root: str, tmp_path: Path):
     grown(tmp_path / "web", [30, 10], start=2)
-    with pytest.raises(ConfigError, match=r"amendments\[1\].extend.web@2 = 3: is itself what extends web.*\{web: 3\}"):
-        config_of(root, {"step": 3, "extend": {"web": 2}}, {"step": 5, "extend": {"web@2": 3}}).dataset()
+    with pytest.raises(
+        ConfigError,
+        match=r"amendments\[1\].extend.web@2 = 3: is itself what extends web.*\{web: 3\}",
+    ):
+        config_of(
+            root, {"step": 3, "extend": {"web": 2}}, {"step": 5, "extend": {"web@2": 3}}
+        ).dataset()
 
 
-def test_tombstones_of_more_generations_than_the_run_has_are_counted_over_all(root: str, tmp_path: Path):
+def test_tombstones_of_more_generations_than_the_run_has_are_counted_over_all(
+    root: str, tmp_path: Path
+):
     grown(tmp_path / "web", [30, 10], start=2)
     for member in open_cache(f"{root}/web").members:
         remove_documents(member, numbers(3))
     amendments = {"step": 3, "extend": {"web": 2}}, {"step": 5, "remove": {"web": [1, 1, 1]}}
-    with pytest.raises(ConfigError, match=r"\[1, 1, 1\]: gives 3 generations, .* 2 caches. .*: \[1, 1\]"):
+    with pytest.raises(
+        ConfigError, match=r"\[1, 1, 1\]: gives 3 generations, .* 2 caches. .*: \[1, 1\]"
+    ):
         config_of(root, *amendments, web={"tombstones": 0}).dataset()
 
 
@@ -304,14 +380,19 @@ def test_what_comes_in_with_tombstones_changes_nothing_of_the_steps_before(root:
     plain = config_of(root, web={"generations": 1, "tombstones": 0})
     remove_documents(open_cache(f"{root}/web").members[1], numbers(*range(20)))
     longer = config_of(root, {"step": 4, "extend": {"web": 2}}, web={"tombstones": 0})
-    expected, found = batches(plain, range(4)), batches(longer, range(5))
+    expected = batches(plain, range(4))
+    found = batches(longer, range(5))
     assert same(found[:4], expected)
-    assert [len(leaves) for leaves in found[:4]] == [len(leaves) for leaves in expected]  # no program is compiled anew
+    assert [len(leaves) for leaves in found[:4]] == [
+        len(leaves) for leaves in expected
+    ]  # no program is compiled anew
     assert len(found[4]) > len(found[3])
 
 
 def test_weights_do_not_name_what_an_amendment_brings_in(root: str):
     config = config_of(root, {"step": 3, "extend": {"web": 2}})
     for weights in ({"web": {"repeat": 1}, "web@2": 1}, {"web": 1, "web@2": 1}):
-        with pytest.raises(ConfigError, match=r"weights.web@2 = 1: is not there yet. Leave it out: amendments\[0\]"):
+        with pytest.raises(
+            ConfigError, match=r"weights.web@2 = 1: is not there yet. Leave it out: amendments\[0\]"
+        ):
             replace(config, weights=weights).dataset()

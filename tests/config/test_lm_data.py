@@ -77,7 +77,11 @@ def test_yaml_flags_and_python_give_the_same_config(tmp_path):
 shuffles = st.one_of(
     st.booleans(),
     st.integers(1, 99),
-    st.builds(BlockShuffleConfig, window_blocks=st.integers(1, 9), perm_type=st.sampled_from(["feistel", "linear"])),
+    st.builds(
+        BlockShuffleConfig,
+        window_blocks=st.integers(1, 9),
+        perm_type=st.sampled_from(["feistel", "linear"]),
+    ),
     st.builds(BraidShuffleConfig, strands=st.none() | st.integers(1, 9)),
 )
 configs = st.builds(
@@ -87,7 +91,10 @@ configs = st.builds(
         st.builds(
             ComponentConfig,
             cache=st.text("abc/:.", min_size=1, max_size=9),
-            weight=st.none() | st.just(0.0) | st.floats(1e-300, 9) | st.just({"step": {0: 1.0, 5: 2.0}, "scale": 0.5}),
+            weight=st.none()
+            | st.just(0.0)
+            | st.floats(1e-300, 9)
+            | st.just({"step": {0: 1.0, 5: 2.0}, "scale": 0.5}),
             shuffle=st.none() | shuffles,
             source=st.none() | st.just(SourceConfig(["texts/*.jsonl.gz"], text_field="body")),
         ),
@@ -111,7 +118,10 @@ def test_what_is_written_is_read_back(config, tmp_path_factory):
 
 
 @given(
-    st.dictionaries(st.sampled_from("abc"), st.integers() | st.dictionaries(st.sampled_from("ab"), st.integers())),
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.integers() | st.dictionaries(st.sampled_from("ab"), st.integers()),
+    ),
     st.lists(st.tuples(st.sampled_from(["a", "b", "a.b", "c.a.b"]), st.integers()), max_size=4),
 )
 def test_overrides_set_what_they_name_and_nothing_else(config, settings):
@@ -139,15 +149,27 @@ def test_overrides_set_what_they_name_and_nothing_else(config, settings):
         ("components.a={cache: x, wieght: 3}", "components.a.wieght", "Did you mean 'weight'?"),
         ("shuffle={window: 3}", "shuffle.window", "window_blocks"),
         ("tokenizer.pth=x", "tokenizer.pth", "Did you mean 'path'?"),
-        ("components.a={cache: x, source: {path: [t]}}", "components.a.source.path", "Did you mean 'paths'?"),
+        (
+            "components.a={cache: x, source: {path: [t]}}",
+            "components.a.source.path",
+            "Did you mean 'paths'?",
+        ),
         ("components.a.weight=1", "components.a.cache", "Give a text or a list."),
         ("components.a=3", "components.a", "Give a cache or a mapping"),
         ("components=[1]", "components", "Give a mapping"),
         ("components.a=", "components.a", "Give a cache or a mapping"),
         ("components.a={cache: x, source: {paths: t}}", "components.a.source.paths", "Write [t]."),
         ("components.a={cache: x, weight: -1}", "components.a.weight", "Weights are relative"),
-        ("components.a={cache: x, weight: {lin: {0: 1}}}", "components.a.weight", "Did you mean 'linear'?"),
-        ("components.a={cache: x, weight: [1]}", "components.a.weight", "Give a number or a mapping"),
+        (
+            "components.a={cache: x, weight: {lin: {0: 1}}}",
+            "components.a.weight",
+            "Did you mean 'linear'?",
+        ),
+        (
+            "components.a={cache: x, weight: [1]}",
+            "components.a.weight",
+            "Give a number or a mapping",
+        ),
         ("components.a={cache: x, shuffle: -2}", "components.a.shuffle", "Give false (none)"),
         ("seq_len=abc", "seq_len", "Give a whole number or a mapping such as {0: ...}."),
         ("seq_len=2.5", "seq_len", "Give a whole number or a mapping such as {0: ...}."),
@@ -164,7 +186,11 @@ def test_overrides_set_what_they_name_and_nothing_else(config, settings):
         ("shuffle={kind: blok}", "shuffle.kind", "Did you mean 'block'?"),
         ("shuffle={window_blocks: 3, strands: 4}", "shuffle", "Say which: kind:"),
         ("shuffle={window_blocks: 0}", "shuffle.window_blocks", "Leave it out for the default."),
-        ("shuffle={window_blocks: 4, perm_type: fiestel}", "shuffle.perm_type", "Did you mean 'feistel'?"),
+        (
+            "shuffle={window_blocks: 4, perm_type: fiestel}",
+            "shuffle.perm_type",
+            "Did you mean 'feistel'?",
+        ),
         (
             "components.a={cache: x, shuffle: {window_blocks: 4, perm_type: fiestel}}",
             "components.a.shuffle.perm_type",
@@ -172,7 +198,11 @@ def test_overrides_set_what_they_name_and_nothing_else(config, settings):
         ),
         ("num_steps=1.5", "num_steps", "Give a whole number."),
         ("num_steps=1.55e1", "num_steps", "Give a whole number."),
-        ("components.a={cache: x, max_tokens: 1e-9}", "components.a.max_tokens", "Give a whole number."),
+        (
+            "components.a={cache: x, max_tokens: 1e-9}",
+            "components.a.max_tokens",
+            "Give a whole number.",
+        ),
         ("seq_len={0: 16, 1000: 32, 1e3: 64}", "seq_len", "Write each number once."),
         ("amendments=[{step: 10}]", "amendments[0]", "Give it add, weights or drop"),
         ("row_order=local", "row_order", "Did you mean 'locality'?"),
@@ -248,12 +278,18 @@ def test_a_config_is_a_loader(config):
         wanted = sorted(map(tuple, dataset.read(np.arange(first, first + size)).tokens.tolist()))
         assert sorted(map(tuple, np.asarray(loader.batch_at(step).tokens).tolist())) == wanted
     with pytest.raises(ConfigError, match="keeps open on this host"):  # with a function as without
-        load_config(config, ["prefetch_bytes=10"]).loader(one_device(), fn=lambda batch: batch.tokens)
+        load_config(config, ["prefetch_bytes=10"]).loader(
+            one_device(), fn=lambda batch: batch.tokens
+        )
     sharding = NamedSharding(one_device(), PartitionSpec("data", None))
-    twice = load_config(config, ["row_order=stream"]).loader(sharding=sharding, fn=lambda batch: batch.tokens * 2)
+    twice = load_config(config, ["row_order=stream"]).loader(
+        sharding=sharding, fn=lambda batch: batch.tokens * 2
+    )
     assert (twice.row_order, twice.prefetch_bytes) == ("stream", loading.prefetch_bytes)
     first, size = loader.schedule.rows_at(3)
-    assert np.array_equal(twice.batch_at(3), dataset.read(np.arange(first, first + size)).tokens * 2)
+    assert np.array_equal(
+        twice.batch_at(3), dataset.read(np.arange(first, first + size)).tokens * 2
+    )
 
 
 def test_equal_configs_are_equal_runs_wherever_their_caches_lie(config, tmp_path):
@@ -262,8 +298,17 @@ def test_equal_configs_are_equal_runs_wherever_their_caches_lie(config, tmp_path
     text = Path(config).read_text().replace("/caches/", "/moved/")
     Path(config).write_text(text + "prefetch_bytes: 100000000\n")
     assert RunManifest.of(load_config(config).loader()).fingerprint == one.fingerprint
-    for changed in ("seed=4", "seq_len=17", "shuffle.window_blocks=5", "components.a.weight=2", "row_order=stream"):
-        assert RunManifest.of(load_config(config, [changed]).loader(one_device())).fingerprint != one.fingerprint
+    for changed in (
+        "seed=4",
+        "seq_len=17",
+        "shuffle.window_blocks=5",
+        "components.a.weight=2",
+        "row_order=stream",
+    ):
+        assert (
+            RunManifest.of(load_config(config, [changed]).loader(one_device())).fingerprint
+            != one.fingerprint
+        )
 
 
 def test_components_are_shuffled_independently_of_each_other(config):
@@ -271,7 +316,8 @@ def test_components_are_shuffled_independently_of_each_other(config):
     two = load_config(config)
     components = {**two.components, "d": ComponentConfig(two.components["a"].cache, 1.0)}
     three = LmDataConfig(**{**two.__dict__, "components": components})
-    before, after = two.dataset(), three.dataset()
+    before = two.dataset()
+    after = three.dataset()
     assert isinstance(before, MixtureDataset)
     assert isinstance(after, MixtureDataset)
     for one, same in zip(before.components, after.components, strict=False):
@@ -287,9 +333,17 @@ def test_components_are_shuffled_independently_of_each_other(config):
         (["components.a.cache=/nope"], "cache", "--output /nope"),
         (["seq_len=100000"], "seq_len", "Use a shorter seq_len or a larger corpus."),
         (["batch_size=6"], "batch_size", "Use 4 or 8, or another mesh."),
-        (["components.a.weight=0", "components.b.weight=0", "components.c.weight=0"], None, "weights are zero"),
         (
-            ["components.a.weight={step: {0: 1, 9: 0}}", "components.b.weight=0", "components.c.weight=0"],
+            ["components.a.weight=0", "components.b.weight=0", "components.c.weight=0"],
+            None,
+            "weights are zero",
+        ),
+        (
+            [
+                "components.a.weight={step: {0: 1, 9: 0}}",
+                "components.b.weight=0",
+                "components.c.weight=0",
+            ],
             None,
             "step 9",
         ),
@@ -309,7 +363,9 @@ def test_what_only_the_data_can_tell(config, overrides, field, text):
 
 @pytest.mark.parametrize("size", [7, 258, 1 << 17])
 def test_the_vocabulary_is_that_of_the_caches(tmp_path, size):
-    cache = write_cache(tmp_path / "a", [random_documents(5, vocab_size=7)], vocab_size=size, eos_id=size - 1)
+    cache = write_cache(
+        tmp_path / "a", [random_documents(5, vocab_size=7)], vocab_size=size, eos_id=size - 1
+    )
     config = LmDataConfig({"a": ComponentConfig(cache.path), "b": ComponentConfig(cache.path)})
     assert config.vocab_size == size
     with pytest.raises(CacheMissingError):
@@ -319,9 +375,15 @@ def test_the_vocabulary_is_that_of_the_caches(tmp_path, size):
 def test_the_wrong_tokenizer_for_a_cache_is_named(tmp_path):
     tokenizer = load_tokenizer(TokenizerConfig("bytes"))
     cache = write_cache(tmp_path / "a", [random_documents(20)], vocab_size=258, eos_id=256)
-    write_ledger(cache.path, Ledger(True, tokenizer.record(), cache.ledger.layout, parts=cache.ledger.parts))
-    LmDataConfig({"a": ComponentConfig(cache.path)}, tokenizer=TokenizerConfig("bytes")).open_caches()
-    wrong = LmDataConfig({"a": ComponentConfig(cache.path)}, tokenizer=TokenizerConfig("bytes", eos="none"))
+    write_ledger(
+        cache.path, Ledger(True, tokenizer.record(), cache.ledger.layout, parts=cache.ledger.parts)
+    )
+    LmDataConfig(
+        {"a": ComponentConfig(cache.path)}, tokenizer=TokenizerConfig("bytes")
+    ).open_caches()
+    wrong = LmDataConfig(
+        {"a": ComponentConfig(cache.path)}, tokenizer=TokenizerConfig("bytes", eos="none")
+    )
     with pytest.raises(ConfigError, match="eos '<eos>' there, None here") as caught:
         wrong.open_caches()
     assert (caught.value.field, caught.value.value) == ("tokenizer", "bytes")
@@ -342,7 +404,9 @@ def test_caches_of_one_mixture_have_one_tokenizer(config, tmp_path):
 def test_caches_are_built_where_they_are_missing_and_finished_where_they_were_begun(tmp_path):
     (tmp_path / "text.txt").write_text("Water runs to the wheel. " * 50)
     source = SourceConfig([f"{tmp_path}/text.txt"])
-    config = LmDataConfig({"a": ComponentConfig(f"{tmp_path}/a", source=source)}, seq_len=16, batch_size=8)
+    config = LmDataConfig(
+        {"a": ComponentConfig(f"{tmp_path}/a", source=source)}, seq_len=16, batch_size=8
+    )
     with pytest.raises(CacheMissingError):
         config.open_caches()
     config.build_caches(progress=False)

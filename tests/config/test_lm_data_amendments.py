@@ -71,14 +71,22 @@ def test_a_run_records_its_amendment(caches, tmp_path):
     assert RunManifest.load(folder) == recorded
     assert open_run(folder, amended, step=90) == recorded
     with pytest.raises(PlanMismatchError, match="another run"):
-        recorded.check(manifest.state(21))  # made by the old mixture at a step that is the new one's
+        recorded.check(
+            manifest.state(21)
+        )  # made by the old mixture at a step that is the new one's
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"weights": {"a": {"linear": {0: 1, 4000: 5}}, "b": 2}},
-        {"stages": [StageConfig({"a": 3, "b": 1}), StageConfig({"b": 1}, step=900), StageConfig({"a": 1}, step=901)]},
+        {
+            "stages": [
+                StageConfig({"a": 3, "b": 1}),
+                StageConfig({"b": 1}, step=900),
+                StageConfig({"a": 1}, step=901),
+            ]
+        },
         {"policy": "greedy"},
         {"policy": "swrr"},
         {"policy": "least_consumed"},
@@ -87,7 +95,8 @@ def test_a_run_records_its_amendment(caches, tmp_path):
     ids=str,
 )
 def test_a_checkpoint_leaves_an_anchor_and_a_resumed_run_takes_it(caches, tmp_path, changes):
-    folder, more = str(tmp_path), {"seq_len": 16} | changes
+    folder = str(tmp_path)
+    more = {"seq_len": 16} | changes
     components = {n: ComponentConfig(caches[n]) for n in "ab"}
     make = lambda: LmDataConfig(components, batch_size=BATCH, **more).loader()  # noqa: E731
     first = make()
@@ -99,27 +108,43 @@ def test_a_checkpoint_leaves_an_anchor_and_a_resumed_run_takes_it(caches, tmp_pa
     plain = make()
     for step in (2499, 2500, 2600):
         index = np.arange(step * BATCH, (step + 1) * BATCH)
-        wanted, got = (cast(MixtureDataset, x.dataset).at_step(step)[0].locate(index) for x in (plain, resumed))
+        wanted, got = (
+            cast(MixtureDataset, x.dataset).at_step(step)[0].locate(index) for x in (plain, resumed)
+        )
         assert got.source.tolist() == wanted.source.tolist()
         assert got.row.tolist() == wanted.row.tolist()
 
 
 def test_a_run_that_is_amended_in_a_ramp_goes_on_where_the_job_was(caches, tmp_path):
-    folder, ramp = str(tmp_path), {"a": {"linear": {0: 1, 40_000: 9}}, "b": 2}
+    folder = str(tmp_path)
+    ramp = {"a": {"linear": {0: 1, 40_000: 9}}, "b": 2}
     begun = config(caches, weights=ramp).loader()
     run = open_run(folder, begun)
     for step in (12_000, 14_000):  # the job got further than the checkpoint that it is resumed from
         run.state(step)
-    amend = lambda: config(caches, "abc", weights=ramp, amendments=[AmendmentConfig(12_300, {"c": 3})]).loader()  # noqa: E731
-    resumed, fresh = amend(), amend()
+    amend = lambda: config(  # noqa: E731
+        caches, "abc", weights=ramp, amendments=[AmendmentConfig(12_300, {"c": 3})]
+    ).loader()
+    resumed = amend()
+    fresh = amend()
     open_run(folder, resumed, 12_100)
     before, *after = (
-        cast(MixtureDataset, loader.dataset).draws.starts_at(12_300).tolist() for loader in (begun, resumed, fresh)
+        cast(MixtureDataset, loader.dataset).draws.starts_at(12_300).tolist()
+        for loader in (begun, resumed, fresh)
     )
     assert after == [[*before, 0]] * 2
-    quotas = [cast(Stages, cast(MixtureDataset, loader.dataset).draws.policy)._quotas[0] for loader in (resumed, fresh)]
-    assert [len(quota._chunks) > 40 for quota in quotas if quota] == [False, True]  # with the anchor there is no walk
-    assert sorted(Anchors(folder, open_run(folder, resumed, 12_100), resumed).load()) == [12_000, 12_100]
+    quotas = [
+        cast(Stages, cast(MixtureDataset, loader.dataset).draws.policy)._quotas[0]
+        for loader in (resumed, fresh)
+    ]
+    assert [len(quota._chunks) > 40 for quota in quotas if quota] == [
+        False,
+        True,
+    ]  # with the anchor there is no walk
+    assert sorted(Anchors(folder, open_run(folder, resumed, 12_100), resumed).load()) == [
+        12_000,
+        12_100,
+    ]
 
 
 def test_an_amendment_of_an_amended_run(caches, tmp_path):
@@ -134,8 +159,14 @@ def test_an_amendment_of_an_amended_run(caches, tmp_path):
 def test_the_past_may_not_be_touched(caches, tmp_path):
     folder = str(tmp_path)
     open_run(folder, config(caches).loader())
-    with pytest.raises(PlanMismatchError, match=r"may touch the past: 25 steps are done\. Begin it at step 25"):
-        open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader(), step=25)
+    with pytest.raises(
+        PlanMismatchError, match=r"may touch the past: 25 steps are done\. Begin it at step 25"
+    ):
+        open_run(
+            folder,
+            config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader(),
+            step=25,
+        )
 
 
 @pytest.mark.parametrize(
@@ -172,14 +203,17 @@ def test_an_amendment_needs_the_step_that_the_run_has_reached(caches, tmp_path):
 
 @pytest.mark.parametrize("weights", [None, {"a": 1, "b": 2}])
 def test_the_order_of_components_is_part_of_the_run(caches, weights):
-    one, other = config(caches, "ab", weights=weights), config(caches, "ba", weights=weights)
+    one = config(caches, "ab", weights=weights)
+    other = config(caches, "ba", weights=weights)
     assert RunManifest.of(one.loader()).fingerprint != RunManifest.of(other.loader()).fingerprint
 
 
 def test_an_added_component_must_stand_behind_the_others(caches, tmp_path):
     folder = str(tmp_path)
     open_run(folder, config(caches, weights={"a": 1, "b": 2}).loader())
-    moved = config(caches, "cab", weights={"a": 1, "b": 2}, amendments=[AmendmentConfig(20, {"c": 3})]).loader()
+    moved = config(
+        caches, "cab", weights={"a": 1, "b": 2}, amendments=[AmendmentConfig(20, {"c": 3})]
+    ).loader()
     with pytest.raises(PlanMismatchError, match="components, in order: a, b -> c, a, b"):
         open_run(folder, moved, step=10)
 
@@ -187,22 +221,43 @@ def test_an_added_component_must_stand_behind_the_others(caches, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"amendments": [AmendmentConfig(0, weights={"b": 1})]}, r"amendments\[0\].step = 0: is not after step 0"),
         (
-            {"amendments": [AmendmentConfig(9, weights={"b": 1}), AmendmentConfig(9, weights={"b": 2})]},
+            {"amendments": [AmendmentConfig(0, weights={"b": 1})]},
+            r"amendments\[0\].step = 0: is not after step 0",
+        ),
+        (
+            {
+                "amendments": [
+                    AmendmentConfig(9, weights={"b": 1}),
+                    AmendmentConfig(9, weights={"b": 2}),
+                ]
+            },
             r"amendments\[1\].step = 9",
         ),
         ({"amendments": [AmendmentConfig(9, {"bb": 1})]}, "Did you mean 'b'"),
         ({"amendments": [AmendmentConfig(9, weights={"bb": 1})]}, "Did you mean 'b'"),
-        ({"amendments": [AmendmentConfig(9, drop=["c"])]}, r"amendments\[0\].drop = 'c': is not in the mixture"),
-        ({"amendments": [AmendmentConfig(9, drop=["a", "b"])]}, "needs at least one source"),
-        ({"amendments": [AmendmentConfig(9, weights={"a": 0, "b": 0})]}, "all weights are zero at step 9"),
         (
-            {"amendments": [AmendmentConfig(9, weights={"a": {"linear": {0: 1, 20: 0}}}, drop=["b"])]},
+            {"amendments": [AmendmentConfig(9, drop=["c"])]},
+            r"amendments\[0\].drop = 'c': is not in the mixture",
+        ),
+        ({"amendments": [AmendmentConfig(9, drop=["a", "b"])]}, "needs at least one source"),
+        (
+            {"amendments": [AmendmentConfig(9, weights={"a": 0, "b": 0})]},
+            "all weights are zero at step 9",
+        ),
+        (
+            {
+                "amendments": [
+                    AmendmentConfig(9, weights={"a": {"linear": {0: 1, 20: 0}}}, drop=["b"])
+                ]
+            },
             r"amendments\[0\].weights: all weights are zero at step 20",
         ),
         ({"weights": {"a": 1}, "stages": [StageConfig({"a": 1})]}, "beside stages"),
-        ({"stages": [StageConfig({"a": 1}), StageConfig({"b": 1})]}, r"stages\[1\].step: has no beginning"),
+        (
+            {"stages": [StageConfig({"a": 1}), StageConfig({"b": 1})]},
+            r"stages\[1\].step: has no beginning",
+        ),
         (
             {"stages": [StageConfig({"a": 1}), StageConfig({"c": 1}, step=5)]},
             r"stages\[1\].weights.c: is not a component",
@@ -217,8 +272,13 @@ def test_bad_plans(caches, changes, said):
 
 
 def test_a_mixture_is_checked_on_its_own_steps_only(caches):
-    until_20, from_20 = {"linear": {0: 1, 20: 0}}, {"step": {0: 0, 20: 1}}
-    stages = [StageConfig({"a": until_20}), StageConfig({"b": from_20}, step=20), StageConfig({"a": 1}, step=30)]
+    until_20 = {"linear": {0: 1, 20: 0}}
+    from_20 = {"step": {0: 0, 20: 1}}
+    stages = [
+        StageConfig({"a": until_20}),
+        StageConfig({"b": from_20}, step=20),
+        StageConfig({"a": 1}, step=30),
+    ]
     drawn = [s for s, _ in rows(config(caches, stages=stages), 0, 40)]
     assert drawn == [0] * 20 * BATCH + [1] * 10 * BATCH + [0] * 10 * BATCH
 
@@ -226,11 +286,19 @@ def test_a_mixture_is_checked_on_its_own_steps_only(caches):
 def test_sources_of_groups_are_amended_in_place(caches):
     nested = {"x": {"weight": 3, "blend": {"a": 1, "b": 1}}, "c": 1}
     plain = config(caches, "abc", weights=nested)
-    changes = [AmendmentConfig(10, weights={"a": 3}), AmendmentConfig(20, drop=["b"]), AmendmentConfig(30, drop=["x"])]
+    changes = [
+        AmendmentConfig(10, weights={"a": 3}),
+        AmendmentConfig(20, drop=["b"]),
+        AmendmentConfig(30, drop=["x"]),
+    ]
     amended = config(caches, "abc", weights=nested, amendments=changes)
     assert rows(amended, 0, 10) == rows(plain, 0, 10)
-    drawn = [np.bincount([s for s, _ in rows(amended, k, k + 10)], minlength=3) for k in (0, 10, 20, 30)]
-    assert np.abs(np.array(drawn) - [[30, 30, 20], [45, 15, 20], [60, 0, 20], [0, 0, 80]]).max() <= 1
+    drawn = [
+        np.bincount([s for s, _ in rows(amended, k, k + 10)], minlength=3) for k in (0, 10, 20, 30)
+    ]
+    assert (
+        np.abs(np.array(drawn) - [[30, 30, 20], [45, 15, 20], [60, 0, 20], [0, 0, 80]]).max() <= 1
+    )
 
 
 def test_stages_by_tokens_begin_after_whole_steps(caches):
@@ -242,7 +310,10 @@ def test_stages_by_tokens_begin_after_whole_steps(caches):
 def test_a_source_that_was_dropped_may_come_back(caches):
     amendments = [AmendmentConfig(10, drop=["a"]), AmendmentConfig(20, {"a": 2})]
     located = config(caches, amendments=amendments).dataset().locate(np.arange(40 * BATCH))
-    shares = [np.bincount(located.source[k * BATCH : (k + 10) * BATCH], minlength=2)[0] for k in (0, 10, 20)]
+    shares = [
+        np.bincount(located.source[k * BATCH : (k + 10) * BATCH], minlength=2)[0]
+        for k in (0, 10, 20)
+    ]
     assert shares[1] == 0
     assert min(shares[0], shares[2]) > 0
     everything = config(caches).dataset().locate(np.arange(40 * BATCH))
@@ -257,7 +328,9 @@ def test_limits_end_a_run_and_free_shares_go_to_the_others(caches):
     assert dataset.length is not None
     assert sum(sizes) - BATCH < dataset.length <= sum(sizes)
     located = dataset.locate(np.arange(dataset.length))
-    assert len(set(zip(located.source.tolist(), located.row.tolist(), strict=True))) == dataset.length  # nothing twice
+    assert (
+        len(set(zip(located.source.tolist(), located.row.tolist(), strict=True))) == dataset.length
+    )  # nothing twice
     assert set(np.bincount(located.source).tolist()) <= set(range(max(sizes) + 1))
 
 
@@ -266,7 +339,9 @@ def test_shares_epochs_and_tokens_are_bounded(caches):
         "a": ComponentConfig(caches["a"], 9, max_share=0.5),
         "b": ComponentConfig(caches["b"], 1, max_tokens=320),
     }
-    run = LmDataConfig({**components, "c": ComponentConfig(caches["c"], 1)}, seq_len=16, batch_size=BATCH)
+    run = LmDataConfig(
+        {**components, "c": ComponentConfig(caches["c"], 1)}, seq_len=16, batch_size=BATCH
+    )
     located = run.dataset().locate(np.arange(80 * BATCH))
     counts = np.bincount(located.source, minlength=3)
     assert abs(counts[0] - 40 * BATCH) <= 1
@@ -277,7 +352,10 @@ def test_a_loss_weight_changes_from_a_step_on(caches, tmp_path):
     """The schedule says so itself: what it was before the step is the run's past."""
 
     def run(weight):
-        components = {"a": ComponentConfig(caches["a"], loss_weight=weight), "b": ComponentConfig(caches["b"])}
+        components = {
+            "a": ComponentConfig(caches["a"], loss_weight=weight),
+            "b": ComponentConfig(caches["b"]),
+        }
         return LmDataConfig(components, seq_len=16, batch_size=BATCH).loader()
 
     manifest = open_run(str(tmp_path), run(None))

@@ -51,7 +51,9 @@ GROWING = [StageConfig({"a": 9, "b": 1}, step=0), StageConfig({"a": 1, "b": 9}, 
 
 
 def test_strands_follow_the_largest_share_over_all_planned_stages(caches):
-    early, late, both = (braids(opened(config(stages=s), caches)) for s in (GROWING[:1], GROWING[:1], GROWING))
+    early, late, both = (
+        braids(opened(config(stages=s), caches)) for s in (GROWING[:1], GROWING[:1], GROWING)
+    )
     assert early["b"].strands < 10
     assert early["a"].strands == late["a"].strands
     assert both["a"].strands >= 57  # 0.9 x 8 x 8
@@ -69,7 +71,11 @@ def test_an_amendment_changes_no_strands_of_the_past(caches):
 
 
 def test_a_byte_budget_is_one_budget_over_all_stages(caches):
-    stages = [StageConfig({"a": 1}, step=0), StageConfig({"b": 1}, step=50), StageConfig({"c": 1, "a": 1}, step=90)]
+    stages = [
+        StageConfig({"a": 1}, step=0),
+        StageConfig({"b": 1}, step=50),
+        StageConfig({"c": 1, "a": 1}, step=90),
+    ]
     row = caches["a"].parts[0].data.dtype.itemsize * 16
     budget = 12 * 4 * row
     shuffle = BraidShuffleConfig(budget_bytes=budget, io_block_size=4)
@@ -95,13 +101,25 @@ def test_the_manifest_records_the_strands(caches):
         ({"max_epochs": float("nan")}, "max_epochs"),
         ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=0)]}, "stages[0].tokens"),
         ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=-5)]}, "stages[0].tokens"),
-        ({"stages": [StageConfig({"a": 1, "b": 1}), StageConfig({"a": 1}, step=-3)]}, "stages[1].step"),
+        (
+            {"stages": [StageConfig({"a": 1, "b": 1}), StageConfig({"a": 1}, step=-3)]},
+            "stages[1].step",
+        ),
         ({"stages": [*GROWING, StageConfig({"a": 1}, step=20)]}, "stages[2].step"),
-        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000), StageConfig({"a": 1}, step=9)]}, "stages[0].tokens"),
-        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000)], "num_steps": 9}, "stages[0].tokens"),
+        (
+            {"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000), StageConfig({"a": 1}, step=9)]},
+            "stages[0].tokens",
+        ),
+        (
+            {"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000)], "num_steps": 9},
+            "stages[0].tokens",
+        ),
         ({"num_steps": 0}, "num_steps"),
         ({"num_steps": 50, "stages": GROWING}, "stages[1].step"),
-        ({"num_steps": 50, "amendments": [AmendmentConfig(50, weights={"a": 3})]}, "amendments[0].step"),
+        (
+            {"num_steps": 50, "amendments": [AmendmentConfig(50, weights={"a": 3})]},
+            "amendments[0].step",
+        ),
         ({"seq_len": {0: 16, 50: 32, 20: 16}}, "seq_len"),
         ({"seq_len": {0: 16, -5: 32}}, "seq_len"),
         ({"batch_size": {0: 8, 50: 16, 20: 8}}, "batch_size"),
@@ -109,9 +127,15 @@ def test_the_manifest_records_the_strands(caches):
         ({"unit": "bytes"}, "unit"),
         ({"num_steps": 50, "seq_len": {0: 16, 50: 32}}, "seq_len[50]"),
         ({"num_steps": 50, "batch_size": {0: 8, 20: 16, 60: 8}}, "batch_size[60]"),
-        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000)], "batch_size": {0: 8, 8: 16}}, "batch_size[8]"),
+        (
+            {"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000)], "batch_size": {0: 8, 8: 16}},
+            "batch_size[8]",
+        ),
         ({"amendments": [AmendmentConfig(9)]}, "amendments[0]"),
-        ({"amendments": [AmendmentConfig(9, weights={"a": 2}, drop=["a"])]}, "amendments[0].weights.a"),
+        (
+            {"amendments": [AmendmentConfig(9, weights={"a": 2}, drop=["a"])]},
+            "amendments[0].weights.a",
+        ),
     ],
 )
 def test_amounts_that_cannot_be_are_refused_when_they_are_written(changes, field):
@@ -152,16 +176,37 @@ shuffle: 1e5
     [
         ({"shuffle": BraidShuffleConfig(strands=10**6)}, "shuffle.strands"),
         ({"shuffle": BraidShuffleConfig(budget_bytes=10)}, "shuffle.budget_bytes"),
-        ({"shuffle": BraidShuffleConfig(strands=10**6), "seq_len": {0: 16, 5: 32}}, "shuffle.strands"),
-        ({"shuffle": BraidShuffleConfig(io_block_size=1), "seq_len": {0: 16, 5: 32}}, "shuffle.io_block_size"),
-        ({"own": {"b": {"shuffle": BraidShuffleConfig(strands=10**6)}}}, "components.b.shuffle.strands"),
-        ({"own": {"a": {"shuffle": BraidShuffleConfig(budget_bytes=10)}}}, "components.a.shuffle.budget_bytes"),
+        (
+            {"shuffle": BraidShuffleConfig(strands=10**6), "seq_len": {0: 16, 5: 32}},
+            "shuffle.strands",
+        ),
+        (
+            {"shuffle": BraidShuffleConfig(io_block_size=1), "seq_len": {0: 16, 5: 32}},
+            "shuffle.io_block_size",
+        ),
+        (
+            {"own": {"b": {"shuffle": BraidShuffleConfig(strands=10**6)}}},
+            "components.b.shuffle.strands",
+        ),
+        (
+            {"own": {"a": {"shuffle": BraidShuffleConfig(budget_bytes=10)}}},
+            "components.a.shuffle.budget_bytes",
+        ),
         ({"max_epochs": 1e-9}, "max_epochs"),
         ({"own": {"b": {"max_epochs": 1e-9}}}, "components.b.max_epochs"),
-        ({"max_epochs": 1, "amendments": [AmendmentConfig(10**6, weights={"a": 2})]}, "amendments[0].step"),
-        ({"max_epochs": 1, "stages": [*GROWING, StageConfig({"a": 1}, step=10**6)]}, "stages[2].step"),
+        (
+            {"max_epochs": 1, "amendments": [AmendmentConfig(10**6, weights={"a": 2})]},
+            "amendments[0].step",
+        ),
+        (
+            {"max_epochs": 1, "stages": [*GROWING, StageConfig({"a": 1}, step=10**6)]},
+            "stages[2].step",
+        ),
         ({"weights": {"unimax": 1}, "num_steps": 10**6}, "weights.unimax"),
-        ({"weights": {"unimax": {"max_epochs": 1}}, "num_steps": 10**6}, "weights.unimax.max_epochs"),
+        (
+            {"weights": {"unimax": {"max_epochs": 1}}, "num_steps": 10**6},
+            "weights.unimax.max_epochs",
+        ),
         ({"weights": {"x": {"blend": {"temperature": 2}}}}, "weights.x.blend"),
     ],
     ids=str,
@@ -188,7 +233,10 @@ def test_arguments_that_are_no_whole_numbers_are_named(caches):
         (lambda: stored.braid_shuffle(strands=4.5, seed=0), "strands"),  # pyright: ignore[reportArgumentType]
         (lambda: stored.era_shuffle("x", seed=0), "era_length"),  # pyright: ignore[reportArgumentType]
         (lambda: stored.block_shuffle(window_blocks=2.5, seed=0), "window_blocks"),  # pyright: ignore[reportArgumentType]
-        (lambda: MixtureDataset({"a": stored}, {"a": 1}, 4, stop_strategy="never"), "stop_strategy"),
+        (
+            lambda: MixtureDataset({"a": stored}, {"a": 1}, 4, stop_strategy="never"),
+            "stop_strategy",
+        ),
     ):
         with pytest.raises(ConfigError) as caught:
             make()
@@ -224,11 +272,16 @@ def test_a_budget_that_cannot_be_met_is_named_with_a_cure_that_works(caches, own
 
 
 def test_a_run_is_held_to_its_own_steps_not_to_those_after(caches):
-    own = {"a": {"max_tokens": 30 * 4 * 16}, "b": {"max_share": 0.5}}  # nobody may fill in for a from step 30 on
+    own = {
+        "a": {"max_tokens": 30 * 4 * 16},
+        "b": {"max_share": 0.5},
+    }  # nobody may fill in for a from step 30 on
     for steps in (9, 29, 30):
         assert opened(config(own=own, num_steps=steps), caches).length == 8 * steps
     assert opened(config(own=own), caches).length == 240
-    with pytest.raises(ConfigError, match="'a' has 120 of the 124 that its weight asks for") as caught:
+    with pytest.raises(
+        ConfigError, match="'a' has 120 of the 124 that its weight asks for"
+    ) as caught:
         opened(config(own=own, num_steps=31), caches)
     assert "largest shares of a batch are {'b': 0.5}" in str(caught.value)
     assert caught.value.field == "components.a.max_tokens"
@@ -238,7 +291,9 @@ def test_a_run_is_held_to_its_own_steps_not_to_those_after(caches):
 def test_phased_runs_are_checked_too(caches):
     bounded = {"a": {"max_tokens": 9000}, "b": {"max_tokens": 900}}
     with pytest.raises(ConfigError, match="cannot be met") as caught:
-        config(own=bounded, seq_len={0: 16, 40: 64}, num_steps=60).dataset({n: caches[n] for n in "ab"})
+        config(own=bounded, seq_len={0: 16, 40: 64}, num_steps=60).dataset(
+            {n: caches[n] for n in "ab"}
+        )
     assert caught.value.field.endswith("max_tokens")
 
 
@@ -246,7 +301,9 @@ def test_a_run_ends_after_its_steps_or_the_tokens_of_its_last_stage(caches):
     assert opened(config(num_steps=7), caches).length == 56
     stages = [StageConfig({"a": 1}, tokens=1000), StageConfig({"b": 1}, tokens=300)]
     assert opened(config(stages=stages), caches).length == 88
-    assert opened(config(num_steps=7), caches).describe() == opened(config(), caches).describe()  # it may be prolonged
+    assert (
+        opened(config(num_steps=7), caches).describe() == opened(config(), caches).describe()
+    )  # it may be prolonged
 
 
 def test_weights_from_sizes_are_resolved_and_shown(caches):
@@ -259,8 +316,12 @@ def test_weights_from_sizes_are_resolved_and_shown(caches):
     with pytest.raises(ConfigError) as caught:
         opened(config(weights={"unimax": 1}), caches)
     assert (caught.value.field, "num_steps" in str(caught.value.cure)) == ("weights.unimax", True)
-    named = LmDataConfig({"temperature": ComponentConfig("-")}, seq_len=16, weights={"temperature": 3})
-    assert opened(named, {"temperature": caches["a"]}).describe()["stages"][0]["weights"] == {"temperature": 3.0}
+    named = LmDataConfig(
+        {"temperature": ComponentConfig("-")}, seq_len=16, weights={"temperature": 3}
+    )
+    assert opened(named, {"temperature": caches["a"]}).describe()["stages"][0]["weights"] == {
+        "temperature": 3.0
+    }
 
 
 def test_weights_in_tokens_are_those_in_examples_also_across_phases(caches):
@@ -275,14 +336,39 @@ def test_weights_in_tokens_are_those_in_examples_also_across_phases(caches):
 
 
 def test_stages_of_swrr_are_those_of_nmoe(caches):
-    stages = [StageConfig({"a": 0.5, "b": 0.5}, "first", tokens=16 * 11), StageConfig({"b": 1}, "then", tokens=16 * 5)]
+    stages = [
+        StageConfig({"a": 0.5, "b": 0.5}, "first", tokens=16 * 11),
+        StageConfig({"b": 1}, "then", tokens=16 * 5),
+    ]
     dataset = opened(config(stages=stages, policy="swrr"), caches)
     component, _ = dataset.draws.route(np.arange(16))
-    assert component.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 1, 1, 1, 1]  # changes within a step
+    assert component.tolist() == [
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]  # changes within a step
     assert dataset.length == 16
     assert dataset.describe()["plan"]
     with pytest.raises(ConfigError, match="plain number"):
-        opened(config(stages=[StageConfig({"a": 1, "b": {"step": {0: 1}}}, tokens=999)], policy="swrr"), caches)
+        opened(
+            config(
+                stages=[StageConfig({"a": 1, "b": {"step": {0: 1}}}, tokens=999)], policy="swrr"
+            ),
+            caches,
+        )
 
 
 class Described:
@@ -297,7 +383,9 @@ class Described:
 def test_a_run_with_phases_may_be_amended(caches, tmp_path, step):
     phases = {0: 16, 40: 64, 80: 32}
     plain = config(seq_len=phases).dataset({n: caches[n] for n in "ab"})
-    amended = config("abc", seq_len=phases, amendments=[AmendmentConfig(step, {"c": 2})]).dataset(caches)
+    amended = config("abc", seq_len=phases, amendments=[AmendmentConfig(step, {"c": 2})]).dataset(
+        caches
+    )
     for first in range(0, step, 5):
         rows = np.arange(first * 8, first * 8 + 8)
         for ours, theirs in zip(plain.locate(rows), amended.locate(rows), strict=True):
@@ -305,5 +393,7 @@ def test_a_run_with_phases_may_be_amended(caches, tmp_path, step):
     assert RunManifest.of(Described(amended)).amends(RunManifest.of(Described(plain))) == step
     open_run(str(tmp_path), Described(plain))
     assert open_run(str(tmp_path), Described(amended), step=step).history[0]["until_step"] == step
-    other = config("abc", seq_len=phases, seed=1, amendments=[AmendmentConfig(step, {"c": 2})]).dataset(caches)
+    other = config(
+        "abc", seq_len=phases, seed=1, amendments=[AmendmentConfig(step, {"c": 2})]
+    ).dataset(caches)
     assert RunManifest.of(Described(other)).amends(RunManifest.of(Described(plain))) is None

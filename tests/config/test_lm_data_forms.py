@@ -21,7 +21,11 @@ texts = st.text("abc/:.{}[]'\"#& é", min_size=1, max_size=9)
 shuffles = st.one_of(
     st.booleans(),
     st.integers(1, 99),
-    st.builds(BlockShuffleConfig, io_block_size=st.none() | st.integers(1, 9), window_blocks=st.integers(1, 9)),
+    st.builds(
+        BlockShuffleConfig,
+        io_block_size=st.none() | st.integers(1, 9),
+        window_blocks=st.integers(1, 9),
+    ),
     st.builds(BraidShuffleConfig, strands=st.none() | st.integers(1, 9)),
 )
 sources = st.builds(
@@ -29,9 +33,16 @@ sources = st.builds(
     paths=st.lists(texts, min_size=1, max_size=2),
     text_field=texts,
     extensions=st.lists(st.just(".py"), max_size=1),
-    chat=st.builds(ChatConfig, template=st.none() | texts, variables=st.dictionaries(names, texts, max_size=1)),
+    chat=st.builds(
+        ChatConfig, template=st.none() | texts, variables=st.dictionaries(names, texts, max_size=1)
+    ),
 )
-weights = st.none() | st.just(0.0) | st.floats(1e-6, 9) | st.just({"linear": {0: 1.0, 5: 2.0}, "scale": 0.5})
+weights = (
+    st.none()
+    | st.just(0.0)
+    | st.floats(1e-6, 9)
+    | st.just({"linear": {0: 1.0, 5: 2.0}, "scale": 0.5})
+)
 components = st.builds(
     headrace.ComponentConfig,
     cache=texts,
@@ -53,7 +64,8 @@ configs = st.builds(
     shuffle=shuffles,
     num_steps=st.none() | st.integers(101, 10**6),  # behind the change of the batch size
     max_epochs=st.none() | st.floats(0.5, 9),
-    validation=st.none() | st.builds(headrace.order.ValidationConfig, fraction=st.floats(0.001, 0.5)),
+    validation=st.none()
+    | st.builds(headrace.order.ValidationConfig, fraction=st.floats(0.001, 0.5)),
     tokenizer=st.none() | st.builds(headrace.TokenizerConfig, path=texts, bos=st.none() | texts),
     row_order=st.sampled_from(["locality", "stream"]),
     prefetch_bytes=st.integers(1, 2**40),
@@ -72,9 +84,19 @@ NAMES: dict[str, Any] = {
 
 def flags(value: Any, name: str = "") -> list[str]:
     """Dotted settings for every leaf of a plain value; mappings without entries or with other keys, whole."""
-    if isinstance(value, dict) and value and all(isinstance(k, str) and "." not in k for k in value):
-        return [flag for key, inner in value.items() for flag in flags(inner, f"{name}.{key}" if name else key)]
-    return [f"{name}={yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10))}"]
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(k, str) and "." not in k for k in value)
+    ):
+        return [
+            flag
+            for key, inner in value.items()
+            for flag in flags(inner, f"{name}.{key}" if name else key)
+        ]
+    return [
+        f"{name}={yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10))}"
+    ]
 
 
 @given(configs)

@@ -20,7 +20,9 @@ from headrace.testing import write_cache
 def cache(tmp_path_factory) -> TokenCache:
     ends = np.cumsum([0, *np.random.default_rng(0).integers(0, 90, 500).tolist()]).tolist()
     documents = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
-    return write_cache(tmp_path_factory.mktemp("c") / "c", [documents[:200], documents[200:]], vocab_size=1 << 20)
+    return write_cache(
+        tmp_path_factory.mktemp("c") / "c", [documents[:200], documents[200:]], vocab_size=1 << 20
+    )
 
 
 def config(cache: TokenCache, **changes) -> LmDataConfig:
@@ -46,14 +48,20 @@ def test_training_never_meets_validation(cache, by):
         assert np.array_equal(np.unique(met), np.unique(train.read(np.arange(len(train))).tokens))
     assert all(np.array_equal(held[0], other) for other in held)
     assert np.array_equal(
-        held[0], config(cache, validation=split, seed=9).validation_datasets()["a"].read(np.arange(len(held[0]))).tokens
+        held[0],
+        config(cache, validation=split, seed=9)
+        .validation_datasets()["a"]
+        .read(np.arange(len(held[0])))
+        .tokens,
     )
 
 
 def test_a_filter_file_is_used_and_named(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("0\n7\n499\n")
     plain = config(cache)
-    filtered = config(cache, components={"a": ComponentConfig(cache.path, remove=f"{tmp_path}/ids.txt")})
+    filtered = config(
+        cache, components={"a": ComponentConfig(cache.path, remove=f"{tmp_path}/ids.txt")}
+    )
     assert filtered.datasets()["a"].removed_documents == 3
     gone = np.concatenate([cache.document(d) for d in (0, 7, 499)])
     assert np.intersect1d(drawn(filtered, 200), gone).size == 0
@@ -68,8 +76,15 @@ def test_a_filter_file_is_used_and_named(cache, tmp_path):
 
 
 def test_the_fingerprint_follows_the_split(cache):
-    splits = [None, ValidationConfig(10), ValidationConfig(11), ValidationConfig(10, by="documents")]
-    prints = {RunManifest.of(config(cache, validation=split).loader()).fingerprint for split in splits}
+    splits = [
+        None,
+        ValidationConfig(10),
+        ValidationConfig(11),
+        ValidationConfig(10, by="documents"),
+    ]
+    prints = {
+        RunManifest.of(config(cache, validation=split).loader()).fingerprint for split in splits
+    }
     assert len(prints) == 4
 
 

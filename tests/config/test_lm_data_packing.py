@@ -31,9 +31,15 @@ def cache(tmp_path_factory) -> TokenCache:
     return write_cache(tmp_path_factory.mktemp("c") / "c", parts, vocab_size=1 << 20, eos_id=0)
 
 
-def config(cache: TokenCache, packing: PackingConfig | None = PackingConfig(), **changes) -> LmDataConfig:  # noqa: B008
+def config(
+    cache: TokenCache,
+    packing: PackingConfig | None = PackingConfig(),  # noqa: B008 - frozen
+    **changes,
+) -> LmDataConfig:
     component = ComponentConfig(cache.path, packing=packing, **changes.pop("component", {}))
-    return dataclasses.replace(LmDataConfig({"a": component}, seq_len=128, batch_size=16), **changes)
+    return dataclasses.replace(
+        LmDataConfig({"a": component}, seq_len=128, batch_size=16), **changes
+    )
 
 
 def tokens_of(dataset) -> np.ndarray:
@@ -43,13 +49,17 @@ def tokens_of(dataset) -> np.ndarray:
 
 
 @pytest.mark.parametrize("algorithm", ["windowed", "bfd", "next_fit", "wrap"])
-@pytest.mark.parametrize("shuffle", [False, True, 64, BlockShuffleConfig(window_blocks=4), LmDataConfig().shuffle])
+@pytest.mark.parametrize(
+    "shuffle", [False, True, 64, BlockShuffleConfig(window_blocks=4), LmDataConfig().shuffle]
+)
 def test_an_epoch_holds_every_document_whole_and_once(cache, algorithm, shuffle):
     settings = config(cache, PackingConfig(algorithm), shuffle=shuffle)
     batch = settings.dataset().read(np.arange(len(settings.train_datasets()["a"])))
     tokens = batch.tokens[batch.segment_ids >= 0]
     assert np.array_equal(np.sort(tokens), np.arange(1, LENGTHS.sum() + 1))
-    inside = (batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1]) & (batch.segment_ids[:, 1:] >= 0)
+    inside = (batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1]) & (
+        batch.segment_ids[:, 1:] >= 0
+    )
     assert (np.diff(batch.tokens, axis=1)[inside] == 1).all()
     if algorithm != "wrap":
         assert inside.sum() == LENGTHS.sum() - LENGTHS.size  # 500 segments: no document is cut
@@ -61,7 +71,10 @@ def test_the_file_the_command_line_and_python_give_the_same(cache, tmp_path):
     loaded = load_config(str(tmp_path / "run.yaml"))
     assert loaded.components["a"].packing == PackingConfig("bfd", "truncate")
     flags = [f"components.a.cache={cache.path}", "components.a.packing.algorithm=bfd"]
-    assert load_config(overrides=[*flags, "components.a.packing.long=truncate", "seq_len=64"]) == loaded
+    assert (
+        load_config(overrides=[*flags, "components.a.packing.long=truncate", "seq_len=64"])
+        == loaded
+    )
     (tmp_path / "again.yaml").write_text(loaded.to_yaml())
     assert load_config(str(tmp_path / "again.yaml")) == loaded
     found = loaded.datasets()["a"]
@@ -110,20 +123,27 @@ def test_training_never_meets_validation_and_every_token_is_accounted_for(cache,
         component={"remove": str(tmp_path / "ids.txt")},
         validation=ValidationConfig(one_in=10, by=by),
     )
-    train, validation = tokens_of(settings.train_datasets()["a"]), tokens_of(settings.validation_datasets()["a"])
+    train = tokens_of(settings.train_datasets()["a"])
+    validation = tokens_of(settings.validation_datasets()["a"])
     gone = np.concatenate([cache.document(d) for d in (0, 7, 499)])
     assert np.intersect1d(train, validation).size == 0
     assert np.intersect1d(np.concatenate([train, validation]), gone).size == 0
     account = settings.accounts()["a"]
     assert (account.train_tokens, account.validation_tokens) == (train.size, validation.size)
     assert account.removed_tokens == gone.size
-    assert account.train_tokens + account.validation_tokens + account.removed_tokens + account.dropped_tokens == (
-        cache.num_tokens
+    assert (
+        account.train_tokens
+        + account.validation_tokens
+        + account.removed_tokens
+        + account.dropped_tokens
+        == (cache.num_tokens)
     )
     rows = account.train_rows + account.validation_rows
     assert account.padding_tokens == rows * 128 - train.size - validation.size
     document = np.searchsorted(np.cumsum(LENGTHS), np.arange(cache.num_tokens), side="right")
-    assert np.intersect1d(document[train - 1], document[validation - 1]).size == 0  # packs hold whole documents
+    assert (
+        np.intersect1d(document[train - 1], document[validation - 1]).size == 0
+    )  # packs hold whole documents
 
 
 def test_the_documents_held_out_are_those_of_an_unpacked_run(cache):
@@ -137,7 +157,8 @@ def test_the_documents_held_out_are_those_of_an_unpacked_run(cache):
 
 
 def test_packed_and_plain_components_mix(cache):
-    packed, plain = ComponentConfig(cache.path, packing=PackingConfig()), ComponentConfig(cache.path, weight=3)
+    packed = ComponentConfig(cache.path, packing=PackingConfig())
+    plain = ComponentConfig(cache.path, weight=3)
     settings = config(cache, components={"p": packed, "q": plain})
     with settings.loader() as loader:
         batch = loader.batch_at(3)
@@ -154,7 +175,9 @@ def test_the_forecast_is_what_the_loader_reads(cache):
     for how in (PackingConfig("windowed"), PackingConfig("bfd")):
         settings = config(cache, how, num_steps=10)
         dataset = settings.dataset()
-        forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=10))
+        forecast = simulate(
+            dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=10)
+        )
         with settings.loader() as loader:
             assert sum(1 for _ in loader) == 10
             assert loader.stats().reads.block_fetches == forecast.by_hosts[0].block_fetches
@@ -167,8 +190,14 @@ def test_the_forecast_is_what_the_loader_reads(cache):
         (["components.a.packing={long: keep}"], "Use split or truncate"),
         (["components.a.packing={algorithm: wrap, long: drop}"], "contradicts wrap"),
         (["components.a.packing={min_fill: 2}"], "must be a share"),
-        (["components.a.packing={packing_length: 4096}"], "is not a field here"),  # the capacity is seq_len
-        (["components.a.packing={}", "seq_len={0: 64, 10: 128}"], "does not go with a seq_len that changes"),
+        (
+            ["components.a.packing={packing_length: 4096}"],
+            "is not a field here",
+        ),  # the capacity is seq_len
+        (
+            ["components.a.packing={}", "seq_len={0: 64, 10: 128}"],
+            "does not go with a seq_len that changes",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(cache, settings, said):
@@ -179,13 +208,27 @@ def test_what_cannot_be_is_named(cache, settings, said):
 @pytest.mark.parametrize(
     ("packing", "seq_len", "problem"),
     [
-        (PackingConfig(long="error"), 64, "document 0, 76 tokens, is longer than a pack of 64 tokens"),
-        (PackingConfig(long="error", unit=2), 64, "documents 0 to 1, 133 tokens, is longer than a pack of 64 tokens"),
-        (PackingConfig("next_fit", min_fill=1, max_documents=1), 100, "packing gives no packs: documents=500"),
+        (
+            PackingConfig(long="error"),
+            64,
+            "document 0, 76 tokens, is longer than a pack of 64 tokens",
+        ),
+        (
+            PackingConfig(long="error", unit=2),
+            64,
+            "documents 0 to 1, 133 tokens, is longer than a pack of 64 tokens",
+        ),
+        (
+            PackingConfig("next_fit", min_fill=1, max_documents=1),
+            100,
+            "packing gives no packs: documents=500",
+        ),
     ],
     ids=str,
 )
-def test_documents_that_cannot_be_packed_are_told_with_their_component(cache, packing, seq_len, problem):
+def test_documents_that_cannot_be_packed_are_told_with_their_component(
+    cache, packing, seq_len, problem
+):
     assert LENGTHS[:2].tolist() == [76, 57]
     with pytest.raises(ConfigError) as caught:
         config(cache, packing, seq_len=seq_len).dataset()

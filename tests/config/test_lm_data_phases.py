@@ -28,7 +28,9 @@ CHUNK = 256
 def caches(tmp_path_factory) -> dict[str, TokenCache]:
     made: dict[str, TokenCache] = {}
     for name, size in (("a", 40_000), ("b", 9_999)):
-        cuts = np.unique([0, size, *np.random.default_rng(size).integers(0, size, size // 40).tolist()]).tolist()
+        cuts = np.unique(
+            [0, size, *np.random.default_rng(size).integers(0, size, size // 40).tolist()]
+        ).tolist()
         documents = [np.arange(x, y) for x, y in itertools.pairwise(cuts)]
         path = tmp_path_factory.mktemp(name) / "c"
         made[name] = write_cache(path, [documents[:100], documents[100:]], vocab_size=1 << 20)
@@ -36,7 +38,10 @@ def caches(tmp_path_factory) -> dict[str, TokenCache]:
 
 
 def config(caches: dict[str, TokenCache], **changes) -> LmDataConfig:
-    components = {"a": ComponentConfig(caches["a"].path, weight=3), "b": ComponentConfig(caches["b"].path)}
+    components = {
+        "a": ComponentConfig(caches["a"].path, weight=3),
+        "b": ComponentConfig(caches["b"].path),
+    }
     plain = LmDataConfig(components, seq_len={0: 16, 30: 128}, batch_size={0: 16, 30: 8})
     return dataclasses.replace(plain, **changes)
 
@@ -49,7 +54,8 @@ def rows(settings: LmDataConfig, step: int) -> np.ndarray:
 
 @pytest.mark.parametrize("split", [None, ValidationConfig(8), ValidationConfig(8, by="documents")])
 def test_the_run_begins_as_it_would_without_phases(caches, split):
-    phased, plain = config(caches, validation=split), config(caches, validation=split, seq_len=16)
+    phased = config(caches, validation=split)
+    plain = config(caches, validation=split, seq_len=16)
     for step in (0, 11, 29):
         assert np.array_equal(rows(phased, step), rows(plain, step))
     assert rows(phased, 30).shape == (8, 128)
@@ -86,7 +92,8 @@ def test_the_loader_and_the_forecast_follow_the_phases(caches):
     dataset = settings.dataset()
     schedule = dataset.batch_schedule
     before, after = (
-        simulate(dataset, schedule, hosts=[1, 2], steps=RunSteps(first_step=s, num_steps=60)) for s in (0, 30)
+        simulate(dataset, schedule, hosts=[1, 2], steps=RunSteps(first_step=s, num_steps=60))
+        for s in (0, 30)
     )
     assert (before.steps, before.batch_size, before.exact) == (60, 16, True)
     assert (after.first_step, after.steps, after.batch_size) == (30, 30, 8)
@@ -96,7 +103,10 @@ def test_the_fingerprint_knows_the_phases(caches):
     lengths = [16, {0: 16, 30: 128}, {0: 16, 31: 128}, {0: 16, 30: 64}, {0: 16, 30: 128, 90: 16}]
     prints = {RunManifest.of(config(caches, seq_len=n).loader()).fingerprint for n in lengths}
     assert len(prints) == len(lengths)
-    same = [RunManifest.of(config(caches, seq_len=n).loader()).fingerprint for n in (16, {0: 16}, {0: 16, 9: 16})]
+    same = [
+        RunManifest.of(config(caches, seq_len=n).loader()).fingerprint
+        for n in (16, {0: 16}, {0: 16, 9: 16})
+    ]
     assert len(set(same)) == 1
 
 
@@ -114,7 +124,13 @@ def test_it_can_be_written_as_yaml(caches, tmp_path):
         ({"seq_len": {1: 16}}, "seq_len"),
         ({"seq_len": {0: 16, 30: 1}}, "seq_len[30]"),
         ({"stop_strategy": "first_exhausted"}, "stop_strategy"),
-        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000), StageConfig({"a": 1})], "policy": "swrr"}, "policy"),
+        (
+            {
+                "stages": [StageConfig({"a": 1, "b": 1}, tokens=1000), StageConfig({"a": 1})],
+                "policy": "swrr",
+            },
+            "policy",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_when_it_is_written(caches, changes, field):
@@ -150,7 +166,9 @@ def test_memory_is_checked_in_every_phase(caches):
 
 def test_stages_by_tokens_end_where_their_tokens_are_used_up_whatever_the_phases(caches):
     stages = [StageConfig({"a": 1}, tokens=10_000), StageConfig({"b": 1}, tokens=3000)]
-    run = config(caches, stages=stages, components={n: ComponentConfig(c.path) for n, c in caches.items()})
+    run = config(
+        caches, stages=stages, components={n: ComponentConfig(c.path) for n, c in caches.items()}
+    )
     first = [stage.first_step for stage in run.resolved_stages()]
     assert first == [0, 33]  # 30 steps of 256 tokens, then 3 of 1024
     assert run.run_steps == 36
@@ -158,7 +176,9 @@ def test_stages_by_tokens_end_where_their_tokens_are_used_up_whatever_the_phases
 
 
 def test_budgets_count_tokens_over_phases(caches):
-    settings = config(caches, components={"a": ComponentConfig(caches["a"].path, max_tokens=20_000)})
+    settings = config(
+        caches, components={"a": ComponentConfig(caches["a"].path, max_tokens=20_000)}
+    )
     dataset = settings.dataset()
     assert dataset.length is not None
     last = int(dataset.batch_schedule.step_of(np.array([dataset.length - 1]))[0])
@@ -171,15 +191,23 @@ def test_budgets_count_tokens_over_phases(caches):
 def test_what_a_phase_reads_is_forecast_to_the_block(caches, first_step, slots):
     """The last steps of a phase are decided with the next one in view, and both are forecast in one go."""
     dataset = config(caches).dataset()
-    schedule, memory = dataset.batch_schedule, slots * 1024
+    schedule = dataset.batch_schedule
+    memory = slots * 1024
     forecast = simulate(
-        dataset, schedule, hosts=[1], cache_bytes=memory, steps=RunSteps(first_step=first_step, num_steps=60)
+        dataset,
+        schedule,
+        hosts=[1],
+        cache_bytes=memory,
+        steps=RunSteps(first_step=first_step, num_steps=60),
     )
     assert forecast.steps == 60 - first_step
-    source = PlannedReader(BatchOrder(dataset, schedule), AllRows(), memory, grouping=Grouping(0), mapping=False)
+    source = PlannedReader(
+        BatchOrder(dataset, schedule), AllRows(), memory, grouping=Grouping(0), mapping=False
+    )
     batches = source.batches(first_step, None)
     with pytest.MonkeyPatch.context() as patch:
-        decide, found = Residency.decide, {}
+        decide = Residency.decide
+        found = {}
 
         def recorded(self, pieces=None):
             decision = decide(self, pieces)

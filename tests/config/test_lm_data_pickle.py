@@ -60,9 +60,14 @@ def test_datasets_travel(folder, form, tmp_path):
 
 
 def test_what_holds_threads_says_so(folder):
-    config = LmDataConfig({"a": headrace.ComponentConfig(str(folder / "a"))}, seq_len=16, batch_size=8, num_steps=9)
+    config = LmDataConfig(
+        {"a": headrace.ComponentConfig(str(folder / "a"))}, seq_len=16, batch_size=8, num_steps=9
+    )
     loader = config.loader()
     with loader.iter_from_step(0) as batches:
-        for one, why in ((loader, "it holds devices and threads"), (batches, "a thread reads ahead for it")):
+        for one, why in (
+            (loader, "it holds devices and threads"),
+            (batches, "a thread reads ahead for it"),
+        ):
             with pytest.raises(ConfigError, match=f"cannot be pickled: {why}"):
                 pickle.dumps(one)

@@ -31,7 +31,10 @@ def cache(tmp_path_factory) -> TokenCache:
     documents = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
     layout = CacheLayout("uint32", 64, 4)
     return write_cache(
-        tmp_path_factory.mktemp("c") / "c", [documents[:200], documents[200:]], vocab_size=1 << 20, layout=layout
+        tmp_path_factory.mktemp("c") / "c",
+        [documents[:200], documents[200:]],
+        vocab_size=1 << 20,
+        layout=layout,
     )
 
 
@@ -87,11 +90,18 @@ def test_what_is_held_out_is_held_out_before_and_all_is_counted(cache):
     split = ValidationConfig(one_in=10)
     settings = config(cache, validation=split, subset=SubsetConfig(fraction=0.25))
     whole = config(cache, validation=split)
-    one, other = settings.accounts()["a"], whole.accounts()["a"]
-    assert (one.validation_rows, one.dropped_tokens) == (other.validation_rows, other.dropped_tokens)
+    one = settings.accounts()["a"]
+    other = whole.accounts()["a"]
+    assert (one.validation_rows, one.dropped_tokens) == (
+        other.validation_rows,
+        other.dropped_tokens,
+    )
     assert one.train_rows == int(other.train_rows * 0.25)
     assert one.train_rows + one.unused_rows == other.train_rows
-    assert one.tokens == one.train_tokens + one.validation_tokens + one.unused_tokens + one.dropped_tokens
+    assert (
+        one.tokens
+        == one.train_tokens + one.validation_tokens + one.unused_tokens + one.dropped_tokens
+    )
     assert (other.unused_rows, other.unused_tokens) == (0, 0)
     validation = settings.validation_datasets()["a"]
     assert not np.intersect1d(
@@ -103,7 +113,9 @@ def test_packed_rows_are_chosen_too(cache):
     packed = {"a": ComponentConfig(cache.path, packing=PackingConfig(long="truncate"))}
     settings = config(cache, components=packed, seq_len=128, subset=SubsetConfig(fraction=0.5))
     figures = settings.accounts()["a"]
-    assert figures.train_rows == int(len(config(cache, components=packed, seq_len=128).train_datasets()["a"]) / 2)
+    assert figures.train_rows == int(
+        len(config(cache, components=packed, seq_len=128).train_datasets()["a"]) / 2
+    )
     assert figures.tokens == figures.train_tokens + figures.unused_tokens + figures.dropped_tokens
     assert 0 < figures.unused_tokens < figures.tokens
     assert np.unique(first_tokens(settings, 3 * figures.train_rows)).size == figures.train_rows
@@ -112,11 +124,16 @@ def test_packed_rows_are_chosen_too(cache):
 def test_a_component_says_its_own(cache):
     settings = load_config(
         overrides=[
-            "seq_len=16", "batch_size=16", "subset.fraction=0.5",
-            f"components.a.cache={cache.path}", f"components.b.cache={cache.path}", "components.b.subset.rows=100",
-            f"components.c.cache={cache.path}", "components.c.subset.fraction=1",
+            "seq_len=16",
+            "batch_size=16",
+            "subset.fraction=0.5",
+            f"components.a.cache={cache.path}",
+            f"components.b.cache={cache.path}",
+            "components.b.subset.rows=100",
+            f"components.c.cache={cache.path}",
+            "components.c.subset.fraction=1",
         ]
-    )  # fmt: skip
+    )
     rows = {name: len(dataset) for name, dataset in settings.train_datasets().items()}
     assert rows == {"a": rows["c"] // 2, "b": 100, "c": len(config(cache).train_datasets()["a"])}
 
@@ -124,7 +141,12 @@ def test_a_component_says_its_own(cache):
 def test_the_fingerprint_tells_subsets_apart_and_the_forecast_counts_their_epochs(cache):
     plain, *others = (
         config(cache, subset=subset, num_steps=30)
-        for subset in (None, SubsetConfig(fraction=0.5), SubsetConfig(fraction=0.5, seed=1), SubsetConfig(rows=160))
+        for subset in (
+            None,
+            SubsetConfig(fraction=0.5),
+            SubsetConfig(fraction=0.5, seed=1),
+            SubsetConfig(rows=160),
+        )
     )
     prints = {RunManifest.of(one.loader()).fingerprint for one in (plain, *others)}
     assert len(prints) == 4
@@ -150,7 +172,9 @@ def test_what_cannot_be_is_named(cache):
                 call(config(cache, subset=subset))
             assert caught.value.field == field
     with pytest.raises(ConfigError, match="leaves no row") as caught:
-        config(cache, components={"a": ComponentConfig(cache.path, subset=SubsetConfig(fraction=1e-6))}).dataset()
+        config(
+            cache, components={"a": ComponentConfig(cache.path, subset=SubsetConfig(fraction=1e-6))}
+        ).dataset()
     assert caught.value.field == "components.a.subset.fraction"
     least = float((caught.value.cure or "").split()[3].rstrip(","))
     assert len(config(cache, subset=SubsetConfig(fraction=least)).train_datasets()["a"]) == 1
@@ -164,7 +188,9 @@ def test_what_cannot_be_is_named(cache):
 
 def test_an_error_about_limits_counts_epochs_of_the_subset(cache):
     component = ComponentConfig(cache.path, max_epochs=1.0, max_tokens=cache.num_tokens // 4)
-    settings = config(cache, components={"a": component}, subset=SubsetConfig(fraction=0.1), num_steps=1000)
+    settings = config(
+        cache, components={"a": component}, subset=SubsetConfig(fraction=0.1), num_steps=1000
+    )
     with pytest.raises(ConfigError) as caught:
         settings.dataset()
     assert caught.value.field == "components.a.max_epochs"

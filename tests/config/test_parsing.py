@@ -22,7 +22,9 @@ class Leaf:
 
     def __post_init__(self) -> None:
         if self.size < 0:
-            raise ConfigError("must not be negative", field="size", value=self.size, cure="Write 1.")
+            raise ConfigError(
+                "must not be negative", field="size", value=self.size, cure="Write 1."
+            )
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Tree:
 
 TREE = slot_of(Tree)
 leaf = st.fixed_dictionaries(
-    {"size": st.integers(0)}, optional={"share": st.floats(0, 1), "how": st.sampled_from(["near", "far"])}
+    {"size": st.integers(0)},
+    optional={"share": st.floats(0, 1), "how": st.sampled_from(["near", "far"])},
 )
 trees = st.fixed_dictionaries(
     {},
@@ -52,15 +55,22 @@ trees = st.fixed_dictionaries(
 
 @given(trees)
 def test_it_builds_what_the_dataclasses_build(values):
-    made = {**values, "leaves": {name: Leaf(**one) for name, one in values.get("leaves", {}).items()}}
-    assert read(TREE, values) == Tree(**{**made, "rows": [Leaf(**one) for one in values.get("rows", [])]})
+    made = {
+        **values,
+        "leaves": {name: Leaf(**one) for name, one in values.get("leaves", {}).items()},
+    }
+    assert read(TREE, values) == Tree(
+        **{**made, "rows": [Leaf(**one) for one in values.get("rows", [])]}
+    )
 
 
 @pytest.mark.parametrize("value", [-1, True, "many", [1], {"a": 1}, None, 1.5])
 @given(depth=st.sampled_from(["leaves", "rows"]), others=st.lists(leaf, max_size=3))
 def test_a_wrong_value_is_named_where_it_stands(value, depth, others):
     wrong = [*others, {"size": value}]
-    config: dict[str, Any] = {depth: wrong if depth == "rows" else {f"l{n}": one for n, one in enumerate(wrong)}}
+    config: dict[str, Any] = {
+        depth: wrong if depth == "rows" else {f"l{n}": one for n, one in enumerate(wrong)}
+    }
     with pytest.raises(ConfigError) as info:
         read(TREE, config)
     path = f"rows[{len(others)}]" if depth == "rows" else f"leaves.l{len(others)}"
@@ -89,8 +99,12 @@ def test_fields_without_a_default_are_required():
 def test_a_cache_stands_for_its_component(cache):
     raw = {"components": {"web": cache, "code": {"cache": "c", "weight": 2}}}
     config = decode(LmDataConfig, raw)
-    assert config == decode(LmDataConfig, {"components": {"web": {"cache": cache}, "code": raw["components"]["code"]}})
-    overridden = decode(LmDataConfig, with_overrides(raw, ["components.web.weight=3"], LmDataConfig))
+    assert config == decode(
+        LmDataConfig, {"components": {"web": {"cache": cache}, "code": raw["components"]["code"]}}
+    )
+    overridden = decode(
+        LmDataConfig, with_overrides(raw, ["components.web.weight=3"], LmDataConfig)
+    )
     assert overridden.components["web"] == replace(config.components["web"], weight=3.0)
     assert raw["components"]["web"] == cache
 

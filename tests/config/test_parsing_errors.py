@@ -17,7 +17,9 @@ from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
 from headrace.errors import HeadraceError
 
-TABLE: dict[str, list[list[Any]]] = json.loads(Path(__file__).with_name("errors_table.json").read_text())
+TABLE: dict[str, list[list[Any]]] = json.loads(
+    Path(__file__).with_name("errors_table.json").read_text()
+)
 LEAVE_OUT = "~leave out"
 BASE: dict[str, Any] = yaml.safe_load("""
 seq_len: 16

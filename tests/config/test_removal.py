@@ -41,12 +41,16 @@ def levanter(folder: Path) -> ComponentConfig:
 
 def shuffled(folder: Path) -> ComponentConfig:
     cache = tiny_cache(folder / "c", documents=60, parts=2)
-    reshuffle(cache, str(folder / "shuffled"), ReshuffleConfig(seed=1), engine="inline", progress=False)
+    reshuffle(
+        cache, str(folder / "shuffled"), ReshuffleConfig(seed=1), engine="inline", progress=False
+    )
     return ComponentConfig(str(folder / "shuffled"))
 
 
 def joined(folder: Path) -> ComponentConfig:
-    return ComponentConfig([tiny_cache(folder / name, documents=20, seed=n).path for n, name in enumerate("abc")])
+    return ComponentConfig(
+        [tiny_cache(folder / name, documents=20, seed=n).path for n, name in enumerate("abc")]
+    )
 
 
 def bucketed(folder: Path) -> ComponentConfig:
@@ -60,11 +64,14 @@ def in_units(folder: Path) -> ComponentConfig:
 
 def remove(component: ComponentConfig, documents: list[int]) -> list[int]:
     """Removes documents of a component, of several caches those of each; gives the generation of each cache."""
-    generations, first = [], 0
+    generations = []
+    first = 0
     for path in component.caches:
         cache = TokenCache.open(path)
         own = [n - first for n in documents if 0 <= n - first < cache.num_documents]
-        generations.append(len(remove_documents(cache, Intervals.of_numbers(np.array(own, np.int64)))[0]))
+        generations.append(
+            len(remove_documents(cache, Intervals.of_numbers(np.array(own, np.int64)))[0])
+        )
         first += cache.num_documents
     return generations
 
@@ -79,14 +86,22 @@ def test_caches_of_every_kind(tmp_path, kind: Callable[[Path], ComponentConfig])
         components={"web": dataclasses.replace(component, tombstones=0)},
         amendments=[AmendmentConfig(3, remove={"web": generations})],
     )
-    dataset, whole = amended.dataset(), config.dataset()
-    gone = sorted({m for n in GONE for m in (n // 2 * 2, n // 2 * 2 + 1)}) if kind is in_units else GONE
+    dataset = amended.dataset()
+    whole = config.dataset()
+    gone = (
+        sorted({m for n in GONE for m in (n // 2 * 2, n // 2 * 2 + 1)})
+        if kind is in_units
+        else GONE
+    )
     for step in range(9):
         for run, begins in ((dataset, 3), (whole, 0)):
             rows = rows_of_step(run, run.batch_schedule, step)
             spans = spans_of_rows(rows)
             caches = [rows.caches[source] for source in spans.source.tolist()]
-            originals = [int(c.originals([n])[0]) for c, n in zip(caches, spans.document.tolist(), strict=True)]
+            originals = [
+                int(c.originals([n])[0])
+                for c, n in zip(caches, spans.document.tolist(), strict=True)
+            ]
             removed = removed_spans(rows, spans)
             assert removed.tolist() == [step >= begins and number in gone for number in originals]
             batch = run.at_step(step)[0].read(rows.example)
@@ -103,7 +118,10 @@ def test_components_over_one_cache_may_begin_with_different_generations(tmp_path
     parts = {str(n): dataclasses.replace(component, tombstones=n) for n in range(3)}
     dataset = LmDataConfig(parts, seq_len=16, batch_size=8).dataset()
     recorded = dataset.describe()["tombstones"]
-    assert {n: [one["documents"] for one in of.values()] for n, of in recorded.items()} == {"1": [1], "2": [2]}
+    assert {n: [one["documents"] for one in of.values()] for n, of in recorded.items()} == {
+        "1": [1],
+        "2": [2],
+    }
 
 
 def test_newer_generations_by_hand_and_by_name(tmp_path):
@@ -112,7 +130,9 @@ def test_newer_generations_by_hand_and_by_name(tmp_path):
     assert components_as_begun(config.components, {})["web"].tombstones is None
     remove(config.components["web"], [3])
     assert "tombstones" not in config.as_begun(None, {"web": []}).dataset().describe()
-    two = dataclasses.replace(config, components={"web": ComponentConfig([str(tmp_path / "c")], tombstones=[1, 1])})
+    two = dataclasses.replace(
+        config, components={"web": ComponentConfig([str(tmp_path / "c")], tombstones=[1, 1])}
+    )
     with pytest.raises(ConfigError, match="Give one for each"):
         two.dataset()
 
@@ -127,11 +147,15 @@ def test_joined_caches_are_counted_each(tmp_path):
 
 def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path):
     """By the loader and by config check; not by a run that began before, nor where an amendment drops the source."""
-    web, book = one_cache(tmp_path), ComponentConfig(tiny_cache(tmp_path / "book", documents=40, seed=1).path)
+    web = one_cache(tmp_path)
+    book = ComponentConfig(tiny_cache(tmp_path / "book", documents=40, seed=1).path)
     ids = np.arange(60)
     np.save(tmp_path / "some.npy", ids[:20])
     half = dataclasses.replace(web, remove=str(tmp_path / "some.npy"))
-    runs = [LmDataConfig({"web": one, "book": book}, seq_len=16, batch_size=8, num_steps=9) for one in (web, half)]
+    runs = [
+        LmDataConfig({"web": one, "book": book}, seq_len=16, batch_size=8, num_steps=9)
+        for one in (web, half)
+    ]
     for config in runs:
         with config.loader() as begun:
             open_run(str(tmp_path / f"run{runs.index(config)}"), begun)
@@ -151,7 +175,9 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
             assert loader.batch_at(3).tokens.shape == (8, 16)
     cured = {"web": dataclasses.replace(half, tombstones=0), "book": book}
     plan_run(dataclasses.replace(runs[1], components=cured))
-    amended = dataclasses.replace(runs[1], components=cured, amendments=[AmendmentConfig(5, remove={"web": 1})])
+    amended = dataclasses.replace(
+        runs[1], components=cured, amendments=[AmendmentConfig(5, remove={"web": 1})]
+    )
     with amended.loader() as loader:
         loader.batch_at(4)
         with pytest.raises(ConfigError, match="leaves nothing") as caught:

@@ -25,7 +25,11 @@ steps = st.dictionaries(st.integers(0, 9999), st.floats(0.5, 9), min_size=1, max
 weights = st.one_of(
     st.floats(0.1, 9),
     st.just("1e-2"),
-    st.builds(lambda kind, points: {kind: points, "scale": 2.0}, st.sampled_from(["step", "linear"]), steps),
+    st.builds(
+        lambda kind, points: {kind: points, "scale": 2.0},
+        st.sampled_from(["step", "linear"]),
+        steps,
+    ),
 )
 shuffles = st.one_of(
     st.booleans(),
@@ -41,17 +45,30 @@ components = st.fixed_dictionaries(
         "max_epochs": st.floats(0.5, 9),
         "expected_tokens": st.just("2.5e11") | st.integers(1, 10**12),
         "packing": st.just({"algorithm": "bfd"}),
-        "source": st.just({"paths": ["a.jsonl"], "kind": "chat", "leaves": {"id": {"field": "id", "dtype": "text"}}}),
+        "source": st.just(
+            {
+                "paths": ["a.jsonl"],
+                "kind": "chat",
+                "leaves": {"id": {"field": "id", "dtype": "text"}},
+            }
+        ),
     },
 )
-blends = st.just({"web": {"weight": 3, "blend": {"cc": 1, "wiki": {"linear": {0: 1, 9: 2}}}}, "code": {"weight": 2}})
+blends = st.just(
+    {
+        "web": {"weight": 3, "blend": {"cc": 1, "wiki": {"linear": {0: 1, 9: 2}}}},
+        "code": {"weight": 2},
+    }
+)
 configs = st.fixed_dictionaries(
     {"components": st.dictionaries(st.sampled_from(["a", "b", "c/d"]), components, max_size=2)},
     optional={
         "seq_len": st.integers(2, 999),
         "batch_size": st.integers(1, 99) | st.just({0: 8, 100: 16}),
         "shuffle": shuffles,
-        "weights": blends | st.just({"temperature": 2}) | st.just({"unimax": {"max_epochs": 4, "tokens": "1e10"}}),
+        "weights": blends
+        | st.just({"temperature": 2})
+        | st.just({"unimax": {"max_epochs": 4, "tokens": "1e10"}}),
         "amendments": st.just([{"step": 5, "add": {"d": 1}, "drop": ["b"], "weights": {"a": 2}}]),
         "policy": st.sampled_from(["quota", "greedy"]),
         "validation": st.just({"fraction": 0.01}) | st.none(),

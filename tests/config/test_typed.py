@@ -16,7 +16,10 @@ from headrace.pack.spec import PackingConfig
         ({"seed": 1.0}, "seed = 1.0: is of the wrong type. Give a whole number."),
         ({"num_steps": True}, "num_steps = True: is of the wrong type. Give a whole number."),
         ({"seq_len": {0: "8"}}, "seq_len.0 = '8': is of the wrong type. Give a whole number."),
-        ({"components": {"a": "x"}}, "components.a = 'x': is of the wrong type. Give a ComponentConfig."),
+        (
+            {"components": {"a": "x"}},
+            "components.a = 'x': is of the wrong type. Give a ComponentConfig.",
+        ),
         (
             {"components": {"a": ComponentConfig("x", packing=True)}},
             "components.a.packing = True: is of the wrong type",

@@ -34,5 +34,7 @@ class Own:
 def test_several_things_are_told_apart():
     assert describe_record(Own) == "a mapping such as {path: ...}"
     assert join_choices([(int, None, "a whole number")]) == "a whole number"
-    several = join_choices([(bool, None, "true or false"), (Own, None, "unused"), (dict, Any, "unused")])
+    several = join_choices(
+        [(bool, None, "true or false"), (Own, None, "unused"), (dict, Any, "unused")]
+    )
     assert several == "true or false, {kind: own} or a mapping such as {linear: {0: 1, 1000: 2}}"

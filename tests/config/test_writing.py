@@ -11,7 +11,9 @@ from headrace.config.writing import given_fields
 from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 
 weights = st.none() | st.integers(1, 5) | st.sampled_from([0.5, {"linear": {0: 1, 9: 2}}])
-shuffles = st.sampled_from([BlockShuffleConfig(), BraidShuffleConfig(version=1), BlockShuffleConfig(window_blocks=9)])
+shuffles = st.sampled_from(
+    [BlockShuffleConfig(), BraidShuffleConfig(version=1), BlockShuffleConfig(window_blocks=9)]
+)
 components = st.fixed_dictionaries(
     {"cache": st.text("xyz/"), "weight": weights},
     optional={"shuffle": shuffles, "max_epochs": st.floats(0.5, 9)},
@@ -35,7 +37,11 @@ def test_it_reads_back(raw):
     assert given_fields(again) == fields
     for name, component in config.components.items():
         assert again.components[name].shuffle == component.shuffle
-    assert (again.seq_len, again.batch_size, again.seed) == (config.seq_len, config.batch_size, config.seed)
+    assert (again.seq_len, again.batch_size, again.seed) == (
+        config.seq_len,
+        config.batch_size,
+        config.seed,
+    )
 
 
 def plain(value):

@@ -24,8 +24,12 @@ def scored(folder, scores, dtype="float32", lengths=None, parts=2) -> TokenCache
     sizes = [1 + k % 5 for k in range(len(scores))] if lengths is None else lengths
     documents = [np.full(n, k) for k, n in enumerate(sizes)]
     cuts = np.array_split(np.arange(len(scores)), parts)
-    values = {LeafSpec("score", dtype, "fixed"): lambda tokens: np.array([scores[tokens[0]]], dtype)}
-    return write_cache(folder, [[documents[k] for k in cut] for cut in cuts], vocab_size=1000, leaves=values)
+    values = {
+        LeafSpec("score", dtype, "fixed"): lambda tokens: np.array([scores[tokens[0]]], dtype)
+    }
+    return write_cache(
+        folder, [[documents[k] for k in cut] for cut in cuts], vocab_size=1000, leaves=values
+    )
 
 
 DOCUMENTS = 40
@@ -52,7 +56,9 @@ FINITE = st.floats(-100, 100, allow_nan=False, width=32)
 
 
 @given(
-    numbers_of(FINITE), st.lists(FINITE, min_size=1, max_size=5, unique=True), st.sampled_from(["float32", "float64"])
+    numbers_of(FINITE),
+    st.lists(FINITE, min_size=1, max_size=5, unique=True),
+    st.sampled_from(["float32", "float64"]),
 )
 def test_edges_cut_numbers_as_a_slow_search_does(plain, scores, edges, dtype):
     edges = sorted(edges)
@@ -66,7 +72,9 @@ def test_an_edge_that_float32_does_not_hold_is_the_nearest_that_it_does(tmp_path
 
 
 @given(numbers_of(st.integers(-5, 5)), st.sampled_from([[0.5], [0.25, 0.5, 0.9]]))
-def test_quantiles_leave_equal_numbers_together_and_as_many_below_as_they_say(plain, scores, quantiles):
+def test_quantiles_leave_equal_numbers_together_and_as_many_below_as_they_say(
+    plain, scores, quantiles
+):
     of_document = buckets_of(plain, from_file(plain, scores, np.int16, quantiles=quantiles))
     for a, one in zip(scores, of_document, strict=True):
         for b, other in zip(scores, of_document, strict=True):
@@ -78,7 +86,17 @@ def test_quantiles_leave_equal_numbers_together_and_as_many_below_as_they_say(pl
 
 def test_lengths_are_the_tokens_of_documents(tmp_path):
     cache = scored(tmp_path, [0] * 9, lengths=[1, 2, 3, 4, 5, 4, 3, 2, 1])
-    assert buckets_of(cache, BucketsConfig("length", edges=[2, 4])).tolist() == [0, 1, 1, 2, 2, 2, 1, 1, 0]
+    assert buckets_of(cache, BucketsConfig("length", edges=[2, 4])).tolist() == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        2,
+        1,
+        1,
+        0,
+    ]
 
 
 def test_a_file_counts_as_a_column_does_and_follows_the_original_of_a_shuffled_cache(tmp_path):
@@ -93,9 +111,14 @@ def test_a_file_counts_as_a_column_does_and_follows_the_original_of_a_shuffled_c
 
 
 def test_buckets_of_joined_caches_are_those_of_each(tmp_path):
-    both = [scored(tmp_path / name, [(k * step) % 11 for k in range(30)]) for name, step in (("a", 3), ("b", 5))]
+    both = [
+        scored(tmp_path / name, [(k * step) % 11 for k in range(30)])
+        for name, step in (("a", 3), ("b", 5))
+    ]
     config = BucketsConfig("score", edges=[4, 8])
-    assert buckets_of(JoinedCache(both), config).tolist() == [b for c in both for b in buckets_of(c, config)]
+    assert buckets_of(JoinedCache(both), config).tolist() == [
+        b for c in both for b in buckets_of(c, config)
+    ]
 
 
 @given(numbers_of(st.floats(0, 4, width=32)), st.integers(0, 1 << 40))
@@ -112,7 +135,9 @@ def test_levels_are_those_around_the_number(plain, scores, seed):
 def test_a_number_between_levels_is_what_is_expected(tmp_path):
     n = 4000
     cache = write_cache(tmp_path, [[np.array([1])] * n])
-    configs = [from_file(cache, [1.3] * n, np.float64, levels=[1, 2], seed=seed) for seed in range(5)]
+    configs = [
+        from_file(cache, [1.3] * n, np.float64, levels=[1, 2], seed=seed) for seed in range(5)
+    ]
     drawn = [expected_repeats(config)[buckets_of(cache, config)].mean() for config in configs]
     assert all(abs(mean - 1.3) < 4 * (0.3 * 0.7 / n) ** 0.5 for mean in drawn)
     assert len({*drawn}) == 5
@@ -121,32 +146,54 @@ def test_a_number_between_levels_is_what_is_expected(tmp_path):
 def test_levels_of_a_shuffled_cache_are_those_of_its_original(tmp_path):
     cache = scored(tmp_path / "cache", [k % 10 / 4 for k in range(80)])
     reshuffle(cache, str(tmp_path / "moved"), ReshuffleConfig(5), progress=False)
-    moved, config = TokenCache.open(tmp_path / "moved"), BucketsConfig("score", levels=[1, 4])
-    assert buckets_of(cache, config)[moved.originals(np.arange(80))].tolist() == buckets_of(moved, config).tolist()
+    moved = TokenCache.open(tmp_path / "moved")
+    config = BucketsConfig("score", levels=[1, 4])
+    assert (
+        buckets_of(cache, config)[moved.originals(np.arange(80))].tolist()
+        == buckets_of(moved, config).tolist()
+    )
 
 
 def test_the_draw_between_levels_is_pinned(tmp_path):
     cache = scored(tmp_path, [0.5] * 20)
-    assert "".join(map(str, buckets_of(cache, BucketsConfig("score", levels=[1])).tolist())) == "11000110010111110000"
+    assert (
+        "".join(map(str, buckets_of(cache, BucketsConfig("score", levels=[1])).tolist()))
+        == "11000110010111110000"
+    )
 
 
 @settings(max_examples=12)
-@given(numbers_of(st.integers(0, 2)), st.sets(st.integers(0, DOCUMENTS - 1), max_size=5), st.booleans())
+@given(
+    numbers_of(st.integers(0, 2)), st.sets(st.integers(0, DOCUMENTS - 1), max_size=5), st.booleans()
+)
 def test_components_of_a_cache_hold_each_token_of_their_buckets_once(plain, scores, gone, packed):
     """Whatever is removed, packed or not: against a count of tokens, each of which names its document."""
     lengths = plain.lengths().tolist()
     kept = {f"{k}": [k] for k in {*scores}} | {"some": sorted({*scores})[:2]}
-    buckets = {name: from_file(plain, scores, np.uint8, edges=[1, 2], keep=keep) for name, keep in kept.items()}
+    buckets = {
+        name: from_file(plain, scores, np.uint8, edges=[1, 2], keep=keep)
+        for name, keep in kept.items()
+    }
     removed = dict.fromkeys(buckets, DocumentFilter([*gone]))
     for name, left_out in without_others(dict.fromkeys(buckets, plain), buckets, removed).items():
-        want = {k: lengths[k] for k, score in enumerate(scores) if score in kept[name] and k not in gone}
+        want = {
+            k: lengths[k] for k, score in enumerate(scores) if score in kept[name] and k not in gone
+        }
         if len(want) < 2:
             continue
         how = {"removed": left_out}
-        rows = PackedTokenDataset(plain, 8, algorithm="bfd", **how) if packed else TokenSeqDataset(plain, 2, **how)
+        rows = (
+            PackedTokenDataset(plain, 8, algorithm="bfd", **how)
+            if packed
+            else TokenSeqDataset(plain, 2, **how)
+        )
         batch = rows.read(np.arange(len(rows)))
         tokens = batch.tokens[batch.segment_ids >= 0]
-        found = {k: n for k, n in zip(*np.unique(tokens, return_counts=True), strict=True) if k or not packed}
+        found = {
+            k: n
+            for k, n in zip(*np.unique(tokens, return_counts=True), strict=True)
+            if k or not packed
+        }
         want = {k: n for k, n in want.items() if k or not packed}  # padding is 0
         assert {*found} <= {*want}
         assert all(found[k] <= want[k] for k in found)
@@ -161,18 +208,25 @@ def bad(**fields) -> str:
 
 
 def test_settings_that_say_nothing_or_two_things_are_refused():
-    assert bad() == "edges: is missing, and so are quantiles and levels. Give one of them, e.g. edges: [0.5]."
+    assert (
+        bad()
+        == "edges: is missing, and so are quantiles and levels. Give one of them, e.g. edges: [0.5]."
+    )
     assert bad(edges=[1], levels=[1]).startswith("levels: is given beside edges")
     assert bad(edges=[2, 1]) == "edges = 1: must be rising numbers. E.g. [0.3, 0.7]."
     assert bad(edges=[]) == "edges = []: must be rising numbers. E.g. [0.3, 0.7]."
     assert bad(edges=[float("nan")]).startswith("edges = nan: must be rising numbers")
-    assert bad(quantiles=[0.5, 1]).startswith("quantiles = 1: must be rising numbers between 0 and 1")
+    assert bad(quantiles=[0.5, 1]).startswith(
+        "quantiles = 1: must be rising numbers between 0 and 1"
+    )
     assert bad(levels=[0, 1]).startswith("levels = 0: must be rising numbers above 0")
     assert bad(edges=[*range(255)]).startswith("edges = 256: make more than 255 buckets")
     assert bad(edges=[1], weights=[1]).startswith("weights = 1: must be 2, one for each bucket")
     assert bad(edges=[1], repeats=[1, -1]).startswith("repeats = -1: must be numbers from 0 up")
     assert bad(edges=[1], repeats=[0, 0]).startswith("repeats = [0, 0]: leave nothing")
-    assert bad(edges=[1], names=["a", "a"]).startswith("names = 'a': cannot be the name of a bucket")
+    assert bad(edges=[1], names=["a", "a"]).startswith(
+        "names = 'a': cannot be the name of a bucket"
+    )
     assert bad(edges=[1], keep=[2]).startswith("keep = 2: is no bucket. They count from 0 to 1.")
     assert bad(edges=[1], keep=[]).startswith("keep: leaves no bucket")
     assert bad(edges=[1], keep=[0], weights=[1, 1]).startswith("keep: does not go with weights")
@@ -191,7 +245,9 @@ def test_columns_without_a_number_for_each_document_are_refused(tmp_path):
     assert "Did you mean 'score'?" in refused(cache, BucketsConfig("scor", edges=[1]))
     assert "says nan of the document at 1" in refused(cache, BucketsConfig("score", edges=[1]))
     leaves = {
-        LeafSpec("a_token", "float32", "ragged", 1): lambda tokens: np.ones(len(tokens), np.float32),
+        LeafSpec("a_token", "float32", "ragged", 1): lambda tokens: np.ones(
+            len(tokens), np.float32
+        ),
         LeafSpec("text", "uint8"): lambda tokens: np.zeros(2, np.uint8),
     }
     cache = write_cache(tmp_path / "d", [[np.array([3, 5])]], leaves=leaves)
@@ -206,7 +262,9 @@ def test_numbers_that_are_no_levels_are_refused(tmp_path):
     said = refused(cache, BucketsConfig("score", levels=[1, 2]))
     assert "says 2.5 of document 1, which is above the highest level, 2" in said
     assert "levels: [1, 2, 2.5]" in said
-    assert "says -1 of document 2, which is below 0" in refused(cache, BucketsConfig("score", levels=[1, 2.5]))
+    assert "says -1 of document 2, which is below 0" in refused(
+        cache, BucketsConfig("score", levels=[1, 2.5])
+    )
 
 
 def test_files_that_are_not_of_the_cache_are_refused(tmp_path):
@@ -228,7 +286,10 @@ def test_files_that_are_not_of_the_cache_are_refused(tmp_path):
 
 
 def test_a_bucket_without_documents_is_refused(tmp_path):
-    cache, config = scored(tmp_path, [0.5, 1.5]), BucketsConfig("score", edges=[1, 9], keep=[2])
-    with pytest.raises(ConfigError, match=r"leaves no document: the buckets .* by score hold \[1, 1, 0\]") as caught:
+    cache = scored(tmp_path, [0.5, 1.5])
+    config = BucketsConfig("score", edges=[1, 9], keep=[2])
+    with pytest.raises(
+        ConfigError, match=r"leaves no document: the buckets .* by score hold \[1, 1, 0\]"
+    ) as caught:
         without_others({"web/2": cache}, {"web/2": config}, {"web/2": None})
     assert caught.value.field == "components.web/2.buckets.keep"

@@ -22,7 +22,8 @@ from headrace.errors import ConfigError
 from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
 from headrace.testing import tiny_cache, write_cache
 
-STEPS, SEQ_LEN = 40, 16
+STEPS = 40
+SEQ_LEN = 16
 CHUNK_ROWS = 256 // SEQ_LEN  # of the kit's caches
 SHUFFLES: dict[str, ShuffleConfig] = {
     "none": False,
@@ -36,7 +37,10 @@ SHUFFLES: dict[str, ShuffleConfig] = {
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("caches")
-    return {n: tiny_cache(folder / n, documents=documents, seed=documents).path for n, documents in SIZES.items()}
+    return {
+        n: tiny_cache(folder / n, documents=documents, seed=documents).path
+        for n, documents in SIZES.items()
+    }
 
 
 SIZES = {"a": 400, "b": 150}
@@ -58,7 +62,10 @@ def runs(draw: st.DrawFn) -> tuple[LmDataConfig, dict[str, str]]:
     kinds = {name: draw(st.sampled_from([*SHUFFLES])) for name in SIZES}
     number = st.sampled_from([0.2, 1.0, 5.0])
     config = LmDataConfig(
-        {name: ComponentConfig("-", draw(number), shuffle=SHUFFLES[kind]) for name, kind in kinds.items()},
+        {
+            name: ComponentConfig("-", draw(number), shuffle=SHUFFLES[kind])
+            for name, kind in kinds.items()
+        },
         seq_len=SEQ_LEN,
         batch_size=draw(st.sampled_from([8, 16, {0: 8, 11: 16}])),
         num_steps=STEPS,
@@ -76,7 +83,8 @@ def placed(config: LmDataConfig, paths: dict[str, str]) -> LmDataConfig:
 
 def check_agreement(config: LmDataConfig) -> OpenBytes:
     """The figure and the verdict of all who give them; the reads of a loader that starts."""
-    dataset, memory = config.dataset(), config.prefetch_bytes
+    dataset = config.dataset()
+    memory = config.prefetch_bytes
     figure = OpenBytes.of(dataset)
     plan = plan_run(config, hosts=[1, 2])
     assert plan.open_bytes == figure
@@ -113,7 +121,10 @@ def check_agreement(config: LmDataConfig) -> OpenBytes:
     return figure
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(run=runs())
 def test_forecast_check_and_loader_agree(paths, run):
     config, kinds = run
@@ -122,9 +133,12 @@ def test_forecast_check_and_loader_agree(paths, run):
     mixture = mixture_of(config.dataset().at_step(0)[0])
     assert mixture is not None
     sizes = {**figure.windows, **figure.others}
-    assert set(figure.windows) == {name for name, kind in kinds.items() if kind in ("block", "braid")}
+    assert set(figure.windows) == {
+        name for name, kind in kinds.items() if kind in ("block", "braid")
+    }
     for name, component in zip(mixture.names, mixture.components, strict=True):
-        order, rows = component.shuffle_order(), component.rows_of_pass
+        order = component.shuffle_order()
+        rows = component.rows_of_pass
         assert rows is not None
         strands = 0 if order is None else order.strands
         assert sizes[name] == rows_open(kinds[name], rows, strands) * component.row_bytes

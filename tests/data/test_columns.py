@@ -12,10 +12,24 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
-from headrace import ComponentConfig, DataLoader, LmDataConfig, MixtureDataset, TokenSeqDataset, load_config
+from headrace import (
+    ComponentConfig,
+    DataLoader,
+    LmDataConfig,
+    MixtureDataset,
+    TokenSeqDataset,
+    load_config,
+)
 from headrace.cli.application import application
 from headrace.data import PackedTokenDataset
-from headrace.data.columns import Column, ColumnConfig, columns_of, component_columns, open_columns, run_columns
+from headrace.data.columns import (
+    Column,
+    ColumnConfig,
+    columns_of,
+    component_columns,
+    open_columns,
+    run_columns,
+)
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.ingest.records import LeafConfig
@@ -30,8 +44,14 @@ from headrace.store.joined import JoinedCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 
-K, VOCABULARY = 3, 65_536
-COLUMNS = {"weight": "loss_weights", "teacher_ids": "topk", "teacher_log_probs": "topk_log_probs", "score": "score"}
+K = 3
+VOCABULARY = 65_536
+COLUMNS = {
+    "weight": "loss_weights",
+    "teacher_ids": "topk",
+    "teacher_log_probs": "topk_log_probs",
+    "score": "score",
+}
 
 
 def weight_of(ids):
@@ -81,7 +101,8 @@ def score_table(seeds, count=60):
 
 def check_batch(batch, seeds, *, mask=None):
     """Each value beside its token: what the token's id says that it must be."""
-    ids, batch = np.asarray(batch.token_ids).astype(np.int64), jax.tree.map(np.asarray, batch)
+    ids = np.asarray(batch.token_ids).astype(np.int64)
+    batch = jax.tree.map(np.asarray, batch)
     there = batch.segment_ids >= 0
     there &= batch.valid[:, None]
     trained = there if mask is None else there & (mask(ids) != 0)
@@ -90,23 +111,36 @@ def check_batch(batch, seeds, *, mask=None):
     extras = batch.extras
     assert sorted(extras) == ["score", "teacher_ids", "teacher_log_probs"]
     assert np.array_equal(extras["teacher_ids"], np.where(there[..., None], topk_of(ids), 0))
-    assert np.array_equal(extras["teacher_log_probs"], np.where(there[..., None], log_probs_of(ids), 0))
-    assert np.array_equal(extras["score"], np.where(there, score_table(seeds)[ids], 0).astype(np.float32))
+    assert np.array_equal(
+        extras["teacher_log_probs"], np.where(there[..., None], log_probs_of(ids), 0)
+    )
+    assert np.array_equal(
+        extras["score"], np.where(there, score_table(seeds)[ids], 0).astype(np.float32)
+    )
     assert {n: v.dtype.name for n, v in extras.items()} == {
-        "score": "float32", "teacher_ids": "int32", "teacher_log_probs": "float32",
-    }  # fmt: skip
+        "score": "float32",
+        "teacher_ids": "int32",
+        "teacher_log_probs": "float32",
+    }
     follows = np.append(ids[:, 1:], np.zeros_like(ids[:, :1]), axis=1)
-    ends = np.append(batch.segment_ids[:, 1:] != batch.segment_ids[:, :-1], np.ones_like(ids[:, :1], bool), axis=1)
+    ends = np.append(
+        batch.segment_ids[:, 1:] != batch.segment_ids[:, :-1],
+        np.ones_like(ids[:, :1], bool),
+        axis=1,
+    )
     of_label = np.where((ends | ~there)[..., None], 0, topk_of(follows))
     assert np.array_equal(batch.of_labels("teacher_ids"), of_label)
     heavy = ~ends & there & (True if mask is None else mask(follows) != 0)
-    assert np.array_equal(batch.token_weights, np.where(heavy, weight_of(follows), 0).astype(np.float32))
+    assert np.array_equal(
+        batch.token_weights, np.where(heavy, weight_of(follows), 0).astype(np.float32)
+    )
 
 
 @st.composite
 def runs(draw, root):
     """A mixture of one to three caches: packed or not, filtered, split, shuffled; and its seeds and mask."""
-    packed, mask = draw(st.booleans()), draw(st.sampled_from([None, lambda ids: ids % 3]))
+    packed = draw(st.booleans())
+    mask = draw(st.sampled_from([None, lambda ids: ids % 3]))
     seeds = list(range(draw(st.integers(1, 3))))
     seq_len = draw(st.sampled_from([8, 16, 48]))
     components = {}
@@ -163,13 +197,20 @@ def caches(tmp_path_factory):
     make_cache(root / "a", 0)
     make_cache(root / "b", 1, mask=lambda ids: ids % 3)
     make_cache(root / "b2", 3, parts=1)
-    write_cache(root / "plain", [documents_of(2, 60)], vocab_size=VOCABULARY, layout=CacheLayout("uint16", 64, 4))
+    write_cache(
+        root / "plain",
+        [documents_of(2, 60)],
+        vocab_size=VOCABULARY,
+        layout=CacheLayout("uint16", 64, 4),
+    )
     return root
 
 
 def config_of(caches, columns, names=("a", "b"), own=None, **settings):
     own = own or dict.fromkeys(names)
-    components = {name: ComponentConfig(str(caches / name), **(own.get(name) or {})) for name in own}
+    components = {
+        name: ComponentConfig(str(caches / name), **(own.get(name) or {})) for name in own
+    }
     return LmDataConfig(components, seq_len=16, batch_size=8, columns=columns, **settings)
 
 
@@ -189,12 +230,20 @@ def test_a_run_of_a_config_splits_resumes_and_keeps_its_columns(caches, packing)
     assert "columns" not in str(plain.describe())
     described = loader.describe()
     assert "'teacher_ids': {'leaf': 'topk'}" in str(described)
-    assert config_of(caches, {**COLUMNS, "score": "number"}, own=own).loader().describe() != described
+    assert (
+        config_of(caches, {**COLUMNS, "score": "number"}, own=own).loader().describe() != described
+    )
 
 
 def test_a_component_without_the_leaf_has_the_default_or_is_refused(caches):
-    columns = {"weight": ColumnConfig("loss_weights", 0.25), "teacher_ids": ColumnConfig("topk", -1), "score": "score"}
-    with pytest.raises(ConfigError, match=r"columns.score = 'score': is not a leaf of .*plain") as refusal:
+    columns = {
+        "weight": ColumnConfig("loss_weights", 0.25),
+        "teacher_ids": ColumnConfig("topk", -1),
+        "score": "score",
+    }
+    with pytest.raises(
+        ConfigError, match=r"columns.score = 'score': is not a leaf of .*plain"
+    ) as refusal:
         config_of(caches, columns, ("a", "plain")).dataset()
     assert "columns.score: {leaf: score, default: 0}" in str(refusal.value)
     columns["score"] = ColumnConfig("score", 0)
@@ -206,45 +255,71 @@ def test_a_component_without_the_leaf_has_the_default_or_is_refused(caches):
     assert 0 < plain.sum() < 8
     assert np.array_equal(np.asarray(batch.token_mask)[plain], np.where(there, np.float32(0.25), 0))
     assert np.array_equal(
-        np.asarray(batch.extras["teacher_ids"])[plain], np.where(there[..., None], -1, 0) * np.ones(K)
+        np.asarray(batch.extras["teacher_ids"])[plain],
+        np.where(there[..., None], -1, 0) * np.ones(K),
     )
     ids = np.asarray(batch.tokens)[~plain]
     filled = np.asarray(batch.segment_ids)[~plain] >= 0
     assert np.array_equal(np.asarray(batch.token_mask)[~plain], np.where(filled, weight_of(ids), 0))
-    alone = config_of(caches, columns, own=own).datasets()["plain"].holdout_documents(one_in=4)[1].read([0])
-    assert alone.extras["teacher_ids"].shape == (1, 16, K)  # by itself, too: a step that is compiled for all takes it
+    alone = (
+        config_of(caches, columns, own=own)
+        .datasets()["plain"]
+        .holdout_documents(one_in=4)[1]
+        .read([0])
+    )
+    assert alone.extras["teacher_ids"].shape == (
+        1,
+        16,
+        K,
+    )  # by itself, too: a step that is compiled for all takes it
     assert set(alone.token_mask[alone.segment_ids >= 0].tolist()) == {0.25}
     read = dataset.read(np.arange(8))  # as the loader, in the order of the stream
-    assert np.sort(read.token_mask.sum(axis=1)).tolist() == np.sort(np.asarray(batch.token_mask).sum(axis=1)).tolist()
+    assert (
+        np.sort(read.token_mask.sum(axis=1)).tolist()
+        == np.sort(np.asarray(batch.token_mask).sum(axis=1)).tolist()
+    )
 
 
 def test_a_component_may_call_its_leaf_otherwise(caches):
     own = {"a": {"columns": {"weight": "score"}}, "b": {"columns": {"weight": "none"}}}
     config = config_of(caches, {"weight": ColumnConfig("loss_weights", 2)}, own=own)
     batch = config.dataset().read(np.arange(16))
-    of_a, ids = batch.source_id == 0, batch.tokens
+    of_a = batch.source_id == 0
+    ids = batch.tokens
     assert np.array_equal(batch.token_mask[of_a], score_table([0])[ids[of_a]].astype(np.float32))
     assert np.array_equal(batch.token_mask[~of_a], np.where(ids[~of_a] % 3, np.float32(2), 0))
 
 
 WRONG = {
     "columns.weight = 'loss_weight': is a leaf of no component. Did you mean 'loss_weights'?": (
-        {"weight": "loss_weight"}, {},
+        {"weight": "loss_weight"},
+        {},
     ),
     "columns = 'token_mask': cannot be the name": ({"token_mask": "score"}, {}),
     "columns = 'a b': cannot be the name": ({"a b": "score"}, {}),
-    "columns = 'weights': cannot be the name of a column. Write weight if": ({"weights": "loss_weights"}, {}),
+    "columns = 'weights': cannot be the name of a column. Write weight if": (
+        {"weights": "loss_weights"},
+        {},
+    ),
     "columns.weight = 'topk': has not one value for each token": ({"weight": "topk"}, {}),
-    "columns.teacher.default = 0.5: is no value of int32": ({"teacher": ColumnConfig("topk", 0.5)}, {}),
+    "columns.teacher.default = 0.5: is no value of int32": (
+        {"teacher": ColumnConfig("topk", 0.5)},
+        {},
+    ),
     "components.a.columns.weight = 'none': leaves the column": (
-        {"weight": "score"}, {"a": {"columns": {"weight": "none"}}},
+        {"weight": "score"},
+        {"a": {"columns": {"weight": "none"}}},
     ),
     "components.a.columns.weight = 'scor': is not a leaf": (
-        {"weight": ColumnConfig("score", 1)}, {"a": {"columns": {"weight": "scor"}}},
+        {"weight": ColumnConfig("score", 1)},
+        {"a": {"columns": {"weight": "scor"}}},
     ),
     "columns.x = 'gone': is a leaf of no component": ({"x": ColumnConfig("gone", 1)}, {}),
-    "components.a.columns.other = 'score': is no column of the run": ({}, {"a": {"columns": {"other": "score"}}}),
-}  # fmt: skip
+    "components.a.columns.other = 'score': is no column of the run": (
+        {},
+        {"a": {"columns": {"other": "score"}}},
+    ),
+}
 
 
 @pytest.mark.parametrize("words", WRONG)
@@ -260,30 +335,47 @@ def test_cures_work_when_they_are_typed(caches):
     """A float mask is refused, and is a weight; a default makes a component without the leaf fit."""
     with pytest.raises(ConfigError, match=r"columns: \{weight: loss_weights\}"):
         TokenSeqDataset(str(caches / "a"), 16, loss_mask="loss_weights")
-    batch = TokenSeqDataset(str(caches / "a"), 16, loss_mask="none", columns={"weight": "loss_weights"}).read([0])
+    batch = TokenSeqDataset(
+        str(caches / "a"), 16, loss_mask="none", columns={"weight": "loss_weights"}
+    ).read([0])
     assert np.array_equal(batch.token_mask, weight_of(batch.tokens))
     datasets = {
         n: TokenSeqDataset(str(caches / n), 16, name=n, columns=c)
         for n, c in {"a": {"s": "score"}, "plain": {}}.items()
     }
     with pytest.raises(
-        ConfigError, match=r"is not in plain. Give it a default: columns.s: \{leaf: score, default: 0\}"
+        ConfigError,
+        match=r"is not in plain. Give it a default: columns.s: \{leaf: score, default: 0\}",
     ):
         MixtureDataset(datasets, dict.fromkeys(datasets, 1), 4)
 
 
 def test_columns_of_several_widths_and_chunks_are_refused(tmp_path):
     documents = [np.arange(1, 30)]
-    two, three = ({LeafSpec("topk", "int32", width=k): lambda ids, k=k: np.zeros((ids.size, k))} for k in (2, 3))
-    both = [write_cache(tmp_path / f"{k}", [documents], leaves=leaves) for k, leaves in ((2, two), (3, three))]
-    sources = {str(k): TokenSeqDataset(c, 8, name=str(k), columns={"t": "topk"}) for k, c in enumerate(both)}
+    two, three = (
+        {LeafSpec("topk", "int32", width=k): lambda ids, k=k: np.zeros((ids.size, k))}
+        for k in (2, 3)
+    )
+    both = [
+        write_cache(tmp_path / f"{k}", [documents], leaves=leaves)
+        for k, leaves in ((2, two), (3, three))
+    ]
+    sources = {
+        str(k): TokenSeqDataset(c, 8, name=str(k), columns={"t": "topk"})
+        for k, c in enumerate(both)
+    }
     with pytest.raises(ConfigError, match="has 3 values per token in 1, and 2 in 0"):
         MixtureDataset(sources, {"0": 1, "1": 1}, 4)
-    wide = {LeafSpec("big", "int64", width=1): lambda ids: ids, LeafSpec("list", "int32"): lambda ids: ids[:3]}
+    wide = {
+        LeafSpec("big", "int64", width=1): lambda ids: ids,
+        LeafSpec("list", "int32"): lambda ids: ids[:3],
+    }
     cache = write_cache(tmp_path / "wide", [documents], leaves=wide)
     with pytest.raises(ConfigError, match="holds int64, which devices do not take"):
         TokenSeqDataset(cache, 8, columns={"x": "big"})
-    with pytest.raises(ConfigError, match="has not as many values for each token: 3 values, 29 tokens"):
+    with pytest.raises(
+        ConfigError, match="has not as many values for each token: 3 values, 29 tokens"
+    ):
         TokenSeqDataset(cache, 8, columns={"x": "list"})
 
 
@@ -298,7 +390,9 @@ def test_a_block_is_one_read_for_each_column_and_others_cost_nothing(caches, tmp
     """Fetches of blocks do not depend on columns; a leaf that no column names is not even opened."""
     cache = make_cache(tmp_path / "cache", 0, parts=1, count=200)
     for leaf in ("topk_log_probs", "number", "score"):
-        (tmp_path / "cache" / "parts" / "00000" / leaf).rename(tmp_path / leaf)  # whoever reads it fails
+        (tmp_path / "cache" / "parts" / "00000" / leaf).rename(
+            tmp_path / leaf
+        )  # whoever reads it fails
     reads = {}
     for names in ((), ("weight",), ("weight", "teacher_ids")):
         columns = {name: COLUMNS[name] for name in names}
@@ -323,17 +417,30 @@ def test_documents_of_a_column_are_read_part_by_part(caches):
     assert found.tolist() == expected
     assert columns_of(object()) == {}
     assert run_columns([]) == []
-    made = component_columns(TokenCache.open(caches / "a"), {"x": "score"}, {"x": "number"}, "components.a")
+    made = component_columns(
+        TokenCache.open(caches / "a"), {"x": "score"}, {"x": "number"}, "components.a"
+    )
     assert made == {"x": ColumnConfig("number")}
 
 
 def test_copies_of_a_cache_keep_what_goes_with_its_tokens(caches, tmp_path):
     """Shuffled, consolidated and joined caches: chunks of columns still go with those of the tokens."""
-    shuffled, whole = tmp_path / "shuffled", tmp_path / "whole"
-    reshuffle(TokenCache.open(caches / "a"), str(shuffled), ReshuffleConfig(seed=3), engine="inline", progress=False)
+    shuffled = tmp_path / "shuffled"
+    whole = tmp_path / "whole"
+    reshuffle(
+        TokenCache.open(caches / "a"),
+        str(shuffled),
+        ReshuffleConfig(seed=3),
+        engine="inline",
+        progress=False,
+    )
     consolidate(TokenCache.open(caches / "a"), str(whole))
     joined = JoinedCache([TokenCache.open(shuffled), TokenCache.open(caches / "b2")])
-    for cache, seeds in ((TokenCache.open(shuffled), [0]), (TokenCache.open(whole), [0]), (joined, [0, 3])):
+    for cache, seeds in (
+        (TokenCache.open(shuffled), [0]),
+        (TokenCache.open(whole), [0]),
+        (joined, [0, 3]),
+    ):
         for kind in (TokenSeqDataset, PackedTokenDataset):
             dataset = kind(cache, 16, columns=COLUMNS)
             check_batch(dataset.read(np.arange(len(dataset))), seeds)
@@ -351,12 +458,17 @@ def test_headrace_cat_shows_columns(caches, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(config_of(caches, columns, own={"a": {"packing": PackingConfig()}}).to_yaml())
     out = run_command("cat", path, "--step", 1, "--json")
-    batch = load_config(str(path)).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",))).batch_at(1)
+    batch = (
+        load_config(str(path)).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",))).batch_at(1)
+    )
     for row in json.loads(out)["rows"]:
         for span in row["spans"]:
             begin = row["row"], span["column"]
             assert span["columns"]["weight"]["first"][0] == float(batch.token_mask[begin])
-            assert span["columns"]["teacher_ids"]["first"][0] == batch.extras["teacher_ids"][begin].tolist()
+            assert (
+                span["columns"]["teacher_ids"]["first"][0]
+                == batch.extras["teacher_ids"][begin].tolist()
+            )
             assert span["columns"]["teacher_ids"]["shape"] == [span["tokens"], K]
             assert span["columns"]["score"]["max"] == float(batch.extras["score"][begin])
     out = run_command("cat", path, "--step", 1, "--row", 0)
@@ -365,7 +477,9 @@ def test_headrace_cat_shows_columns(caches, tmp_path):
 
 
 def test_a_config_is_checked_and_forecast_before_its_caches_are_there(tmp_path):
-    source = SourceConfig(["gone.jsonl"], kind="tokens", leaves={"score": LeafConfig("score", "float32")})
+    source = SourceConfig(
+        ["gone.jsonl"], kind="tokens", leaves={"score": LeafConfig("score", "float32")}
+    )
     component = ComponentConfig(str(tmp_path / "gone"), source=source, expected_tokens=10**6)
     columns = {"weight": "loss_weights", "score": "score"}
     config = LmDataConfig({"a": component}, seq_len=64, batch_size=8, columns=columns, num_steps=50)

@@ -21,7 +21,9 @@ def cache(tmp_path_factory) -> TokenCache:
     """Every token is a number of its own: what overlaps shows."""
     lengths = np.random.default_rng(0).integers(0, 90, 800).tolist()
     ends = np.cumsum([0, *lengths])
-    documents = [np.arange(a, b) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+    documents = [
+        np.arange(a, b) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    ]
     parts = [documents[:300], documents[300:310], documents[310:]]
     return write_cache(tmp_path_factory.mktemp("c") / "c", parts, vocab_size=1 << 20)
 
@@ -31,13 +33,19 @@ def tokens(dataset: AsyncDataset) -> np.ndarray:
 
 
 @given(
-    seq_len=st.integers(3, 40), one_in=st.integers(2, 9), seed=st.integers(0, 3), block=st.none() | st.integers(1, 9)
+    seq_len=st.integers(3, 40),
+    one_in=st.integers(2, 9),
+    seed=st.integers(0, 3),
+    block=st.none() | st.integers(1, 9),
 )
 def test_sides_are_disjoint_and_together_everything(cache, seq_len, one_in, seed, block):
     whole = TokenSeqDataset(cache, seq_len)
     train, validation = whole.holdout(one_in, seed=seed, io_block_size=block)
-    a, b = tokens(train), tokens(validation)
-    assert np.array_equal(np.sort(np.concatenate([a, b]), axis=0), tokens(whole))  # rows rise with their tokens
+    a = tokens(train)
+    b = tokens(validation)
+    assert np.array_equal(
+        np.sort(np.concatenate([a, b]), axis=0), tokens(whole)
+    )  # rows rise with their tokens
     wanted = len(whole) / one_in
     size = block or 256 // seq_len
     assert wanted - size * one_in < len(validation) <= wanted
@@ -46,7 +54,9 @@ def test_sides_are_disjoint_and_together_everything(cache, seq_len, one_in, seed
 @pytest.mark.parametrize("by", ["blocks", "documents"])
 def test_train_never_meets_validation_whatever_the_shuffle(cache, by):
     whole = TokenSeqDataset(cache, 16)
-    train, validation = whole.holdout(8, seed=1) if by == "blocks" else whole.holdout_documents(8, seed=1)
+    train, validation = (
+        whole.holdout(8, seed=1) if by == "blocks" else whole.holdout_documents(8, seed=1)
+    )
     held = tokens(validation)
     shuffled = {
         "none": train,
@@ -68,7 +78,9 @@ def test_other_seeds_and_shares_hold_out_others(cache):
     whole = TokenSeqDataset(cache, 16)
     described = {str(whole.holdout(g, seed=s)[1].describe()) for g in (4, 8) for s in (0, 1)}
     assert len(described) == 4
-    assert not np.array_equal(tokens(whole.holdout(4, seed=0)[1]), tokens(whole.holdout(4, seed=1)[1]))
+    assert not np.array_equal(
+        tokens(whole.holdout(4, seed=0)[1]), tokens(whole.holdout(4, seed=1)[1])
+    )
 
 
 @pytest.mark.parametrize("shuffle", ["braid", "block"])
@@ -76,7 +88,11 @@ def test_shuffles_of_the_train_side_read_whole_chunks(cache, shuffle):
     train, _ = TokenSeqDataset(cache, 16).holdout(8, seed=1)
     assert isinstance(train, PlannedDataset)
     block = train.default_io_block_size()
-    order = train.braid_shuffle(strands=8, seed=0) if shuffle == "braid" else train.block_shuffle(seed=0)
+    order = (
+        train.braid_shuffle(strands=8, seed=0)
+        if shuffle == "braid"
+        else train.block_shuffle(seed=0)
+    )
     assert isinstance(order, PlannedDataset)
     rows = order.locate(np.arange(len(order))).row
     whole = train.locate(np.arange(len(train) // block * block)).row.reshape(-1, block)
@@ -86,7 +102,10 @@ def test_shuffles_of_the_train_side_read_whole_chunks(cache, shuffle):
     parts = len(cache.parts)
     several = (chunk.reshape(-1, block)[:, 0] != chunk.reshape(-1, block)[:, -1]).sum()
     assert several <= parts  # a block is a chunk, but where the ends of parts are put together
-    with DataLoader(order, 16, prefetch_bytes=60 * 512 * 2) as loader, loader.iter_from_step(0) as batches:
+    with (
+        DataLoader(order, 16, prefetch_bytes=60 * 512 * 2) as loader,
+        loader.iter_from_step(0) as batches,
+    ):
         for _ in batches:
             pass
         fetches = loader.stats().reads.block_fetches
@@ -98,7 +117,9 @@ def test_documents_stay_whole(cache):
     whole = TokenSeqDataset(cache, 8, removed=DocumentFilter([0, 1, 2, 3, 500]))
     train, validation = whole.holdout_documents(10, seed=2)
     ends = np.cumsum(cache.lengths())
-    sides = [np.unique(np.searchsorted(ends, tokens(side), side="right")) for side in (train, validation)]
+    sides = [
+        np.unique(np.searchsorted(ends, tokens(side), side="right")) for side in (train, validation)
+    ]
     assert np.intersect1d(sides[0], sides[1]).size == 0
     assert not {0, 1, 2, 3, 500} & set(np.concatenate(sides).tolist())
     for side in (train, validation):
@@ -121,7 +142,9 @@ def test_small_corpora_are_split_in_small_blocks(tmp_path):
     cache = write_cache(tmp_path / "c", [[np.arange(200)]])
     train, validation = TokenSeqDataset(cache, 4).holdout(10)
     assert (len(train), len(validation)) == (46, 4)
-    with pytest.raises(ConfigError, match="is more than the 50 blocks of 1 examples that there are") as caught:
+    with pytest.raises(
+        ConfigError, match="is more than the 50 blocks of 1 examples that there are"
+    ) as caught:
         TokenSeqDataset(cache, 4).holdout(51)
     assert caught.value.field == "one_in"
     with pytest.raises(ConfigError, match="is more than the 1 documents that there are"):
@@ -130,7 +153,12 @@ def test_small_corpora_are_split_in_small_blocks(tmp_path):
 
 def test_a_split_after_a_shuffle_is_refused(cache):
     whole = TokenSeqDataset(cache, 16)
-    for late in (whole.shuffle(0), whole.braid_shuffle(seed=0, strands=4), whole.repeat(2), whole.shuffle(0).take(50)):
+    for late in (
+        whole.shuffle(0),
+        whole.braid_shuffle(seed=0, strands=4),
+        whole.repeat(2),
+        whole.shuffle(0).take(50),
+    ):
         for dataset in (late, late.map(lambda batch: batch)):
             with pytest.raises(ConfigError, match="Split first, then shuffle"):
                 dataset.holdout(4)

@@ -29,7 +29,9 @@ def dataset(tmp_path_factory):
     """101 rows in three parts; the first token of row r is r, so that rows tell who they are."""
     rows = [np.full(SEQ_LEN, r) for r in range(101)]
     parts = [rows[:40], rows[40:41], rows[41:]]
-    cache = write_cache(tmp_path_factory.mktemp("rows"), parts, eos_id=0, layout=CacheLayout("uint8", 32, 2))
+    cache = write_cache(
+        tmp_path_factory.mktemp("rows"), parts, eos_id=0, layout=CacheLayout("uint8", 32, 2)
+    )
     return TokenSeqDataset(cache, SEQ_LEN)
 
 
@@ -45,7 +47,9 @@ def test_rows_are_those_stored(dataset):
 
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("slice"), st.none() | st.integers(-60, 60), st.none() | st.integers(-60, 60)),
+        st.tuples(
+            st.just("slice"), st.none() | st.integers(-60, 60), st.none() | st.integers(-60, 60)
+        ),
         st.tuples(st.just("take"), st.integers(0, 150)),
         st.tuples(st.just("shuffle"), st.integers(0, 3)),
         st.tuples(st.just("era"), st.integers(1, 30), st.integers(0, 3)),
@@ -67,19 +71,27 @@ def apply(dataset, listed, operation):
     if name == "shuffle":
         return dataset.shuffle(a[0]), _permuted(listed, Feistel(n, a[0]))
     if name == "era":
-        return dataset.era_shuffle(a[0], seed=a[1]), _permuted(listed, EraShuffle(n, era_length=a[0], seed=a[1]))
+        return dataset.era_shuffle(a[0], seed=a[1]), _permuted(
+            listed, EraShuffle(n, era_length=a[0], seed=a[1])
+        )
     if name == "block":
         order = BlockShuffle(n, io_block_size=a[0], window_blocks=a[1], seed=a[2])
         base = dataset.block_aligned(a[0])
         aligned = listed if base is dataset else _permuted(listed, base.order)
-        return dataset.block_shuffle(io_block_size=a[0], window_blocks=a[1], seed=a[2]), _permuted(aligned, order)
-    return dataset.repeat(a[0]), lambda epoch: [row for p in range(a[0]) for row in listed(epoch * a[0] + p)]
+        return dataset.block_shuffle(io_block_size=a[0], window_blocks=a[1], seed=a[2]), _permuted(
+            aligned, order
+        )
+    return dataset.repeat(a[0]), lambda epoch: [
+        row for p in range(a[0]) for row in listed(epoch * a[0] + p)
+    ]
 
 
 def _permuted(listed, order):
     def permuted(epoch):
         rows = listed(epoch)
-        return [rows[i] for i in order.at(np.arange(len(order)), np.full(len(order), epoch)).tolist()]
+        return [
+            rows[i] for i in order.at(np.arange(len(order)), np.full(len(order), epoch)).tolist()
+        ]
 
     return permuted
 
@@ -173,7 +185,8 @@ class Numbers(AsyncDataset[np.ndarray]):
     """A dataset that is no store: rows are their own numbers."""
 
     def __init__(self, n, order=None):
-        self.n, self.order = n, order
+        self.n = n
+        self.order = order
 
     @property
     def length(self):
@@ -203,7 +216,10 @@ def test_map_commutes_with_orders(dataset):
     assert isinstance(doubled, MappedDataset)
     for one, other in (
         (doubled.shuffle(3), dataset.shuffle(3)),
-        (doubled.block_shuffle(window_blocks=3, seed=1), dataset.block_shuffle(window_blocks=3, seed=1)),
+        (
+            doubled.block_shuffle(window_blocks=3, seed=1),
+            dataset.block_shuffle(window_blocks=3, seed=1),
+        ),
         (doubled.slice(3, 9), dataset.slice(3, 9)),
         (doubled.repeat(2), dataset.repeat(2)),
     ):
@@ -230,7 +246,9 @@ def test_no_rows_is_an_empty_batch(dataset):
 
 
 def test_descriptions_tell_datasets_apart(dataset, tmp_path):
-    other = TokenSeqDataset(write_cache(tmp_path, [[np.arange(50)]], layout=CacheLayout("uint8", 32, 2)), SEQ_LEN)
+    other = TokenSeqDataset(
+        write_cache(tmp_path, [[np.arange(50)]], layout=CacheLayout("uint8", 32, 2)), SEQ_LEN
+    )
     datasets = [
         dataset,
         other,
@@ -257,7 +275,9 @@ def test_descriptions_tell_datasets_apart(dataset, tmp_path):
         dataset.map(functools.partial(np.add, 2)),
         dataset.map(functools.partial(np.add, np.arange(3000))),
         dataset.map(functools.partial(np.add, np.arange(3000) * [[1], [2]])),
-        dataset.map(functools.partial(np.add, np.where(np.arange(3000) == 1500, 0, np.arange(3000)))),
+        dataset.map(
+            functools.partial(np.add, np.where(np.arange(3000) == 1500, 0, np.arange(3000)))
+        ),
     ]
     described = [json.dumps(d.describe(), sort_keys=True) for d in datasets]
     assert len(set(described)) == len(described)
@@ -270,7 +290,13 @@ class Identity:
 
 def test_descriptions_hold_no_addresses(dataset):
     """The fingerprint of a run must be the same in the next process."""
-    named = [functools.partial(np.clip, a_min=0, a_max=3), Identity(), Identity().__call__, len, lambda batch: batch]
+    named = [
+        functools.partial(np.clip, a_min=0, a_max=3),
+        Identity(),
+        Identity().__call__,
+        len,
+        lambda batch: batch,
+    ]
     named.append(functools.partial(dict, of=[{"and": Identity()}, np.random.default_rng(0)]))
     described = [str(dataset.map(fn).describe()["map"]) for fn in named]
     assert not any("0x" in name for name in described)
@@ -283,7 +309,11 @@ def test_a_shuffle_that_repeats_is_one_dataset(dataset):
     at = np.arange(3 * len(dataset))
     together = dataset.reordered(Repeat(Feistel(len(dataset), 5), 3))
     apart = dataset.shuffle(5).repeat(3)
-    assert (len(together), together.rows_of_pass) == (len(apart), apart.rows_of_pass) == (at.size, len(dataset))
+    assert (
+        (len(together), together.rows_of_pass)
+        == (len(apart), apart.rows_of_pass)
+        == (at.size, len(dataset))
+    )
     for field, other in zip(together.locate(at), apart.locate(at), strict=True):
         assert np.array_equal(field, other)
     assert np.array_equal(together.passes(at), at // len(dataset))
@@ -317,7 +347,9 @@ def test_a_dataset_is_iterated_like_a_list():
     rows = dataset.read(np.arange(len(dataset))).tokens
     assert np.array_equal(np.concatenate([batch.tokens for batch in dataset]), rows)
     endless = dataset.repeat()
-    assert np.array_equal(np.concatenate([b.tokens for b in itertools.islice(endless, 3)]), rows[:3])
+    assert np.array_equal(
+        np.concatenate([b.tokens for b in itertools.islice(endless, 3)]), rows[:3]
+    )
     assert np.array_equal(endless[2:9:3].tokens, rows[2:9:3])
     assert endless[len(dataset) + 2].tokens.shape == (1, 8)
     for from_the_end in (slice(3, None), slice(-3, 5), slice(None, -1), -1):

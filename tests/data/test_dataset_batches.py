@@ -23,7 +23,9 @@ def double(batch):
 @pytest.mark.parametrize("batch", [8, {0: 4, 10: 16}])
 def test_a_dataset_that_is_loaded_alone_has_the_strands_of_its_batches(dataset, batch):
     size = 8 if batch == 8 else 16
-    by_hand = BatchOrder(dataset.braid_shuffle(seed=3, batch_size=size).repeat(2).map(double), batch)
+    by_hand = BatchOrder(
+        dataset.braid_shuffle(seed=3, batch_size=size).repeat(2).map(double), batch
+    )
     pending = BatchOrder(dataset.braid_shuffle(seed=3).repeat(2).map(double), batch)
     assert pending.describe() == by_hand.describe()
     assert pending.num_steps == by_hand.num_steps
@@ -35,7 +37,10 @@ def test_a_dataset_that_is_loaded_alone_has_the_strands_of_its_batches(dataset, 
 def test_a_loader_delivers_it(dataset):
     batches = [
         [np.asarray(batch.tokens) for batch in DataLoader(shuffled, batch_size=16)]
-        for shuffled in (dataset.braid_shuffle(seed=3), dataset.braid_shuffle(seed=3, batch_size=16))
+        for shuffled in (
+            dataset.braid_shuffle(seed=3),
+            dataset.braid_shuffle(seed=3, batch_size=16),
+        )
     ]
     assert len(batches[0]) == -(-len(dataset) // 16)
     assert all((a == b).all() for a, b in zip(*batches, strict=True))

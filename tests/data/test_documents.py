@@ -25,12 +25,18 @@ def test_numbers_and_bitmaps_mean_the_same(numbers):
     bitmap = np.zeros(100, bool)
     bitmap[numbers] = True
     wanted = sorted(set(numbers))
-    for given_as in (numbers, np.array(numbers, np.uint32), np.array(numbers[::-1], np.int64), bitmap):
+    for given_as in (
+        numbers,
+        np.array(numbers, np.uint32),
+        np.array(numbers[::-1], np.int64),
+        bitmap,
+    ):
         assert members(DocumentFilter(given_as).among(100)) == wanted
 
 
 def test_files_mean_the_same(tmp_path):
-    numbers, bitmap = np.array([7, 2, 3, 7]), np.isin(np.arange(10), [2, 3, 7])
+    numbers = np.array([7, 2, 3, 7])
+    bitmap = np.isin(np.arange(10), [2, 3, 7])
     np.save(tmp_path / "ids.npy", numbers)
     np.save(tmp_path / "ids32.npy", numbers.astype(np.uint32))
     np.save(tmp_path / "bitmap.npy", bitmap)
@@ -83,8 +89,12 @@ def test_what_is_no_filter_is_refused(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     np.save(tmp_path / "letters.npy", np.array([1]))
     raw = (tmp_path / "letters.npy").read_bytes()
-    (tmp_path / "letters.npy").write_bytes(raw.replace(b"'<i8'", b"'<a8'"))  # a dtype to NumPy before 2.5
-    with pytest.raises(ConfigError, match=r"is no list of documents|is not a \.npy file of numbers"):
+    (tmp_path / "letters.npy").write_bytes(
+        raw.replace(b"'<i8'", b"'<a8'")
+    )  # a dtype to NumPy before 2.5
+    with pytest.raises(
+        ConfigError, match=r"is no list of documents|is not a \.npy file of numbers"
+    ):
         DocumentFilter.load(f"{tmp_path}/letters.npy")
     for name in ("text.npy", "objects.npy"):
         with pytest.raises(ConfigError, match=r"is not a \.npy file of numbers"):
@@ -103,7 +113,9 @@ def test_a_filter_of_another_cache_is_refused():
 @pytest.fixture(scope="module")
 def three_parts(tmp_path_factory) -> TokenCache:
     documents = random_documents(60, seed=3)
-    return write_cache(tmp_path_factory.mktemp("c") / "c", [documents[:25], [], documents[25:26], documents[26:]])
+    return write_cache(
+        tmp_path_factory.mktemp("c") / "c", [documents[:25], [], documents[25:26], documents[26:]]
+    )
 
 
 @given(st.sets(st.integers(0, 59)))

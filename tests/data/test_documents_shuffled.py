@@ -41,7 +41,9 @@ def test_a_list_removes_the_same_documents(caches, numbers):
     places = shuffled.documents.numbers(np.arange(shuffled.documents.total))
     assert sorted(caches[1].originals(places).tolist()) == sorted(set(numbers))
     ends = np.cumsum(caches[1].lengths())
-    of_token = np.searchsorted(ends, shuffled.tokens.numbers(np.arange(shuffled.num_tokens)), side="right")
+    of_token = np.searchsorted(
+        ends, shuffled.tokens.numbers(np.arange(shuffled.num_tokens)), side="right"
+    )
     assert sorted(set(caches[1].originals(of_token).tolist())) == sorted(set(numbers))
 
 
@@ -49,7 +51,9 @@ def test_bitmaps_and_numbers_that_are_not_found(caches):
     bitmap = np.arange(DOCUMENTS) % 5 == 0
     for cache in caches:
         removed = DocumentFilter(bitmap).of(cache)
-        assert sorted(cache.originals(removed.documents.numbers(np.arange(18))).tolist()) == list(range(0, 90, 5))
+        assert sorted(cache.originals(removed.documents.numbers(np.arange(18))).tolist()) == list(
+            range(0, 90, 5)
+        )
         assert DocumentFilter([1, 1, 900], count_not_found=True).of(cache).not_found == 1
         with pytest.raises(ConfigError, match="is not a document"):
             DocumentFilter([900]).of(cache)
@@ -59,7 +63,9 @@ def test_bitmaps_and_numbers_that_are_not_found(caches):
 def test_the_same_documents_are_held_out(caches, unit):
     sides = []
     for cache in caches:
-        dataset = PackedTokenDataset(cache, 20, unit=unit, long="drop", removed=DocumentFilter([0, 1, 44, 45]))
+        dataset = PackedTokenDataset(
+            cache, 20, unit=unit, long="drop", removed=DocumentFilter([0, 1, 44, 45])
+        )
         sides.append([left(side) for side in dataset.holdout_documents(5, seed=3)])
     assert sides[0] == sides[1]
     assert len(sides[0][1]) > 10

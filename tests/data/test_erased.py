@@ -39,7 +39,9 @@ def folder(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("caches")
     tiny_cache(root / "a", documents=150, parts=3, seed=1)
     documents = random_documents(90, seed=2)
-    write_cache(root / "b", [documents[:60], documents[60:]], eos_id=255, mask=lambda tokens: tokens % 3 > 0)
+    write_cache(
+        root / "b", [documents[:60], documents[60:]], eos_id=255, mask=lambda tokens: tokens % 3 > 0
+    )
     return root
 
 
@@ -78,11 +80,15 @@ def check_erased(plain: PackedBatch, erased: PackedBatch, gone: np.ndarray) -> N
     follows = np.concatenate([gone[:, 1:], np.zeros_like(gone[:, :1])], axis=1)
     assert np.array_equal(new.token_weights, np.where(gone | follows, 0, old.token_weights))
     for row in np.flatnonzero(~untouched):
-        before, after, out = old.segment_ids[row], new.segment_ids[row], gone[row]
+        before = old.segment_ids[row]
+        after = new.segment_ids[row]
+        out = gone[row]
         assert not set(after[out].tolist()) & set(after[~out].tolist())
         together = after[:, None] == after
         still = (before[:, None] == before) & ~out[:, None] & ~out
-        if plain.eos_id is None and plain.segment_lengths is None:  # one segment is cut where something is gone
+        if (
+            plain.eos_id is None and plain.segment_lengths is None
+        ):  # one segment is cut where something is gone
             cuts = np.cumsum(out)
             still &= cuts[:, None] == cuts
         assert np.array_equal(together[~out][:, ~out], still[~out][:, ~out])
@@ -97,10 +103,14 @@ def configs(draw, folder: Path) -> LmDataConfig:
     components = {}
     for name in ("a", "b") if both else ("a",):
         one = ComponentConfig(str(folder / name), packing=packing)
-        components[name] = dataclasses.replace(one, remove=str(folder / "gone.txt")) if listed else one
+        components[name] = (
+            dataclasses.replace(one, remove=str(folder / "gone.txt")) if listed else one
+        )
     return LmDataConfig(
         components,
-        seq_len={0: 24, 4: 40} if not packed and draw(st.booleans()) else draw(st.sampled_from([16, 33, 64])),
+        seq_len={0: 24, 4: 40}
+        if not packed and draw(st.booleans())
+        else draw(st.sampled_from([16, 33, 64])),
         batch_size=4,
         split_documents=not packed and draw(st.booleans()),
         shuffle=draw(st.sampled_from([BraidShuffleConfig(), BlockShuffleConfig(window_blocks=2)])),
@@ -118,7 +128,10 @@ def test_only_what_is_removed_changes_and_only_from_its_step_on(data, folder):
     with tempfile.TemporaryDirectory() as scratch:
         for name in ("a", "b"):
             shutil.copytree(folder / name, Path(scratch) / name)
-        components = {n: dataclasses.replace(c, cache=str(Path(scratch) / n)) for n, c in plain.components.items()}
+        components = {
+            n: dataclasses.replace(c, cache=str(Path(scratch) / n))
+            for n, c in plain.components.items()
+        }
         moved = dataclasses.replace(plain, components=components)
         with moved.loader(ONE).iter_from_step(0) as batches:
             wanted = [next(batches) for _ in range(STEPS)]
@@ -132,9 +145,11 @@ def test_only_what_is_removed_changes_and_only_from_its_step_on(data, folder):
         amended = dataclasses.replace(moved, components=began, amendments=amendments)
         none = {n: dataclasses.replace(c, tombstones=0) for n, c in components.items()}
         unerased = dataclasses.replace(moved, components=none)
-        dataset, loader = amended.dataset(), amended.loader(ONE)
+        dataset = amended.dataset()
+        loader = amended.loader(ONE)
         assert_equal(unerased.loader(ONE).batch_at(3), wanted[3])
-        total, whole = 0, unerased.dataset()
+        total = 0
+        whole = unerased.dataset()
         with loader.iter_from_step(0) as batches:
             for at in range(STEPS):
                 documents = first if at < step else [*first, *later]
@@ -145,7 +160,9 @@ def test_only_what_is_removed_changes_and_only_from_its_step_on(data, folder):
                 spans = spans_of_rows(rows)
                 named = np.zeros_like(gone)
                 for k in np.flatnonzero(removed_spans(rows, spans)):
-                    named[spans.row[k], int(spans.column[k]) : int(spans.column[k] + spans.size[k])] = True
+                    named[
+                        spans.row[k], int(spans.column[k]) : int(spans.column[k] + spans.size[k])
+                    ] = True
                 assert np.array_equal(named, gone)
                 read = dataset.read(rows.example)
                 for ours, theirs in zip(leaves(read), leaves(batch), strict=True):

@@ -22,10 +22,13 @@ from headrace.testing import write_cache
 
 @pytest.mark.parametrize("size", [0, 3, kept_sums._IN_RECORD + 1])
 @pytest.mark.parametrize("name", ["sums.json", "sums.bin"])
-@pytest.mark.parametrize("harm", [None, b"", b"{}", b"[" * 9999, b'{"made_from": {"order": 1}, "numbers": 3}'])
+@pytest.mark.parametrize(
+    "harm", [None, b"", b"{}", b"[" * 9999, b'{"made_from": {"order": 1}, "numbers": 3}']
+)
 def test_numbers_are_found_again_or_made_again(tmp_path, size, name, harm):
     numbers = np.random.default_rng(0).integers(0, 1 << 40, size)
-    folder, made = str(tmp_path / "plans"), []
+    folder = str(tmp_path / "plans")
+    made = []
 
     def ask() -> np.ndarray:
         return load_or_add_up(folder, {"order": 1}, lambda: made.append(1) or numbers)
@@ -62,10 +65,14 @@ def every_third(tokens: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory) -> dict[str, TokenCache]:
-    folder, rng = tmp_path_factory.mktemp("caches"), np.random.default_rng(0)
-    documents = {name: [rng.integers(1, 250, n) for n in rng.integers(1, 60, 400)] for name in ("a", "b")}
+    folder = tmp_path_factory.mktemp("caches")
+    rng = np.random.default_rng(0)
+    documents = {
+        name: [rng.integers(1, 250, n) for n in rng.integers(1, 60, 400)] for name in ("a", "b")
+    }
     return {
-        name: write_cache(folder / name, [docs], vocab_size=256, mask=every_third) for name, docs in documents.items()
+        name: write_cache(folder / name, [docs], vocab_size=256, mask=every_third)
+        for name, docs in documents.items()
     }
 
 
@@ -74,12 +81,17 @@ SMALL = {"_STRETCH": 16, "_PAGE": 4, "_SAVED_STRETCHES": 2, "_READ": 1}
 
 @pytest.mark.parametrize("policy", ["quota", "least_consumed"])
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_run_that_finds_sums_is_the_run_that_made_them(caches, policy, packed, tmp_path, monkeypatch):
+def test_a_run_that_finds_sums_is_the_run_that_made_them(
+    caches, policy, packed, tmp_path, monkeypatch
+):
     """With pages of a few rows, so that masks, sums along orders and the ends of stages are all kept."""
     for name, value in SMALL.items():
         monkeypatch.setattr(row_tokens, name, value)
     packing = PackingConfig("next_fit", plans=str(tmp_path / policy)) if packed else None
-    stages = [StageConfig({"a": 1, "b": 1}, tokens=4000), StageConfig({"a": 1, "b": 1}, tokens=3000)]
+    stages = [
+        StageConfig({"a": 1, "b": 1}, tokens=4000),
+        StageConfig({"a": 1, "b": 1}, tokens=3000),
+    ]
     run = LmDataConfig(
         components={name: ComponentConfig(name, packing=packing) for name in caches},
         seq_len=32,
@@ -112,5 +124,7 @@ def test_a_run_that_finds_sums_is_the_run_that_made_them(caches, policy, packed,
     monkeypatch.setattr("headrace.mix.measure._step_after", never)
     assert described(run) == slow
     monkeypatch.undo()
-    other = dataclasses.replace(run, stages=[dataclasses.replace(stages[0], tokens=4400), stages[1]])
+    other = dataclasses.replace(
+        run, stages=[dataclasses.replace(stages[0], tokens=4400), stages[1]]
+    )
     assert described(other) != slow

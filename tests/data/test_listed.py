@@ -10,7 +10,8 @@ from headrace.errors import ConfigError
 from headrace.testing import write_cache
 
 TEXTS = [[np.array([3, 1, 4]), np.array([1, 5])], [np.array([9, 2, 6, 5, 3, 5]), np.array([8])]]
-STARTS, SIZES = np.array([0, 3, 5, 11]), np.array([3, 2, 6, 1])
+STARTS = np.array([0, 3, 5, 11])
+SIZES = np.array([3, 2, 6, 1])
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,9 @@ def cache(tmp_path_factory):
     st.randoms(use_true_random=False),
 )
 def test_windows_are_those_of_the_stream(cache, stretches, stride, overlap, random):
-    starts, sizes = np.append(STARTS, 5), np.append(SIZES, 0)  # the last one is empty
+    # the last one is empty
+    starts = np.append(STARTS, 5)
+    sizes = np.append(SIZES, 0)
     tokens = np.concatenate([t for part in TEXTS for t in part])
     stream = np.concatenate([tokens[starts[k] : starts[k] + sizes[k]] for k in stretches])
     if stream.size == 0:
@@ -51,7 +54,9 @@ def test_the_order_is_part_of_what_a_run_is(cache):
     first = ListedDataset(cache, 4, one, name="a")
     assert first.describe() != ListedDataset(cache, 4, other, name="a").describe()
     assert first.dropped_tokens == 0
-    with pytest.raises(ConfigError, match=r"validation: are in the order of another system, and cannot be split"):
+    with pytest.raises(
+        ConfigError, match=r"validation: are in the order of another system, and cannot be split"
+    ):
         first.holdout(2)
     with pytest.raises(ConfigError, match="split_documents"):
         ListedDataset(write_cache_without_end(cache), 4, one, split_documents=True, name="a")

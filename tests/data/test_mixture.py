@@ -30,7 +30,9 @@ def components(tmp_path_factory):
     return {
         name: TokenSeqDataset(
             write_cache(
-                root / name, [[np.full(SEQ_LEN, r) for r in range(n)]], layout=CacheLayout(DTYPES[name], 24, 2)
+                root / name,
+                [[np.full(SEQ_LEN, r) for r in range(n)]],
+                layout=CacheLayout(DTYPES[name], 24, 2),
             ),
             SEQ_LEN,
             name=name,
@@ -77,20 +79,24 @@ def test_every_index_is_the_next_row_of_its_source(components, weighted, batch, 
     steps = 30
     total = int(schedule.offset_at(np.array([steps]))[0])
     everything = mixture.read(np.arange(total))
-    source, row = everything.source_id, everything.tokens[:, 0]
+    source = everything.source_id
+    row = everything.tokens[:, 0]
     # each source's rows are those of its own order, pass after pass, without a gap
     for d, name in enumerate("abc"):
         mine = row[source == d]
         wanted = shuffled[name].repeat().read(np.arange(mine.size)).tokens[:, 0]
         assert np.array_equal(mine, wanted), name
     # and as many as their share, to less than one
-    share, blend = np.zeros(3), Blend(weights_of)
+    share = np.zeros(3)
+    blend = Blend(weights_of)
     for step in range(steps):
         first, size = schedule.rows_at(step)
         share += blend.at(np.array([step]))[0] * size
         taken = np.bincount(source[: first + size], minlength=3)
         assert np.abs(taken - share).max() < 1 + 1e-6
-        assert np.array_equal(np.bincount(source[first : first + size], minlength=3), mixture.draws.counts_at(step))
+        assert np.array_equal(
+            np.bincount(source[first : first + size], minlength=3), mixture.draws.counts_at(step)
+        )
     # any index, in any order, is the same row
     picks = data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=20))
     some = mixture.read(picks)
@@ -139,19 +145,30 @@ def test_bad_mixtures(components, tmp_path):
 
     ones = dict.fromkeys(components, 1)
     assert field("is not a mapping of names to datasets", {}, {}, 8) == "components"
-    assert field(r"is not a component\. Did you mean 'a'\?", components, ones | {"aa": 1}, 8) == "weights.aa"
+    assert (
+        field(r"is not a component\. Did you mean 'a'\?", components, ones | {"aa": 1}, 8)
+        == "weights.aa"
+    )
     assert field("has no weight anywhere", components, {"a": 1, "b": 1}, 8) == "components.c"
     assert field("must be finite and not negative", components, ones | {"b": -1}, 8) == "weights.b"
-    assert field("all weights are zero at step 0", components, dict.fromkeys(components, 0), 8) == "weights"
+    assert (
+        field("all weights are zero at step 0", components, dict.fromkeys(components, 0), 8)
+        == "weights"
+    )
     zero_later = {name: {"step": {0: 1, 9: 0}} for name in components}
     assert field("all weights are zero at step 9", components, zero_later, 8) == "weights"
     assert field("must be a whole number", components, ones, 0) == "batch_size"
     longer = TokenSeqDataset(components["c"].cache, 5)
     assert field("has rows of 5 tokens", {**components, "c": longer}, ones, 8) == "components.c"
-    split = TokenSeqDataset(write_cache(tmp_path, [random_documents(9)], eos_id=9), SEQ_LEN, split_documents=True)
+    split = TokenSeqDataset(
+        write_cache(tmp_path, [random_documents(9)], eos_id=9), SEQ_LEN, split_documents=True
+    )
     assert field(r"end of text 9\)", {**components, "c": split}, ones, 8) == "components.c"
     mapped = components["c"].map(lambda batch: batch)
-    assert field("does not lie in token stores", {**components, "c": mapped}, ones, 8) == "components.c"
+    assert (
+        field("does not lie in token stores", {**components, "c": mapped}, ones, 8)
+        == "components.c"
+    )
 
 
 def test_descriptions_tell_mixtures_apart(components):
@@ -176,20 +193,31 @@ def test_one_source_may_stand_twice():
 def test_losses_weigh_by_component_and_step(tmp_path):
     """A number, or a schedule of the step; through packing, phases, meshes and a loader that resumes; no row moves."""
     for k, name in enumerate("ab"):
-        write_cache(tmp_path / name, [random_documents(200, vocab_size=60, seed=k)], vocab_size=60, eos_id=59)
+        write_cache(
+            tmp_path / name,
+            [random_documents(200, vocab_size=60, seed=k)],
+            vocab_size=60,
+            eos_id=59,
+        )
     weights = {"a": 0.5, "b": {"linear": {0: 0, 8: 4}}}
     components = {n: ComponentConfig(str(tmp_path / n), loss_weight=weights[n]) for n in "ab"}
     config = LmDataConfig(components, seq_len={0: 8, 4: 16}, batch_size=8)
-    plain = replace(config, components={n: replace(c, loss_weight=None) for n, c in components.items()})
-    weighed, alike = config.loader(), plain.loader()
+    plain = replace(
+        config, components={n: replace(c, loss_weight=None) for n, c in components.items()}
+    )
+    weighed = config.loader()
+    alike = plain.loader()
     assert "loss_weights" not in str(alike.describe())
     described = weighed.describe()["dataset"]["phases"][1]["dataset"]["loss_weights"]
     assert described == {"a": 0.5, "b": {"linear": {0: 0.0, 8: 4.0}}}
     for step in (0, 3, 5, 20):
-        batch, other = weighed.batch_at(step), alike.batch_at(step)
+        batch = weighed.batch_at(step)
+        other = alike.batch_at(step)
         of_row = np.array([0.5, min(4, step / 2)])[np.asarray(batch.source_id)]
         assert np.array_equal(batch.token_ids, other.token_ids)
-        assert np.array_equal(batch.token_weights, of_row[:, None] * np.asarray(other.token_weights))
+        assert np.array_equal(
+            batch.token_weights, of_row[:, None] * np.asarray(other.token_weights)
+        )
         assert np.array_equal(batch.label_mask, other.label_mask)
         with weighed.iter_from_step(step) as batches:
             assert np.array_equal(next(batches).token_weights, batch.token_weights)

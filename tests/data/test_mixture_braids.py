@@ -18,7 +18,10 @@ def phased() -> PhasedDataset:
     sizes = {"a": 90_000, "b": 20_000, "c": 3_000, "d": 7_000}
     components = {n: ComponentConfig("-", shuffle=False if n == "d" else None) for n in sizes}
     run = LmDataConfig(
-        components, seq_len={0: 16, 40: 64, 90: 32}, batch_size=32, shuffle=BraidShuffleConfig(io_block_size=16)
+        components,
+        seq_len={0: 16, 40: 64, 90: 32},
+        batch_size=32,
+        shuffle=BraidShuffleConfig(io_block_size=16),
     )
     dataset = run.dataset({n: virtual_cache(n, size) for n, size in sizes.items()})
     assert isinstance(dataset, PhasedDataset)
@@ -48,7 +51,16 @@ def test_a_mixture_locates_rows_as_its_components_do(phased):
 
 
 def test_phases_with_equal_limits_share_one_walk(phased):
-    assert len({id(mixture.draws.policy) for _, mixture in phased.phases if isinstance(mixture, MixtureDataset)}) == 1
+    assert (
+        len(
+            {
+                id(mixture.draws.policy)
+                for _, mixture in phased.phases
+                if isinstance(mixture, MixtureDataset)
+            }
+        )
+        == 1
+    )
 
 
 def test_orders_of_several_classes_are_mapped_together_each_with_its_own(monkeypatch):
@@ -61,15 +73,23 @@ def test_orders_of_several_classes_are_mapped_together_each_with_its_own(monkeyp
         def __call__(self, component, ordinal, first_epoch=None):
             assert first_epoch is not None
             found = [
-                self.orders[c].base.resolve(np.array([o % len(self.orders[c].base)]), np.array([e + o // n]))
-                for c, o, e in zip(component.tolist(), ordinal.tolist(), first_epoch.tolist(), strict=True)
+                self.orders[c].base.resolve(
+                    np.array([o % len(self.orders[c].base)]), np.array([e + o // n])
+                )
+                for c, o, e in zip(
+                    component.tolist(), ordinal.tolist(), first_epoch.tolist(), strict=True
+                )
                 for n in [len(self.orders[c].base)]
             ]
-            return np.concatenate([rows for rows, _ in found]), np.concatenate([where for _, where in found])
+            return np.concatenate([rows for rows, _ in found]), np.concatenate(
+                [where for _, where in found]
+            )
 
     monkeypatch.setitem(BATCHED, Feistel, Alone)
     shuffles = {"a": True, "b": BraidShuffleConfig(strands=9), "c": 40, "d": True}
-    run = LmDataConfig({n: ComponentConfig("-", shuffle=s) for n, s in shuffles.items()}, seq_len=16, batch_size=32)
+    run = LmDataConfig(
+        {n: ComponentConfig("-", shuffle=s) for n, s in shuffles.items()}, seq_len=16, batch_size=32
+    )
     mixture = run.dataset({n: virtual_cache(n, 4000) for n in shuffles})
     assert isinstance(mixture, MixtureDataset)
     assert mixture._braids.held.tolist() == [True, True, False, True]

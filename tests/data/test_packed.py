@@ -101,13 +101,17 @@ def test_every_shuffle_repeat_and_holdout_works(dataset):
     assert dataset.repeat(2).read([0, n]).tokens[1].tolist() == dataset.read([0]).tokens[0].tolist()
     train, validation = dataset.holdout(one_in=5, io_block_size=2)
     rows = [d.locate(np.arange(len(d))).row.tolist() for d in (train, validation)]
-    assert not set(rows[0]) & set(rows[1])  # packs hold whole documents, so no document is on both sides
+    assert not set(rows[0]) & set(
+        rows[1]
+    )  # packs hold whole documents, so no document is on both sides
     assert sorted([*rows[0], *rows[1]]) == list(range(n))
 
 
 def test_packed_and_plain_rows_mix(cache, dataset):
     plain = TokenSeqDataset(cache, 64)
-    mixture = MixtureDataset({"packed": dataset, "plain": plain}, {"packed": 1, "plain": 1}, batch_size=4)
+    mixture = MixtureDataset(
+        {"packed": dataset, "plain": plain}, {"packed": 1, "plain": 1}, batch_size=4
+    )
     batch = mixture.read(np.arange(8))
     assert batch.segment_lengths is not None
     packed = batch.source_id == 0
@@ -115,7 +119,9 @@ def test_packed_and_plain_rows_mix(cache, dataset):
     assert (batch.segment_lengths[~packed, 0] == 64).all()
     assert (batch.segment_ids[~packed] == 0).all()
     assert np.array_equal(batch.tokens[~packed], plain.read(np.arange((~packed).sum())).tokens)
-    assert np.array_equal(batch.segment_lengths[packed], dataset.read(np.arange(packed.sum())).segment_lengths)
+    assert np.array_equal(
+        batch.segment_lengths[packed], dataset.read(np.arange(packed.sum())).segment_lengths
+    )
 
 
 @pytest.mark.parametrize("seq_len", [32, 128])  # rows of one or two documents, and of many
@@ -144,7 +150,10 @@ def _as_it_is(batch):
 
 
 def test_segments_are_those_of_the_plan_not_of_end_of_text_tokens(tmp_path):
-    documents = [np.array([5, 9, 6, 9]), np.array([7, 7])]  # 9 ends texts, and one stands within a document
+    documents = [
+        np.array([5, 9, 6, 9]),
+        np.array([7, 7]),
+    ]  # 9 ends texts, and one stands within a document
     cache = write_cache(tmp_path, [documents], eos_id=9)
     batch = PackedTokenDataset(cache, 8).read([0])
     assert batch.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1, -1, -1]]
@@ -171,7 +180,9 @@ def test_documents_can_be_left_out(cache):
     st.sampled_from([0.0, 0.9]),
     st.integers(2, 4),
 )
-def test_every_token_of_units_is_in_a_row_or_in_a_counter(unit, lengths, left_out, min_fill, one_in):
+def test_every_token_of_units_is_in_a_row_or_in_a_counter(
+    unit, lengths, left_out, min_fill, one_in
+):
     lengths = [part[: len(part) // unit * unit] for part in lengths]
     size = np.array([n for part in lengths for n in part], np.int64)
     gone = np.isin(np.arange(size.size), [*left_out])
@@ -181,14 +192,27 @@ def test_every_token_of_units_is_in_a_row_or_in_a_counter(unit, lengths, left_ou
         cache = write_cache(root, [[np.arange(1, n + 1) for n in part] for part in lengths])
         removed = DocumentFilter(np.flatnonzero(gone))
         try:
-            rows = PackedTokenDataset(cache, 16, long="drop", unit=unit, min_fill=min_fill, removed=removed)
+            rows = PackedTokenDataset(
+                cache, 16, long="drop", unit=unit, min_fill=min_fill, removed=removed
+            )
         except ConfigError as error:
             assert "no packs" in str(error)  # noqa: PT017
             return
         counts = rows.plan.counts
-        assert (rows.incomplete_documents, rows.incomplete_tokens) == (alone.sum(), size[alone].sum())
-        assert counts.empty_documents == rows.removed_documents + alone.sum() + (~gone & (size == 0)).sum()
-        in_no_row = rows.incomplete_tokens + counts.dropped_tokens + counts.truncated_tokens + counts.underfilled_tokens
+        assert (rows.incomplete_documents, rows.incomplete_tokens) == (
+            alone.sum(),
+            size[alone].sum(),
+        )
+        assert (
+            counts.empty_documents
+            == rows.removed_documents + alone.sum() + (~gone & (size == 0)).sum()
+        )
+        in_no_row = (
+            rows.incomplete_tokens
+            + counts.dropped_tokens
+            + counts.truncated_tokens
+            + counts.underfilled_tokens
+        )
         assert rows.dropped_tokens == in_no_row
         assert size.sum() == counts.packed_tokens + rows.removed_tokens + in_no_row
         assert sum(map(len, unpacked(rows))) == counts.packed_tokens
@@ -199,7 +223,10 @@ def test_every_token_of_units_is_in_a_row_or_in_a_counter(unit, lengths, left_ou
         except ConfigError:
             pass  # too few for two sides
         found = account(rows, *sides)
-        assert (found.incomplete_documents, found.incomplete_tokens) == (alone.sum(), size[alone].sum())
+        assert (found.incomplete_documents, found.incomplete_tokens) == (
+            alone.sum(),
+            size[alone].sum(),
+        )
         in_rows = found.train_tokens + found.validation_tokens
         assert found.tokens == in_rows + found.removed_tokens + found.dropped_tokens
         assert found.dropped_tokens >= found.incomplete_tokens
@@ -217,7 +244,8 @@ def test_what_is_alone_in_its_unit_is_logged(tmp_path, caplog):
 
 
 def test_plans_are_kept_beside_the_cache_and_describe_the_dataset(cache, tmp_path):
-    first, again = PackedTokenDataset(cache, 64), PackedTokenDataset(cache, 64)
+    first = PackedTokenDataset(cache, 64)
+    again = PackedTokenDataset(cache, 64)
     assert first.plan.checksum == again.plan.checksum
     assert first.describe() == again.describe()
     assert len(list((tmp_path / "cache" / "plans").iterdir())) == 1
@@ -249,7 +277,9 @@ def test_rows_cannot_be_longer_than_rows(cache):
 
 
 def test_rows_of_one_document_each_through_a_loader(tmp_path):
-    documents = [np.full(n, n) for n in (5, 8, 7, 6, 5, 8, 7, 8)]  # no two fit into a row: each row is one piece
+    documents = [
+        np.full(n, n) for n in (5, 8, 7, 6, 5, 8, 7, 8)
+    ]  # no two fit into a row: each row is one piece
     dataset = PackedTokenDataset(write_cache(tmp_path, [documents]), 8)
     assert len(dataset) == 8
     with DataLoader(dataset, 8) as loader:

@@ -33,7 +33,9 @@ CHUNK = 256  # what write_cache makes
 
 def numbered_cache(folder, sizes: list[int], seed: int) -> TokenCache:
     """Parts of so many tokens, numbered through, in documents of up to 60."""
-    rng, parts, at = np.random.default_rng(seed), [], 0
+    rng = np.random.default_rng(seed)
+    parts = []
+    at = 0
     for size in sizes:
         cuts = np.unique(np.concatenate([[0, size], rng.integers(0, size, size // 30)])) + at
         parts.append([np.arange(a, b) for a, b in itertools.pairwise(cuts.tolist())])
@@ -55,7 +57,9 @@ def rows_of_pass(repeated: PlannedDataset) -> int:
     return len(repeated.base)
 
 
-def epochs_of(dataset: PhasedDataset, steps: int) -> dict[tuple[str, int], list[tuple[int, np.ndarray]]]:
+def epochs_of(
+    dataset: PhasedDataset, steps: int
+) -> dict[tuple[str, int], list[tuple[int, np.ndarray]]]:
     """Phases and rows that each epoch of each component delivers in the first steps."""
     delivered: dict[tuple[str, int], list[tuple[int, np.ndarray]]] = defaultdict(list)
     for number, (step, mixture) in enumerate(dataset.phases):
@@ -64,7 +68,9 @@ def epochs_of(dataset: PhasedDataset, steps: int) -> dict[tuple[str, int], list[
         begin, end = (dataset.batch_schedule.rows_at(s)[0] for s in (min(step, stop), stop))
         indices = np.arange(begin, min(end, dataset.length or end))
         component, ordinal = mixture.draws.route(indices)
-        for row, d, i in zip(dataset.read(indices).tokens, component.tolist(), ordinal.tolist(), strict=True):
+        for row, d, i in zip(
+            dataset.read(indices).tokens, component.tolist(), ordinal.tolist(), strict=True
+        ):
             part = mixture.components[d]
             epoch = part.at(i)[2] if isinstance(part, Continued) else i // rows_of_pass(part)
             delivered[mixture.names[d], epoch].append((number, row))
@@ -86,11 +92,21 @@ SHUFFLES = [
 def runs(draw: st.DrawFn) -> tuple[list[tuple[int, int]], ShuffleConfig, BatchSchedule, bool, bool]:
     steps = sorted(draw(st.sets(st.integers(1, 60), max_size=3)))
     lengths = draw(
-        st.lists(st.sampled_from([8, 16, 24, 40, 64, 100, 128]), min_size=len(steps) + 1, max_size=len(steps) + 1)
+        st.lists(
+            st.sampled_from([8, 16, 24, 40, 64, 100, 128]),
+            min_size=len(steps) + 1,
+            max_size=len(steps) + 1,
+        )
     )
     phases = list(zip([0, *steps], lengths, strict=True))
     sizes = {0: 8, **{s: draw(st.integers(1, 12)) for s in steps[:1]}}
-    return phases, draw(st.sampled_from(SHUFFLES)), BatchSchedule(sizes), draw(st.booleans()), draw(st.booleans())
+    return (
+        phases,
+        draw(st.sampled_from(SHUFFLES)),
+        BatchSchedule(sizes),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
 
 
 def filtered(removed: bool) -> DocumentFilter | None:
@@ -98,15 +114,24 @@ def filtered(removed: bool) -> DocumentFilter | None:
 
 
 def block_of(phases, shuffle: ShuffleConfig) -> int:
-    rows = shuffle.io_block_size if isinstance(shuffle, BraidShuffleConfig | BlockShuffleConfig) else None
+    rows = (
+        shuffle.io_block_size
+        if isinstance(shuffle, BraidShuffleConfig | BlockShuffleConfig)
+        else None
+    )
     return phase_block(CHUNK, [length for _, length in phases], rows)
 
 
 def make(caches, phases, shuffle, batch, removed, held, **more) -> PhasedDataset:
-    sources = {n: TokenSeqDataset(c, phases[0][1], name=n, removed=filtered(removed)) for n, c in caches.items()}
+    sources = {
+        n: TokenSeqDataset(c, phases[0][1], name=n, removed=filtered(removed))
+        for n, c in caches.items()
+    }
     split = ValidationConfig(4, seed=1) if held else None
     shuffles = dict.fromkeys(sources, shuffle)
-    return phased(sources, phases, shuffles, Blend({"a": 3, "b": 1}), batch, validation=split, **more)
+    return phased(
+        sources, phases, shuffles, Blend({"a": 3, "b": 1}), batch, validation=split, **more
+    )
 
 
 def phased(sources, phases, shuffles, weights, batch, *, policy="quota", **more) -> PhasedDataset:
@@ -118,7 +143,9 @@ def phased(sources, phases, shuffles, weights, batch, *, policy="quota", **more)
     return PhasedDataset([(0, dataset)], batch)  # one phase is a plain mixture
 
 
-def unfilled(dataset: PhasedDataset, name: str, epoch: int, first_phase: int, train_tokens: int) -> int:
+def unfilled(
+    dataset: PhasedDataset, name: str, epoch: int, first_phase: int, train_tokens: int
+) -> int:
     """Tokens of a finished epoch that no row of its phases could hold."""
     lengths = [mixture.seq_len for _, mixture in dataset.phases]
     changes = [c for c in dataset.changes if c.component == name]  # the k-th leads to phase k + 1
@@ -129,7 +156,8 @@ def unfilled(dataset: PhasedDataset, name: str, epoch: int, first_phase: int, tr
     count = train_tokens - rows * lengths[first_phase]
     phase = first_phase
     while phase < len(changes) and changes[phase].epoch == epoch:
-        left, block = changes[phase].left_blocks, changes[phase].block_tokens
+        left = changes[phase].left_blocks
+        block = changes[phase].block_tokens
         count += left * (block % lengths[phase + 1] - block % lengths[phase])
         phase += 1
     return count
@@ -156,7 +184,9 @@ def test_no_token_comes_twice_in_an_epoch_and_every_token_is_accounted_for(cache
             numbers, rows = zip(*delivered[name, epoch], strict=True)
             tokens = np.concatenate(rows)
             assert np.unique(tokens).size == tokens.size
-            skipped = sum(c.skipped_tokens for c in dataset.changes if (c.component, c.epoch) == (name, epoch))
+            skipped = sum(
+                c.skipped_tokens for c in dataset.changes if (c.component, c.epoch) == (name, epoch)
+            )
             if epoch < epochs[-1]:  # it is over
                 lost = unfilled(dataset, name, epoch, numbers[0], train_tokens)
                 assert lost >= 0
@@ -173,13 +203,19 @@ def test_no_token_comes_twice_in_an_epoch_and_every_token_is_accounted_for(cache
 )
 def test_the_first_phase_is_the_run_without_phases(caches, shuffle, removed, held, step, later):
     phased = make(caches, [(0, 16), (step, later)], shuffle, BatchSchedule(8), removed, held)
-    alone = {n: TokenSeqDataset(c, 16, name=n, removed=filtered(removed)) for n, c in caches.items()}
+    alone = {
+        n: TokenSeqDataset(c, 16, name=n, removed=filtered(removed)) for n, c in caches.items()
+    }
     stored = {
-        n: d.holdout(4, seed=1, io_block_size=block_of([(0, 16), (1, later)], shuffle) // 16)[0] if held else d
+        n: d.holdout(4, seed=1, io_block_size=block_of([(0, 16), (1, later)], shuffle) // 16)[0]
+        if held
+        else d
         for n, d in alone.items()
     }
     stages = [Stage(0, Blend({"a": 3, "b": 1}))]
-    shuffled = shuffle_components(stored, dict.fromkeys(stored, shuffle), stages, BatchSchedule(8), 5)
+    shuffled = shuffle_components(
+        stored, dict.fromkeys(stored, shuffle), stages, BatchSchedule(8), 5
+    )
     plain = MixtureDataset(shuffled, stages, BatchSchedule(8))
     before = np.arange(8 * step)
     if later != 16:
@@ -203,7 +239,8 @@ def test_a_phase_does_not_know_of_later_ones(caches, run, more, length):
         return
     for (step, dataset), (_, other) in zip(short.phases, long.phases, strict=False):
         begin, end = (
-            batch.rows_at(s)[0] for s in (step, min(short.at_step(step)[1] or 10**9, step + 9, longer[-1][0]))
+            batch.rows_at(s)[0]
+            for s in (step, min(short.at_step(step)[1] or 10**9, step + 9, longer[-1][0]))
         )
         indices = np.arange(begin, end)
         assert np.array_equal(dataset.read(indices).tokens, other.read(indices).tokens)
@@ -249,7 +286,9 @@ def test_limits_hold_over_phases(caches, max_epochs, step):
         assert count.max() <= np.ceil(max_epochs)
         assert count.sum() <= max_epochs * caches[name].num_tokens
         changed = sum(c.skipped_tokens for c in dataset.changes if c.component == name)
-        assert count.sum() >= max_epochs * caches[name].num_tokens - max(changed, 0) - 3 * CHUNK * (1 + max_epochs)
+        assert count.sum() >= max_epochs * caches[name].num_tokens - max(changed, 0) - 3 * CHUNK * (
+            1 + max_epochs
+        )
 
 
 def test_ordinals_go_on_over_phases_with_limits(caches):
@@ -269,14 +308,18 @@ def test_ordinals_go_on_over_phases_with_limits(caches):
             for s in range(step + 1):
                 assert before.draws.starts_at(s).tolist() == after.draws.starts_at(s).tolist()
         delivered = epochs_of(dataset, 400)
-        given_out = sum(row.size for (name, _), rows in delivered.items() if name == "b" for _, row in rows)
+        given_out = sum(
+            row.size for (name, _), rows in delivered.items() if name == "b" for _, row in rows
+        )
         assert most - 200 <= given_out <= most
 
 
 @pytest.mark.parametrize("row_order", ["locality", "stream"])
 def test_the_loader_goes_over_from_phase_to_phase(caches, row_order):
     phases = [(0, 16), (10, 64), (14, 8), (30, 128)]
-    dataset = make(caches, phases, BraidShuffleConfig(strands=6), BatchSchedule({0: 8, 12: 16}), True, True)
+    dataset = make(
+        caches, phases, BraidShuffleConfig(strands=6), BatchSchedule({0: 8, 12: 16}), True, True
+    )
     wanted = []
     for step in range(40):
         begin, size = dataset.batch_schedule.rows_at(step)
@@ -292,7 +335,9 @@ def test_the_loader_goes_over_from_phase_to_phase(caches, row_order):
                         assert np.array_equal(tokens, wanted[step])
         for step in (9, 10, 13, 14, 30, 500):
             assert sorted(np.asarray(loader.batch_at(step).tokens).tolist()) == sorted(
-                wanted[step].tolist() if step < 40 else dataset.read(np.arange(*_bounds(dataset, step))).tokens.tolist()
+                wanted[step].tolist()
+                if step < 40
+                else dataset.read(np.arange(*_bounds(dataset, step))).tokens.tolist()
             )
         json.dumps(loader.describe())
 
@@ -303,7 +348,9 @@ def _bounds(dataset: PhasedDataset, step: int) -> tuple[int, int]:
 
 
 def test_a_mapped_dataset_changes_its_rows_too(caches):
-    dataset = make(caches, [(0, 16), (3, 32)], BraidShuffleConfig(strands=6), BatchSchedule(8), False, False)
+    dataset = make(
+        caches, [(0, 16), (3, 32)], BraidShuffleConfig(strands=6), BatchSchedule(8), False, False
+    )
     with DataLoader(dataset.map(lambda batch: batch.tokens * 2), 8) as loader:
         assert [loader.batch_at(step).shape for step in (2, 3)] == [(8, 16), (8, 32)]
 
@@ -318,7 +365,12 @@ def test_what_does_not_go_together_is_refused(caches, tmp_path):
     with pytest.raises(ConfigError, match="cannot be reordered"):
         dataset.reordered(dataset.phases[0][1].components[0].order)  # pyright: ignore
     first, second = (d for _, d in dataset.phases)
-    for phases in ([], [(1, first)], [(0, first), (0, second)], [(0, first), (5, second), (3, first)]):
+    for phases in (
+        [],
+        [(1, first)],
+        [(0, first), (0, second)],
+        [(0, first), (5, second), (3, first)],
+    ):
         with pytest.raises(ConfigError, match="must begin at step 0"):
             PhasedDataset(phases, BatchSchedule(8))
     other = TokenSeqDataset(numbered_cache(tmp_path / "other", [1000], 0), 16)
@@ -331,10 +383,17 @@ def test_what_does_not_go_together_is_refused(caches, tmp_path):
 def test_a_component_may_come_in_with_a_later_stage(caches):
     sources = {n: TokenSeqDataset(c, 16, name=n) for n, c in caches.items()}
     stages = [Stage(0, Blend({"a": 1})), Stage(40, Blend({"a": 1, "b": 1}))]
-    shuffles: dict[str, ShuffleConfig] = {"a": BraidShuffleConfig(strands=6), "b": BlockShuffleConfig(window_blocks=2)}
+    shuffles: dict[str, ShuffleConfig] = {
+        "a": BraidShuffleConfig(strands=6),
+        "b": BlockShuffleConfig(window_blocks=2),
+    }
     dataset = phased(sources, [(0, 16), (30, 64), (60, 32)], shuffles, stages, BatchSchedule(8))
     by_step = {(c.step, c.component): c for c in dataset.changes}
-    assert (by_step[30, "b"].drawn, by_step[30, "b"].left_blocks, by_step[30, "b"].skipped_tokens) == (0, 0, 0)
+    assert (
+        by_step[30, "b"].drawn,
+        by_step[30, "b"].left_blocks,
+        by_step[30, "b"].skipped_tokens,
+    ) == (0, 0, 0)
     assert by_step[60, "b"].drawn == 80
     delivered = epochs_of(dataset, 300)
     assert {name for name, _ in delivered} == {"a", "b"}

@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
-from headrace import MixtureDataset, SourceConfig, TokenCache, TokenizerConfig, TokenSeqDataset, build_cache
+from headrace import (
+    MixtureDataset,
+    SourceConfig,
+    TokenCache,
+    TokenizerConfig,
+    TokenSeqDataset,
+    build_cache,
+)
 from headrace.data import PackedTokenDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.testing import tiny_cache
 
-TEXTS = [f"document {k} of the {name}. " * (k % 4 + 1) for k in range(20) for name in ("river", "mill")]
+TEXTS = [
+    f"document {k} of the {name}. " * (k % 4 + 1) for k in range(20) for name in ("river", "mill")
+]
 
 
 @pytest.fixture(scope="module")
@@ -17,22 +26,26 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
     (folder / "texts").mkdir()
     for number, text in enumerate(TEXTS):
         (folder / "texts" / f"{number:03}.txt").write_text(text)
-    build_cache(SourceConfig([str(folder / "texts")]), TokenizerConfig("bytes"), str(folder / "cache"))
+    build_cache(
+        SourceConfig([str(folder / "texts")]), TokenizerConfig("bytes"), str(folder / "cache")
+    )
     return TokenCache.open(str(folder / "cache"))
 
 
 def test_each_row_shows_the_text_of_its_tokens(cache):
     base = TokenSeqDataset(cache, seq_len=48)
-    mixture = MixtureDataset({"a": base, "b": PackedTokenDataset(cache, seq_len=48)}, {"a": 1, "b": 1}, batch_size=4)
+    mixture = MixtureDataset(
+        {"a": base, "b": PackedTokenDataset(cache, seq_len=48)}, {"a": 1, "b": 1}, batch_size=4
+    )
     for dataset in (base, base.shuffle(0), base.braid_shuffle(batch_size=4, seed=1), mixture):
         assert isinstance(dataset, PlannedDataset)
         rows = dataset.preview(rows=6, first=1)
         assert [row.example for row in rows] == [*range(1, 7)]
         for row, tokens in zip(rows, dataset.read(np.arange(1, 7)).tokens, strict=True):
             held = sum(span.tokens for span in row.spans)
-            assert bytes(t for t in np.asarray(tokens)[:held].tolist() if t < 256).decode() == row.text.replace(
-                "<eos>", ""
-            )
+            assert bytes(
+                t for t in np.asarray(tokens)[:held].tolist() if t < 256
+            ).decode() == row.text.replace("<eos>", "")
             for span in row.spans:
                 whole = TEXTS[span.document] + "<eos>"
                 assert span.text == (whole[span.offset :])[: len(span.text)]

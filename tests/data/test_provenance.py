@@ -32,14 +32,23 @@ from headrace.testing import CountingArray, tiny_cache, with_arrays, write_cache
 
 STEPS = 40
 SIZES = {"a": [5200, 900], "b": [1700, 0, 300, 700]}
-SHUFFLES = [BraidShuffleConfig(), BraidShuffleConfig(strands=7), BlockShuffleConfig(window_blocks=3), 40, True, False]
+SHUFFLES = [
+    BraidShuffleConfig(),
+    BraidShuffleConfig(strands=7),
+    BlockShuffleConfig(window_blocks=3),
+    40,
+    True,
+    False,
+]
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory) -> dict[str, TokenCache]:
     """Every token is a number of its own; documents of up to 60 tokens, empty ones among them."""
-    rng, at, made = np.random.default_rng(0), 0, {}
+    rng = np.random.default_rng(0)
+    at = 0
+    made = {}
     for name, sizes in SIZES.items():
         parts = []
         for size in sizes:
@@ -58,7 +67,9 @@ def removed(tmp_path_factory) -> str:
     return str(path)
 
 
-def check(dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: str = "locality") -> None:
+def check(
+    dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: str = "locality"
+) -> None:
     """Spans put together are the batch, and every span lies within its document."""
     given_ = None if hasattr(dataset, "batch_schedule") else schedule
     mesh = Mesh(np.array(jax.devices()[:1]), "data")
@@ -99,20 +110,33 @@ def runs(draw: st.DrawFn, removed: str) -> LmDataConfig:
     weight = draw(st.sampled_from([1.0, 3.0]))
     given_ = {
         "components": {"a": ComponentConfig("-", remove=remove), "b": ComponentConfig("-")},
-        "stages": [StageConfig({"a": 1.0, "b": draw(st.sampled_from([weight, {"linear": {0: 0.0, 30: 2.0}}]))})],
+        "stages": [
+            StageConfig(
+                {"a": 1.0, "b": draw(st.sampled_from([weight, {"linear": {0: 0.0, 30: 2.0}}]))}
+            )
+        ],
         "amendments": [AmendmentConfig(cut + 3, weights={"b": 7.0})] if draw(st.booleans()) else [],
-        "seq_len": {0: 16, **({cut: draw(st.sampled_from([8, 24, 64]))} if draw(st.booleans()) else {})},
+        "seq_len": {
+            0: 16,
+            **({cut: draw(st.sampled_from([8, 24, 64]))} if draw(st.booleans()) else {}),
+        },
         "batch_size": {0: draw(st.integers(1, 40)), **({cut: 5} if draw(st.booleans()) else {})},
         "seed": draw(st.integers(0, 3)),
         "shuffle": draw(st.sampled_from(SHUFFLES)),
         "row_order": draw(st.sampled_from(["locality", "stream"])),
-        "validation": draw(st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")])),
+        "validation": draw(
+            st.sampled_from(
+                [None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")]
+            )
+        ),
     }
     return LmDataConfig(**given_)
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_what_a_step_is_made_of_is_what_is_delivered(caches, removed, data):
@@ -177,13 +201,17 @@ def test_the_last_step_of_a_mixture_that_ends(caches, stop):
 
 
 def test_epochs_and_draws_count_up(caches):
-    run = LmDataConfig({n: ComponentConfig("-") for n in "ab"}, seq_len={0: 16, 60: 32}, batch_size=8)
+    run = LmDataConfig(
+        {n: ComponentConfig("-") for n in "ab"}, seq_len={0: 16, 60: 32}, batch_size=8
+    )
     dataset = run.dataset(dict(caches))
     assert rows_of_step(dataset, dataset.batch_schedule, 0).names == ("a", "b")
     seen: dict[int, list[tuple[int, int, int, int]]] = {0: [], 1: []}
     for step in range(160):
         rows = rows_of_step(dataset, dataset.batch_schedule, step)
-        for d, ordinal, epoch, row in zip(rows.component, rows.ordinal, rows.epoch, rows.row, strict=True):
+        for d, ordinal, epoch, row in zip(
+            rows.component, rows.ordinal, rows.epoch, rows.row, strict=True
+        ):
             seen[int(d)].append((int(ordinal), int(epoch), rows.seq_len, int(row)))
     for found in seen.values():
         found.sort()
@@ -195,7 +223,9 @@ def test_epochs_and_draws_count_up(caches):
 
 
 def test_no_token_comes_twice_in_an_epoch(caches):
-    run = LmDataConfig({n: ComponentConfig("-") for n in "ab"}, seq_len={0: 16, 20: 32}, batch_size=8)
+    run = LmDataConfig(
+        {n: ComponentConfig("-") for n in "ab"}, seq_len={0: 16, 20: 32}, batch_size=8
+    )
     run = dataclasses.replace(run, shuffle=BraidShuffleConfig(strands=2))
     dataset = run.dataset(dict(caches))
     drawn: dict[tuple[int, int], list[np.ndarray]] = {}
@@ -216,7 +246,10 @@ def test_no_token_comes_twice_in_an_epoch(caches):
 
 
 @settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(0, 3), min_size=1, max_size=60), chunk=st.sampled_from([1, 2, 3, 7, 100]))
+@given(
+    lengths=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    chunk=st.sampled_from([1, 2, 3, 7, 100]),
+)
 def test_documents_are_found_among_chunks_of_offsets(lengths, chunk):
     bounds = np.cumsum([0, *lengths])
     if not bounds[-1]:
@@ -232,7 +265,10 @@ class _Held:
     """Offsets in memory, in chunks."""
 
     def __init__(self, values: np.ndarray, chunk: int) -> None:
-        self.values, self.chunk_elements, self.length, self.largest = values, chunk, values.size, 0
+        self.values = values
+        self.chunk_elements = chunk
+        self.length = values.size
+        self.largest = 0
 
     def read(self, start: int, stop: int):
         assert 0 <= start < stop <= self.length
@@ -261,9 +297,13 @@ def test_no_token_is_read_to_name_documents():
 def test_some_rows_only():
     dataset = TokenSeqDataset(tiny_cache(documents=200), 32).shuffle(seed=0)
     rows = rows_of_step(dataset, BatchSchedule(16), 2)
-    every, some = spans_of_rows(rows), spans_of_rows(rows, np.array([9, 3]))
+    every = spans_of_rows(rows)
+    some = spans_of_rows(rows, np.array([9, 3]))
     kept = every[np.isin(every.row, [3, 9])]
-    assert all(np.array_equal(getattr(kept, f.name), getattr(some, f.name)) for f in dataclasses.fields(some))
+    assert all(
+        np.array_equal(getattr(kept, f.name), getattr(some, f.name))
+        for f in dataclasses.fields(some)
+    )
     assert len(spans_of_rows(rows, np.array([], np.int64))) == 0
 
 
@@ -277,7 +317,8 @@ def test_a_mixture_is_one_of_many_sources(caches):
     parts = {n: TokenSeqDataset(c, 16, name=n).shuffle(seed=0) for n, c in caches.items()}
     mixture = MixtureDataset(parts, {"a": 1, "b": 2}, 6)
     rows = rows_of_step(mixture, mixture.batch_schedule, 5)
-    assert [rows.caches[s] is caches[rows.names[c]] for s, c in zip(rows.source, rows.component, strict=True)] == [
-        True
-    ] * 6
+    assert [
+        rows.caches[s] is caches[rows.names[c]]
+        for s, c in zip(rows.source, rows.component, strict=True)
+    ] == [True] * 6
     check(mixture, mixture.batch_schedule, 5)

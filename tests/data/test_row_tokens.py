@@ -41,7 +41,8 @@ def make_cache(path: Any, lengths: Any, *, masked: bool = False) -> TokenCache:
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory) -> dict[str, TokenCache]:
     """``low`` fills 18 of 32 places of each row, ``full`` all, the others more or less."""
-    folder, rng = tmp_path_factory.mktemp("caches"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("caches")
+    rng = np.random.default_rng(0)
     lengths = {
         "low": [18] * 500,
         "full": [32] * 500,
@@ -54,12 +55,20 @@ def caches(tmp_path_factory) -> dict[str, TokenCache]:
 
 def config(names: str, **changes: Any) -> LmDataConfig:
     """A run over packed components; ``own`` are fields of theirs, ``algorithm`` packs all."""
-    own, algorithm = changes.pop("own", {}), changes.pop("algorithm", "next_fit")
+    own = changes.pop("own", {})
+    algorithm = changes.pop("algorithm", "next_fit")
     components = {
-        n: ComponentConfig(n, **{"packing": PackingConfig(algorithm), **own.get(n, {})}) for n in names.split()
+        n: ComponentConfig(n, **{"packing": PackingConfig(algorithm), **own.get(n, {})})
+        for n in names.split()
     }
     return LmDataConfig(
-        **{"components": components, "seq_len": S, "batch_size": 8, "unit": "content_tokens", **changes}
+        **{
+            "components": components,
+            "seq_len": S,
+            "batch_size": 8,
+            "unit": "content_tokens",
+            **changes,
+        }
     )
 
 
@@ -75,19 +84,29 @@ def delivered(dataset: MixtureDataset, steps: int, counted: str = "content") -> 
     first, size = dataset.batch_schedule.rows_at(steps - 1)
     stop = first + size if dataset.length is None else min(first + size, dataset.length)
     batch = dataset.read(np.arange(stop))
-    tokens = np.asarray(batch.label_mask if counted == "trained" else batch.segment_ids >= 0).sum(axis=1)
-    np.add.at(total, (dataset.batch_schedule.step_of(np.arange(stop)), np.asarray(batch.source_id)), tokens)
+    tokens = np.asarray(batch.label_mask if counted == "trained" else batch.segment_ids >= 0).sum(
+        axis=1
+    )
+    np.add.at(
+        total,
+        (dataset.batch_schedule.step_of(np.arange(stop)), np.asarray(batch.source_id)),
+        tokens,
+    )
     return total.cumsum(axis=0)
 
 
-def counts_of(run: LmDataConfig, caches: dict[str, TokenCache], name: str, counted: Any = "content") -> RowTokens:
+def counts_of(
+    run: LmDataConfig, caches: dict[str, TokenCache], name: str, counted: Any = "content"
+) -> RowTokens:
     return RowTokens(run.train_datasets({n: caches[n] for n in run.components})[name], counted)
 
 
 @pytest.mark.parametrize("policy", ["quota", "least_consumed"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_two_sources_of_unlike_fill_have_equal_tokens_at_every_step(caches, policy, batch_size):
-    tokens = delivered(opened(config("low full", policy=policy, batch_size=batch_size), caches), 120)
+    tokens = delivered(
+        opened(config("low full", policy=policy, batch_size=batch_size), caches), 120
+    )
     assert np.abs(tokens[:, 0] - tokens[:, 1]).max() <= S
     assert tokens[-1].min() > 0
 
@@ -108,7 +127,9 @@ def test_a_quota_is_within_three_standard_deviations_and_exact_over_an_epoch(cac
         ends = np.flatnonzero(within == 0)
         assert (tokens[ends, d] == drawn[ends, d] // count.rows * count.total).all()
     wanted = drawn.sum(axis=1)[:, None] * dataset.weights_at(np.arange(150))
-    assert np.abs(drawn - wanted).max() < 1  # rows are as exact as ever, for shares that are those of tokens
+    assert (
+        np.abs(drawn - wanted).max() < 1
+    )  # rows are as exact as ever, for shares that are those of tokens
     assert (drawn[-1] * mean)[0] / (drawn[-1] * mean).sum() == pytest.approx(2 / 3, abs=0.002)
 
 
@@ -123,7 +144,9 @@ def test_a_budget_is_met_to_the_row(caches, unit, budget):
     end = next(step for step in range(2000) if dataset.draws.starts_at(step)[0] == limit)
     got = delivered(dataset, end, counted)[-1, 0]
     following = dataset.components[0].read([limit])
-    one_more = np.asarray(following.label_mask if counted == "trained" else following.segment_ids >= 0).sum()
+    one_more = np.asarray(
+        following.label_mask if counted == "trained" else following.segment_ids >= 0
+    ).sum()
     assert got <= max(budget, 40) < got + one_more
     assert dataset.draws.starts_at(end + 20)[0] == limit
 
@@ -137,7 +160,10 @@ def test_weights_from_sizes_follow_tokens(caches):
     for steps in (None, 100):  # num_steps would not help
         with pytest.raises(ConfigError, match="how many tokens the run has") as caught:
             opened(config("low full", weights={"unimax": 2}, num_steps=steps), caches)
-        assert caught.value.cure == "Write unimax: {max_epochs: 2, tokens: 25000}, with the tokens of your run."
+        assert (
+            caught.value.cure
+            == "Write unimax: {max_epochs: 2, tokens: 25000}, with the tokens of your run."
+        )
         written = {"unimax": {"max_epochs": 2, "tokens": 25_000}}
         opened(config("low full", weights=written, num_steps=steps), caches)
 
@@ -152,13 +178,20 @@ def test_largest_shares_are_of_tokens(caches):
     assert tokens[-1, 0] / tokens[-1].sum() == pytest.approx(0.25, abs=0.005)
 
 
-STAGED = [StageConfig({"low": 1, "mixed": 1}, tokens=5000), StageConfig({"low": 1, "mixed": 3}, tokens=3001)]
+STAGED = [
+    StageConfig({"low": 1, "mixed": 1}, tokens=5000),
+    StageConfig({"low": 1, "mixed": 3}, tokens=3001),
+]
 
 
 @pytest.mark.parametrize("policy", ["quota", "least_consumed"])
 def test_stages_last_as_long_as_their_tokens(caches, policy):
-    equal = [dataclasses.replace(stage, weights=dict.fromkeys(stage.weights, 1)) for stage in STAGED]
-    dataset = opened(config("low mixed", stages=STAGED if policy == "quota" else equal, policy=policy), caches)
+    equal = [
+        dataclasses.replace(stage, weights=dict.fromkeys(stage.weights, 1)) for stage in STAGED
+    ]
+    dataset = opened(
+        config("low mixed", stages=STAGED if policy == "quota" else equal, policy=policy), caches
+    )
     assert dataset.length is not None
     tokens = delivered(dataset, dataset.length // 8).sum(axis=1)
     border = dataset.stages[1].first_step
@@ -167,9 +200,15 @@ def test_stages_last_as_long_as_their_tokens(caches, policy):
 
 
 def test_a_change_of_weights_within_a_stage_does_not_move_where_it_began(caches):
-    late = {"mixed": 1, "low": {"step": {0: 0, 40: 1}}}  # has weight only behind the place where the stage ends
-    dataset = opened(config("low mixed", stages=[StageConfig(late, tokens=4000), STAGED[1]]), caches)
-    tokens, border = delivered(dataset, 60).sum(axis=1), dataset.stages[1].first_step
+    late = {
+        "mixed": 1,
+        "low": {"step": {0: 0, 40: 1}},
+    }  # has weight only behind the place where the stage ends
+    dataset = opened(
+        config("low mixed", stages=[StageConfig(late, tokens=4000), STAGED[1]]), caches
+    )
+    tokens = delivered(dataset, 60).sum(axis=1)
+    border = dataset.stages[1].first_step
     assert tokens[border - 2] < 4000 <= tokens[border - 1]
 
 
@@ -184,16 +223,24 @@ def test_an_amendment_brings_newcomers_to_least_consumed(caches):
     amended = dataclasses.replace(
         plain, components={**plain.components, **config("mixed").components}, amendments=amendments
     )
-    before, after = opened(plain, caches), opened(amended, caches)
+    before = opened(plain, caches)
+    after = opened(amended, caches)
     manifests = [RunManifest.of(BatchOrder(dataset)) for dataset in (before, after)]
     assert manifests[1].amends(manifests[0]) == 30
     rows = np.arange(30 * 4)
     for ours, theirs in zip(before.locate(rows), after.locate(rows), strict=True):
         assert np.array_equal(ours, theirs)
     tokens = delivered(after, 120)
-    for begin, end, active in ((0, 30, [0, 1]), (30, 60, [0, 1, 2]), (60, 80, [0, 2]), (80, 120, [0, 1, 2])):
+    for begin, end, active in (
+        (0, 30, [0, 1]),
+        (30, 60, [0, 1, 2]),
+        (60, 80, [0, 2]),
+        (80, 120, [0, 1, 2]),
+    ):
         gained = tokens[begin:end] - (tokens[begin - 1] if begin else 0)
-        assert np.ptp(gained[:, active], axis=1).max() <= 3 * S  # the lead of each at the begin, and a row
+        assert (
+            np.ptp(gained[:, active], axis=1).max() <= 3 * S
+        )  # the lead of each at the begin, and a row
         assert not gained[:, [d for d in range(3) if d not in active]].any()
 
 
@@ -207,14 +254,19 @@ def test_a_far_step_needs_no_step_before_it(caches):
     anchored.draws.use_anchor(anchor)
     rows = np.arange(700 * 8, 701 * 8)
     for other in (jumped, anchored):
-        assert all(np.array_equal(a, b) for a, b in zip(walked.locate(rows), other.locate(rows), strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(walked.locate(rows), other.locate(rows), strict=True)
+        )
 
 
 def test_what_is_trained_on_is_what_a_mask_says(caches):
     run = config("chat full", unit="trained_tokens")
     tokens = delivered(opened(run, caches), 100, "trained")
     assert tokens[-1, 0] / tokens[-1].sum() == pytest.approx(0.5, abs=0.01)
-    unpacked = config("chat full", unit="trained_tokens", own={n: {"packing": None} for n in ("chat", "full")})
+    unpacked = config(
+        "chat full", unit="trained_tokens", own={n: {"packing": None} for n in ("chat", "full")}
+    )
     dataset = opened(unpacked, caches)
     counts = dataset.tokens_of(dataset.draws.starts_at(50))
     rows = [dataset.read(np.arange(step * 8, step * 8 + 8)) for step in range(50)]
@@ -228,13 +280,21 @@ def test_units_that_are_not_counted_change_nothing(caches):
     """Where no row is packed, content is what rows hold; what packed runs say of tokens now is what it was."""
     plain = {n: {"packing": None} for n in ("mixed", "long")}
     units = ("examples", "tokens", "content_tokens")
-    described = [opened(config("mixed long", unit=unit, own=plain), caches).describe() for unit in units]
+    described = [
+        opened(config("mixed long", unit=unit, own=plain), caches).describe() for unit in units
+    ]
     assert described[0] == described[1] == described[2]
-    packed = [opened(config("mixed long", unit=unit, own={"mixed": {"max_tokens": 960}}), caches) for unit in units]
+    packed = [
+        opened(config("mixed long", unit=unit, own={"mixed": {"max_tokens": 960}}), caches)
+        for unit in units
+    ]
     assert packed[0].describe() == packed[1].describe() != packed[2].describe()
     assert packed[1].limits["mixed"] == 960 // S
     assert "row_tokens" not in str(packed[1].describe())
-    assert packed[2].describe()["stages"][0]["row_tokens"]["mixed"][1] == packed[2].components[0].rows_of_pass
+    assert (
+        packed[2].describe()["stages"][0]["row_tokens"]["mixed"][1]
+        == packed[2].components[0].rows_of_pass
+    )
 
 
 @settings(max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -244,7 +304,10 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("random")
     names = "a b c"
     lengths = st.lists(st.integers(1, 70), min_size=40, max_size=90)
-    made = {n: make_cache(folder / n, data.draw(lengths), masked=data.draw(st.booleans())) for n in names.split()}
+    made = {
+        n: make_cache(folder / n, data.draw(lengths), masked=data.draw(st.booleans()))
+        for n in names.split()
+    }
     counted = data.draw(st.sampled_from(["content", "trained"]))
     policy = data.draw(st.sampled_from(["quota", "least_consumed"]))
     weights = (
@@ -252,11 +315,16 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
         if policy == "quota"
         else st.just(1)
     )
-    batch_size, later = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
-    tokens = data.draw(st.integers(60, 500)) * batch_size  # the second stage has begun by the step of the amendment
+    batch_size = data.draw(st.integers(1, 5))
+    later = data.draw(st.integers(0, 3))
+    tokens = (
+        data.draw(st.integers(60, 500)) * batch_size
+    )  # the second stage has begun by the step of the amendment
     stages = [StageConfig({"a": data.draw(weights), "b": data.draw(weights)}, tokens=tokens)]
     stages.append(StageConfig({"a": data.draw(weights), "b": data.draw(weights)}))
-    own: dict[str, dict[str, Any]] = {"a": {"packing": PackingConfig(data.draw(st.sampled_from(ALGORITHMS)))}}
+    own: dict[str, dict[str, Any]] = {
+        "a": {"packing": PackingConfig(data.draw(st.sampled_from(ALGORITHMS)))}
+    }
     if data.draw(st.booleans()):
         own["c"] = {"max_tokens": data.draw(st.integers(200, 2000))}
     amendments = [AmendmentConfig(140, add={"c": 1})]
@@ -277,8 +345,11 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
     steps = dataset.stages[-1].first_step + 12
     tokens = delivered(dataset, steps, counted)
     for step in range(1, steps + 1):
-        assert dataset.tokens_of(dataset.draws.starts_at(step)).tolist() == tokens[step - 1].tolist()
-    border, budget = dataset.stages[1].first_step, stages[0].tokens
+        assert (
+            dataset.tokens_of(dataset.draws.starts_at(step)).tolist() == tokens[step - 1].tolist()
+        )
+    border = dataset.stages[1].first_step
+    budget = stages[0].tokens
     assert tokens[border - 1].sum() >= budget
     assert border == 1 or tokens[border - 2].sum() < budget
     limit = dataset.limits["c"]
@@ -290,8 +361,12 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
         gained = tokens[border : dataset.stages[2].first_step, :2]
         assert np.ptp(gained, axis=1).max(initial=0) <= longest
     fresh = opened(run, made)
-    rows = np.arange(dataset.batch_schedule.rows_at(steps - 1)[0], dataset.batch_schedule.rows_at(steps)[0])
-    assert all(np.array_equal(a, b) for a, b in zip(fresh.locate(rows), dataset.locate(rows), strict=True))
+    rows = np.arange(
+        dataset.batch_schedule.rows_at(steps - 1)[0], dataset.batch_schedule.rows_at(steps)[0]
+    )
+    assert all(
+        np.array_equal(a, b) for a, b in zip(fresh.locate(rows), dataset.locate(rows), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -299,17 +374,32 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
     [
         ({"policy": "swrr"}, "unit"),
         ({"policy": "greedy"}, "unit"),
-        ({"unit": "trained_tokens", "seq_len": {0: 32, 9: 64}, "own": {"low": {"packing": None}}}, "unit"),
-        ({"stages": [StageConfig({"low": 1}, tokens=99), StageConfig({"low": 1}, step=9)]}, "stages[1].step"),
+        (
+            {
+                "unit": "trained_tokens",
+                "seq_len": {0: 32, 9: 64},
+                "own": {"low": {"packing": None}},
+            },
+            "unit",
+        ),
+        (
+            {"stages": [StageConfig({"low": 1}, tokens=99), StageConfig({"low": 1}, step=9)]},
+            "stages[1].step",
+        ),
         ({"stages": [StageConfig({"low": 1}, tokens=99)], "num_steps": 9}, "num_steps"),
         ({"own": {"low": {"max_tokens": 17}}}, "components.low.max_tokens"),
         ({"own": {"low": {"max_tokens": 700}}, "num_steps": 60}, "components.low.max_tokens"),
         ({"stages": [StageConfig({"low": 1}, tokens=9999)], "max_epochs": 0.5}, "stages[0].tokens"),
-        ({"stages": [StageConfig({"low": 1}, tokens=999), StageConfig({"low": 1})],
-          "amendments": [AmendmentConfig(6, weights={"low": 2})]}, "amendments[0].step"),
+        (
+            {
+                "stages": [StageConfig({"low": 1}, tokens=999), StageConfig({"low": 1})],
+                "amendments": [AmendmentConfig(6, weights={"low": 2})],
+            },
+            "amendments[0].step",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_cannot_be_known_or_met_is_refused_with_a_cure(caches, changes, field):
     with pytest.raises(ConfigError) as caught:
         opened(config("low", **changes), caches)
@@ -342,13 +432,18 @@ def test_a_source_without_an_end_or_without_tokens_is_refused(caches, tmp_path):
         opened(config("silent", unit="trained_tokens"), {"silent": silent})
 
 
-def test_examples_that_are_asked_for_few_at_a_time_are_looked_up_many_at_a_time(caches, monkeypatch):
+def test_examples_that_are_asked_for_few_at_a_time_are_looked_up_many_at_a_time(
+    caches, monkeypatch
+):
     """As a walk over many sources asks for those of each."""
     run = config("mixed", algorithm="windowed")
     component = opened(run, caches).components[0]
     tokens, once = (OrderedTokens(component, counts_of(run, caches, "mixed")) for _ in range(2))
-    looked_up, locate = [], component.locate
-    monkeypatch.setattr(component, "locate", lambda rows: looked_up.append(rows.size) or locate(rows))
+    looked_up = []
+    locate = component.locate
+    monkeypatch.setattr(
+        component, "locate", lambda rows: looked_up.append(rows.size) or locate(rows)
+    )
     rng = np.random.default_rng(0)
     borders = np.cumsum([0, *rng.integers(0, 9, 700)])
     pieces = [tokens.between(first, stop) for first, stop in itertools.pairwise(borders.tolist())]

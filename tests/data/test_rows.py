@@ -39,7 +39,8 @@ def caches(tmp_path_factory):
 )
 def test_rows_of_several_sources_in_any_order(caches, rows, parts, seq_len, dtypes):
     """The number of requests is that of the runs of neighbouring rows, counted by hand."""
-    datasets, tables = [], []
+    datasets = []
+    tables = []
     for k, dtype in enumerate(dtypes):
         documents, cache = caches(k, parts, dtype)
         datasets.append(TokenSeqDataset(with_arrays(cache, CountingArray), seq_len))
@@ -52,7 +53,9 @@ def test_rows_of_several_sources_in_any_order(caches, rows, parts, seq_len, dtyp
     wanted = [tables[s][r][1] for s, r in zip(source, row, strict=True)]
     assert found.dtype == np.uint32  # the widest, whichever rows were asked for
     assert np.array_equal(found, wanted)
-    distinct = sorted({(s, tables[s][r][0], r) for s, r in zip(source.tolist(), row.tolist(), strict=True)})
+    distinct = sorted(
+        {(s, tables[s][r][0], r) for s, r in zip(source.tolist(), row.tolist(), strict=True)}
+    )
     runs = 1 + sum(b != (a[0], a[1], a[2] + 1) for a, b in pairwise(distinct))
     assert stats.tensorstore_reads_issued == stats.coalesced_ranges == runs
     assert sum(a.reads for s in sources for a in s.arrays if isinstance(a, CountingArray)) == runs
@@ -66,7 +69,9 @@ def slow_rows(documents, seq_len):
     rows = []
     for part, of_part in enumerate(documents):
         stream = [t for document in of_part for t in document.tolist()]
-        rows += [(part, stream[a : a + seq_len]) for a in range(0, len(stream) - seq_len + 1, seq_len)]
+        rows += [
+            (part, stream[a : a + seq_len]) for a in range(0, len(stream) - seq_len + 1, seq_len)
+        ]
     return rows
 
 

@@ -32,7 +32,11 @@ def sources() -> list[RowSource]:
 def test_pieces_are_those_of_each_source(sources: list[RowSource], data: st.DataObject):
     present = data.draw(st.sets(st.integers(0, len(sources) - 1), min_size=1))
     places = [(k, row) for k in sorted(present) for row in range(sources[k].num_rows)]
-    source, row = np.array(data.draw(st.lists(st.sampled_from(places), max_size=30)), np.int64).reshape(-1, 2).T
+    source, row = (
+        np.array(data.draw(st.lists(st.sampled_from(places), max_size=30)), np.int64)
+        .reshape(-1, 2)
+        .T
+    )
     first_array = np.cumsum([0] + [len(one.arrays) for one in sources])[:-1]
     pieces = JoinedRows(sources).pieces(source, row, first_array)
     expected = []
@@ -44,7 +48,9 @@ def test_pieces_are_those_of_each_source(sources: list[RowSource], data: st.Data
 
 
 def test_a_mixture_finds_rows_of_shuffled_and_other_components_alike():
-    datasets = {f"c{seed}": TokenSeqDataset(tiny_cache(seed=seed), 8, name=f"c{seed}") for seed in range(3)}
+    datasets = {
+        f"c{seed}": TokenSeqDataset(tiny_cache(seed=seed), 8, name=f"c{seed}") for seed in range(3)
+    }
     components = {
         "c0": datasets["c0"].braid_shuffle(seed=1, strands=2).repeat(),
         "c1": datasets["c1"].repeat(),

@@ -25,7 +25,9 @@ piece = st.tuples(st.integers(0, 2), st.sampled_from([0, 4, 8, 12, 13]), st.samp
 def test_runs_are_maximal_and_nothing_is_lost(pieces):
     array, start, size = (np.array([p[k] for p in pieces], np.int64) for k in range(3))
     first, elements = adjacent_runs(array, start, size)
-    assert [list(r) for r in zip(first.tolist(), elements.tolist(), strict=True)] == slow_reference(pieces)
+    assert [list(r) for r in zip(first.tolist(), elements.tolist(), strict=True)] == slow_reference(
+        pieces
+    )
     assert elements.sum() == size.sum()
     assert first.dtype == elements.dtype == np.int64
 

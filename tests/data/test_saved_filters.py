@@ -31,7 +31,8 @@ from headrace.store.cache import TokenCache
 from headrace.testing import FaultProxy, random_documents, write_cache
 from headrace.testing.servers import web_server
 
-DOCUMENTS, SEQ_LEN = 600, 8
+DOCUMENTS = 600
+SEQ_LEN = 8
 
 
 @pytest.fixture
@@ -52,12 +53,27 @@ def folders(cache: TokenCache) -> list[Path]:
 
 
 def facts(removed: RemovedDocuments) -> tuple[object, ...]:
-    counts = removed.num_documents, removed.num_tokens, removed.listed, removed.repeated, removed.not_found
-    return *counts, removed.documents_digest, removed.tokens_digest, repr(removed.documents), repr(removed.tokens)
+    counts = (
+        removed.num_documents,
+        removed.num_tokens,
+        removed.listed,
+        removed.repeated,
+        removed.not_found,
+    )
+    return (
+        *counts,
+        removed.documents_digest,
+        removed.tokens_digest,
+        repr(removed.documents),
+        repr(removed.tokens),
+    )
 
 
 def of_rows(cache: TokenCache, removed: object) -> tuple[object, ...]:
-    datasets = TokenSeqDataset(cache, SEQ_LEN, removed=removed), PackedTokenDataset(cache, 64, removed=removed)
+    datasets = (
+        TokenSeqDataset(cache, SEQ_LEN, removed=removed),
+        PackedTokenDataset(cache, 64, removed=removed),
+    )
     return tuple((d.describe(), d.read(list(range(len(d)))).tokens.tolist()) for d in datasets)
 
 
@@ -71,7 +87,9 @@ def worked_out(cache: TokenCache, numbers: object, **settings: bool) -> RemovedD
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> TokenCache:
     documents = random_documents(DOCUMENTS, seed=4)
-    return write_cache(tmp_path_factory.mktemp("shared") / "cache", [documents[:250], documents[250:]])
+    return write_cache(
+        tmp_path_factory.mktemp("shared") / "cache", [documents[:250], documents[250:]]
+    )
 
 
 @settings(max_examples=12)
@@ -123,20 +141,27 @@ def test_a_file_is_known_by_what_it_holds(cache, small, monkeypatch, tmp_path):
         path.write_text(text)
         os.utime(path, (1, 1))
         removed = [DocumentFilter.load(str(path)).of(cache) for _ in range(2)]
-        assert facts(removed[0]) == facts(removed[1]) == facts(worked_out(cache, [int(n) for n in text.split()]))
+        assert (
+            facts(removed[0])
+            == facts(removed[1])
+            == facts(worked_out(cache, [int(n) for n in text.split()]))
+        )
     assert len(folders(cache)) == 2
     np.save(tmp_path / "ids.npy", np.array([9, 3, 9]))
     for _ in range(2):
         removed = DocumentFilter.load(f"{tmp_path}/ids.npy").of(cache)
         assert facts(removed) == facts(worked_out(cache, [9, 3, 9]))
-        monkeypatch.setattr(filter_files, "read_npy", None)  # the second start does not look into it
+        monkeypatch.setattr(
+            filter_files, "read_npy", None
+        )  # the second start does not look into it
     with pytest.raises(ConfigError, match="does not exist"):
         DocumentFilter.load(f"{tmp_path}/nothing.npy").of(cache)
 
 
 def test_a_file_that_changes_is_never_saved_as_the_other(cache, small, monkeypatch, tmp_path):
     monkeypatch.setattr(filter_files, "_LARGE", 0)
-    path, read = tmp_path / "ids.txt", documents_module.read_listing
+    path = tmp_path / "ids.txt"
+    read = documents_module.read_listing
     path.write_text("3\n4\n")
     first = DocumentFilter.load(str(path))
     assert first.listed == 2
@@ -176,7 +201,9 @@ def test_a_damaged_folder_costs_time_only(cache, small, harm):
             path.unlink()
         else:
             flipped = raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:]
-            path.write_bytes({"cut": raw[:-1], "flip": flipped}[harm] if isinstance(harm, str) else harm)
+            path.write_bytes(
+                {"cut": raw[:-1], "flip": flipped}[harm] if isinstance(harm, str) else harm
+            )
         assert facts(DocumentFilter(numbers).of(cache)) == expected
         assert filter_findings(cache.path) == []
 
@@ -188,7 +215,9 @@ def test_a_piece_that_is_damaged_is_never_used(cache, small):
     path = folder / "gaps-more.bin"
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
     removed = DocumentFilter(numbers).of(cache)  # which does not read it
-    with pytest.raises(CacheCorruptError, match=r"gaps-more.*another digest.*Delete the filter's folder"):
+    with pytest.raises(
+        CacheCorruptError, match=r"gaps-more.*another digest.*Delete the filter's folder"
+    ):
         removed.removal.stored(np.array([1]))
     assert [Path(file).name for file, _ in filter_findings(cache.path)] == ["gaps-more.bin"]
 
@@ -214,7 +243,9 @@ for number in range(100):
 @pytest.mark.slow
 def test_a_kill_while_it_is_saved_leaves_nothing_half(cache, small):
     for wait_s in (0.005, 0.02, 0.05):
-        with subprocess.Popen([sys.executable, "-c", SAVER, cache.path], stdout=subprocess.PIPE) as saver:
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVER, cache.path], stdout=subprocess.PIPE
+        ) as saver:
             assert saver.stdout is not None
             saver.stdout.readline()
             time.sleep(wait_s)
@@ -268,7 +299,10 @@ def test_a_flipped_bit_anywhere_is_worked_out_again_or_refused(cache, small, mon
 
     def rows() -> list[object]:
         dataset = TokenSeqDataset(cache, SEQ_LEN, removed=DocumentFilter(numbers))
-        return [side.read(list(range(len(side)))).tokens.tolist() for side in dataset.holdout_documents(10, seed=4)]
+        return [
+            side.read(list(range(len(side)))).tokens.tolist()
+            for side in dataset.holdout_documents(10, seed=4)
+        ]
 
     expected = rows()
     for path in sorted(one for one in Path(cache.path, "filters").glob("**/*") if one.is_file()):
@@ -286,7 +320,11 @@ def test_a_flipped_bit_anywhere_is_worked_out_again_or_refused(cache, small, mon
 def test_many_make_the_same_at_once(cache, small):
     numbers = np.arange(0, DOCUMENTS, 3)
     with ThreadPoolExecutor(8) as pool:
-        every = list(pool.map(lambda _: facts(DocumentFilter(numbers).of(TokenCache.open(cache.path))), range(32)))
+        every = list(
+            pool.map(
+                lambda _: facts(DocumentFilter(numbers).of(TokenCache.open(cache.path))), range(32)
+            )
+        )
     assert every == [facts(worked_out(cache, numbers))] * 32
     assert filter_findings(cache.path) == []
     assert not list(Path(cache.path, "filters").glob("*/*.tmp"))

@@ -32,14 +32,18 @@ def mix_by_config(sizes, weights, batch, seed) -> MixtureDataset:
 
 
 def open_parts(sizes) -> dict[str, TokenSeqDataset]:
-    return {name: TokenSeqDataset(virtual_cache(name, size), SEQ_LEN, name=name) for name, size in sizes.items()}
+    return {
+        name: TokenSeqDataset(virtual_cache(name, size), SEQ_LEN, name=name)
+        for name, size in sizes.items()
+    }
 
 
 def check_equal(one: MixtureDataset, other: MixtureDataset, steps: list[int]) -> None:
     size = one.batch_schedule.max_size
     for step in steps:
         rows = np.arange(step * size, step * size + size)
-        located, again = one.locate(rows), other.locate(rows)
+        located = one.locate(rows)
+        again = other.locate(rows)
         assert [x.tolist() for x in located] == [x.tolist() for x in again]
     assert OpenBytes.of(one) == OpenBytes.of(other)
     assert one.describe() == other.describe()
@@ -47,7 +51,11 @@ def check_equal(one: MixtureDataset, other: MixtureDataset, steps: list[int]) ->
 
 @settings(max_examples=15)
 @given(
-    st.lists(st.tuples(st.integers(SEQ_LEN, 10**9), st.sampled_from([0.1, 1.0, 7.0])), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(SEQ_LEN, 10**9), st.sampled_from([0.1, 1.0, 7.0])),
+        min_size=1,
+        max_size=8,
+    ),
     st.sampled_from([8, 32, {0: 16, 5: 64}]),
     st.integers(0, 5),
 )
@@ -63,11 +71,18 @@ def test_200_parts_open_the_memory_of_one_batch_budget():
     sizes = {f"part{k}": 10**8 // (k + 1) for k in range(200)}
     weights = {name: float(size) for name, size in sizes.items()}
     parts = open_parts(sizes)
-    mixed = MixtureDataset({n: part.braid_shuffle(seed=0) for n, part in parts.items()}, weights, 128)
+    mixed = MixtureDataset(
+        {n: part.braid_shuffle(seed=0) for n, part in parts.items()}, weights, 128
+    )
     check_equal(mixed, mix_by_config(sizes, weights, 128, 0), [0, 1000])
-    alone = MixtureDataset({n: part.braid_shuffle(seed=0, batch_size=128) for n, part in parts.items()}, weights, 128)
+    alone = MixtureDataset(
+        {n: part.braid_shuffle(seed=0, batch_size=128) for n, part in parts.items()}, weights, 128
+    )
     assert OpenBytes.of(mixed).needed() * 5 < OpenBytes.of(alone).needed()
-    assert sum(order.strands for part in mixed.components if (order := part.shuffle_order())) <= 8 * 128 + 200
+    assert (
+        sum(order.strands for part in mixed.components if (order := part.shuffle_order()))
+        <= 8 * 128 + 200
+    )
 
 
 def test_shares_of_all_stages_count_and_others_stay_as_they_are():
@@ -82,7 +97,9 @@ def test_shares_of_all_stages_count_and_others_stay_as_they_are():
     orders = [part.shuffle_order() for part in mixed.components]
     assert [order.strands for order in orders if order] == [64, 64, 5]
     assert [order.io_block_size for order in orders if order][1] == 4
-    assert len(np.unique(mixed.components[0].locate(np.arange(len(parts["a"]))).row)) == len(parts["a"])
+    assert len(np.unique(mixed.components[0].locate(np.arange(len(parts["a"]))).row)) == len(
+        parts["a"]
+    )
 
 
 def test_until_it_is_mixed_a_dataset_has_a_length_and_no_order():
@@ -90,14 +107,23 @@ def test_until_it_is_mixed_a_dataset_has_a_length_and_no_order():
     assert len(part) == 10**6 // SEQ_LEN
     assert len(part.take(10)) == 10
     few = cast(PlannedDataset, part.take(10))
-    for ask in (part.describe, few.open_window, lambda: few.locate(np.arange(3)), lambda: few.read([0])):
-        with pytest.raises(ConfigError, match=r"Mix or load it, or give braid_shuffle the batch_size\.") as error:
+    for ask in (
+        part.describe,
+        few.open_window,
+        lambda: few.locate(np.arange(3)),
+        lambda: few.read([0]),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"Mix or load it, or give braid_shuffle the batch_size\."
+        ) as error:
             ask()
         assert error.value.field == "batch_size"
 
 
 def test_a_part_without_weight_is_refused_by_name():
-    parts = {n: part.braid_shuffle(seed=0) for n, part in open_parts({"a": 10**6, "b": 10**6}).items()}
+    parts = {
+        n: part.braid_shuffle(seed=0) for n, part in open_parts({"a": 10**6, "b": 10**6}).items()
+    }
     with pytest.raises(ConfigError) as error:
         MixtureDataset(parts, [Stage(0, Blend({"a": 1}))], 8)
     assert error.value.field == "components.b"

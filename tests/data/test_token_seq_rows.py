@@ -81,19 +81,28 @@ def test_rare_gaps_cost_hardly_any_reads(tmp_path):
     cache = write_cache(tmp_path / "c", [documents])
     reads = []
     for removed in ([], [500, 2000], np.arange(0, 2500, 20)):
-        order = TokenSeqDataset(cache, 16, removed=DocumentFilter(removed)).braid_shuffle(seed=0, strands=8)
-        with DataLoader(order, 8, prefetch_bytes=64 * 256) as loader, loader.iter_from_step(0) as batches:
+        order = TokenSeqDataset(cache, 16, removed=DocumentFilter(removed)).braid_shuffle(
+            seed=0, strands=8
+        )
+        with (
+            DataLoader(order, 8, prefetch_bytes=64 * 256) as loader,
+            loader.iter_from_step(0) as batches,
+        ):
             for _ in batches:
                 pass
             reads.append(loader.stats().reads.block_fetches * 256 / cache.num_tokens)
     assert reads[0] < 1.05
     assert reads[1] < 1.05
-    assert 1.5 < reads[2] < 2.05  # every 2,000 tokens, fewer than 256 rows: blocks lie across chunks
+    assert (
+        1.5 < reads[2] < 2.05
+    )  # every 2,000 tokens, fewer than 256 rows: blocks lie across chunks
 
 
 def test_the_loader_delivers_the_same_rows(cache, documents):
     removed = {0, 3, 4, 24, 25, 30, 59}
-    dataset = TokenSeqDataset(cache, 16, removed=DocumentFilter(sorted(removed))).braid_shuffle(seed=1, batch_size=8)
+    dataset = TokenSeqDataset(cache, 16, removed=DocumentFilter(sorted(removed))).braid_shuffle(
+        seed=1, batch_size=8
+    )
     rows: list[list[int]] = []
     with DataLoader(dataset, batch_size=8) as loader, loader.iter_from_step(0) as batches:
         for batch in batches:

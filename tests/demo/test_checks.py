@@ -29,9 +29,23 @@ def run_log(tmp_path, losses=None, rows=None, wait_s=0.0):
         log = StepLog(tmp_path / "metrics.jsonl", WEIGHTS, STEPS, line)
         for step in range(STEPS):
             devices = 4 if step < STEPS // 2 else 2
-            waited = wait_s if step not in (0, STEPS // 2) else 100.0  # what comes while compiling does not count
+            waited = (
+                wait_s if step not in (0, STEPS // 2) else 100.0
+            )  # what comes while compiling does not count
             counts = {"a": int(rows[step, 0]), "b": int(rows[step, 1])}
-            log.add(StepRecord(step, float(losses[step]), devices, waited, 1.0, 100, counts, 0.1, f"digest {step}"))
+            log.add(
+                StepRecord(
+                    step,
+                    float(losses[step]),
+                    devices,
+                    waited,
+                    1.0,
+                    100,
+                    counts,
+                    0.1,
+                    f"digest {step}",
+                )
+            )
     return log
 
 
@@ -89,7 +103,9 @@ def test_waiting_is_told_with_a_known_delay_and_does_not_decide(tmp_path):
 def test_the_picture_is_a_picture_for_any_number_of_steps(tmp_path, steps):
     rows = np.tile([10, 4, 2], (steps, 1))
     path = tmp_path / "picture.png"
-    draw_picture(path, np.ones(steps), rows, rows / 16, ["x", "y", "z"], stop=steps // 2, stop_label="stop")
+    draw_picture(
+        path, np.ones(steps), rows, rows / 16, ["x", "y", "z"], stop=steps // 2, stop_label="stop"
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

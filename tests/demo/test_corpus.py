@@ -40,7 +40,9 @@ def test_the_same_each_time(sources):
 
 
 def test_no_document_is_in_two_sources(sources):
-    code, docs, tests = ({d.text for d in sources[name].documents} for name in ("code", "docs", "tests"))
+    code, docs, tests = (
+        {d.text for d in sources[name].documents} for name in ("code", "docs", "tests")
+    )
     assert len(code | docs | tests) == len(code) + len(docs) + len(tests)
 
 
@@ -60,7 +62,9 @@ def test_a_file_of_another_grammar_has_no_docstrings():
     assert list(corpus._docstrings([corpus.Document("old.py", 'print "two"')])) == []
 
 
-def test_a_library_without_tests_falls_back_to_installed_packages_and_says_so(tmp_path, monkeypatch):
+def test_a_library_without_tests_falls_back_to_installed_packages_and_says_so(
+    tmp_path, monkeypatch
+):
     (tmp_path / "module.py").write_text('"""A module."""\n')
     (tmp_path / "not_text.py").write_bytes(b"# \xff\xfe\n")
     (tmp_path / "blank.py").write_text("\n\n")

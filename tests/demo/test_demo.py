@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 def demo(*arguments, cwd):
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return subprocess.run([HEADRACE, "demo", *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [HEADRACE, "demo", *arguments], cwd=cwd, env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,10 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def steps(finished):
-    return [json.loads(line) for line in (finished[0] / "headrace-demo" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (finished[0] / "headrace-demo" / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_it_leaves_what_it_says(finished):
@@ -72,7 +77,9 @@ def test_one_line_a_step_and_a_falling_loss(steps):
 
 def test_it_stopped_and_went_on_with_other_devices(finished, steps):
     assert [step["devices"] for step in steps] == [4] * 20 + [2] * 20
-    state = json.loads((finished[0] / "headrace-demo" / "checkpoints" / "step-20" / "data.json").read_text())
+    state = json.loads(
+        (finished[0] / "headrace-demo" / "checkpoints" / "step-20" / "data.json").read_text()
+    )
     assert state["step"] == 20
 
 
@@ -87,7 +94,10 @@ def test_the_batches_are_those_of_its_config_without_a_stop(finished, steps, mon
     from headrace.demo.checks import digest
 
     monkeypatch.chdir(finished[0])
-    with load_config("headrace-demo/config.yaml").loader() as loader, loader.iter_from_step(0) as batches:
+    with (
+        load_config("headrace-demo/config.yaml").loader() as loader,
+        loader.iter_from_step(0) as batches,
+    ):
         assert [digest(next(batches)) for _ in steps] == [step["digest"] for step in steps]
     assert len({step["digest"] for step in steps}) == len(steps)
 
@@ -122,7 +132,9 @@ def test_a_second_run_uses_the_caches_again_and_keeps_what_is_not_its_own(finish
     again = demo("--quick", "--steps", "20", "--devices", "1", cwd=cwd)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "used again" in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("caches/*/ledger.json")} == ledgers
+    assert {
+        path: path.stat().st_mtime_ns for path in folder.glob("caches/*/ledger.json")
+    } == ledgers
     assert (folder / "notes.txt").read_text() == "mine"
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["devices"] for step in metrics] == [1] * 10 + [2] * 10
@@ -145,7 +157,10 @@ def test_what_cannot_be_done_is_one_message_and_touches_nothing(tmp_path, argume
     assert done.returncode == 2
     assert all(part in done.stderr for part in said), done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["full", "full/file"]
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "full",
+        "full/file",
+    ]
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path):
@@ -154,7 +169,9 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
         "u.find_spec = lambda name, *a: None if name == 'optax' else find(name, *a);"
         "sys.argv = ['headrace', 'demo']; from headrace.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "optax" in done.stderr
     assert "pip install 'headrace[demo]'" in done.stderr

@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.batch.packed_batch import pack_rows
-from headrace.demo.model import Transformer, make_optimizer, next_token_loss, replicate, rotate, train_step
+from headrace.demo.model import (
+    Transformer,
+    make_optimizer,
+    next_token_loss,
+    replicate,
+    rotate,
+    train_step,
+)
 
-VOCAB, SEQ, EOS = 17, 12, 0
+VOCAB = 17
+SEQ = 12
+EOS = 0
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,13 @@ class Weighted(eqx.Module):
 
 
 def weighted(batch, weights):
-    arrays = (batch.tokens, batch.labels, batch.position_ids, batch.segment_ids, weights.astype(np.float32))
+    arrays = (
+        batch.tokens,
+        batch.labels,
+        batch.position_ids,
+        batch.segment_ids,
+        weights.astype(np.float32),
+    )
     return Weighted(*map(jnp.asarray, arrays))
 
 
@@ -65,7 +80,9 @@ def call(model, tokens, positions, segments):
 
 
 def logits(model, row):
-    return np.asarray(call(model, jnp.asarray(row.tokens), jnp.asarray(row.positions), jnp.asarray(row.segments)))
+    return np.asarray(
+        call(model, jnp.asarray(row.tokens), jnp.asarray(row.positions), jnp.asarray(row.segments))
+    )
 
 
 def test_the_loss_equals_its_definition_written_as_loops(model):
@@ -74,7 +91,9 @@ def test_the_loss_equals_its_definition_written_as_loops(model):
     batch = weighted(batch, weights)
     total = 0.0
     for row in range(3):
-        scores = logits(model, Rows(batch.tokens[row], batch.position_ids[row], batch.segment_ids[row]))
+        scores = logits(
+            model, Rows(batch.tokens[row], batch.position_ids[row], batch.segment_ids[row])
+        )
         for place in range(SEQ):
             shifted = scores[place].astype(np.float64) - scores[place].max()
             log_probability = shifted[batch.labels[row, place]] - np.log(np.exp(shifted).sum())
@@ -94,7 +113,9 @@ def test_a_batch_without_weight_has_no_loss_and_no_gradient(model):
 def test_an_untrained_model_is_close_to_guessing():
     model = Transformer(1000, dim=32, layers=1, heads=4, key=jax.random.key(1))
     batch = pack_rows(np.random.default_rng(0).integers(0, 1000, (8, 32)).astype(np.uint16))
-    assert float(eqx.filter_jit(next_token_loss)(model, batch)) == pytest.approx(np.log(1000), abs=0.3)
+    assert float(eqx.filter_jit(next_token_loss)(model, batch)) == pytest.approx(
+        np.log(1000), abs=0.3
+    )
 
 
 @settings(max_examples=10)
@@ -103,7 +124,8 @@ def test_a_token_changes_nothing_before_it_and_something_at_it(model, place, see
     row = one_row(seed)
     changed = row.tokens.copy()
     changed[place] = (changed[place] + 1) % VOCAB
-    before, after = logits(model, row), logits(model, replace(row, tokens=changed))
+    before = logits(model, row)
+    after = logits(model, replace(row, tokens=changed))
     np.testing.assert_allclose(before[:place], after[:place], rtol=0, atol=1e-6)
     assert np.abs(before[place] - after[place]).max() > 1e-3
 
@@ -115,7 +137,10 @@ def test_a_segment_sees_nothing_of_the_one_before_it(model, border, seed):
     changed = row.tokens.copy()
     changed[:border] = (changed[:border] + 1) % VOCAB
     np.testing.assert_allclose(
-        logits(model, row)[border:], logits(model, replace(row, tokens=changed))[border:], rtol=0, atol=1e-6
+        logits(model, row)[border:],
+        logits(model, replace(row, tokens=changed))[border:],
+        rtol=0,
+        atol=1e-6,
     )
 
 
@@ -124,8 +149,12 @@ def test_a_segment_means_the_same_wherever_it_stands_in_its_row(model):
     tokens[:6] = [3, 4, 5, 6, 7, EOS]
     alone = pack_rows(np.concatenate([tokens[6:], tokens[6:]])[None, :], eos_id=None)
     packed = pack_rows(tokens[None, :], eos_id=EOS)
-    apart = logits(model, Rows(alone.tokens[0, :6], alone.position_ids[0, :6], alone.segment_ids[0, :6]))
-    within = logits(model, Rows(packed.tokens[0], packed.position_ids[0], np.minimum(packed.segment_ids[0], 1)))[6:]
+    apart = logits(
+        model, Rows(alone.tokens[0, :6], alone.position_ids[0, :6], alone.segment_ids[0, :6])
+    )
+    within = logits(
+        model, Rows(packed.tokens[0], packed.position_ids[0], np.minimum(packed.segment_ids[0], 1))
+    )[6:]
     first_end = np.flatnonzero(tokens[6:] == EOS)
     same = slice(0, int(first_end[0]) + 1 if first_end.size else 6)
     np.testing.assert_allclose(within[same], apart[same], rtol=0, atol=1e-5)
@@ -134,17 +163,25 @@ def test_a_segment_means_the_same_wherever_it_stands_in_its_row(model):
 def test_rotation_keeps_lengths_and_only_distance_counts():
     x = jax.random.normal(jax.random.key(0), (4, 2, 8))
     positions = jnp.array([0, 1, 5, 9])
-    turned, later = rotate(x, positions), rotate(x, positions + 7)
-    np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5)
+    turned = rotate(x, positions)
+    later = rotate(x, positions + 7)
     np.testing.assert_allclose(
-        jnp.einsum("qhd,khd->hqk", turned, turned), jnp.einsum("qhd,khd->hqk", later, later), rtol=1e-4, atol=1e-5
+        jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        jnp.einsum("qhd,khd->hqk", turned, turned),
+        jnp.einsum("qhd,khd->hqk", later, later),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_training_on_one_batch_learns_it_and_stays_on_every_device(model, devices):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
-    batch = jax.device_put(pack_rows(random_rows(8, seed=7)), NamedSharding(mesh, PartitionSpec("data")))
+    batch = jax.device_put(
+        pack_rows(random_rows(8, seed=7)), NamedSharding(mesh, PartitionSpec("data"))
+    )
     optimizer = make_optimizer(40, peak_lr=1e-2)
     trained, state = replicate((model, optimizer.init(eqx.filter(model, eqx.is_array))), mesh)
     losses = []

@@ -21,7 +21,12 @@ def filled(root, recipe):
 def test_the_same_recipe_keeps_text_and_caches_but_no_results(tmp_path):
     folder = filled(tmp_path / "a", RECIPE)
     assert DemoFolder.claim(tmp_path / "a", dict(RECIPE)) == folder
-    assert {path.name for path in folder.root.iterdir()} == {MARKER, "text", "caches", "tokenizer.json"}
+    assert {path.name for path in folder.root.iterdir()} == {
+        MARKER,
+        "text",
+        "caches",
+        "tokenizer.json",
+    }
 
 
 def test_another_recipe_keeps_nothing(tmp_path):

@@ -32,7 +32,9 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def train(folder: Path, run: str, end: signal.Signals | None = None, after: str = "") -> tuple[int, str]:
+def train(
+    folder: Path, run: str, end: signal.Signals | None = None, after: str = ""
+) -> tuple[int, str]:
     """Runs the program, ends it by a signal when it has printed ``after``; its status and what it printed."""
     command = [sys.executable, str(folder / PROGRAM), "--run", run, "--save-every", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -62,13 +64,20 @@ def test_a_killed_and_a_stopped_run_go_on(folder):
     assert "resumes from" in second
     assert "stopped and saved" in second
     assert losses(first) | losses(second) | losses(third) == losses(whole)
-    assert {k: v for k, v in losses(second).items() if k in losses(first)}.items() <= losses(first).items()
+    assert {k: v for k, v in losses(second).items() if k in losses(first)}.items() <= losses(
+        first
+    ).items()
     assert (folder / "runs/parts/report.html").stat().st_size > 10_000
     assert len(list((folder / "runs/parts/checkpoints").iterdir())) == 2
     (folder / "run.yaml").write_text(CONFIG.replace("seq_len: 16", "seq_len: 8"))
     refused = subprocess.run(
-        [sys.executable, str(folder / PROGRAM), "--run", "runs/parts"], capture_output=True, text=True, check=False
+        [sys.executable, str(folder / PROGRAM), "--run", "runs/parts"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert refused.returncode != 0
-    assert refused.stderr.startswith("error config: the run was started with another config: seq_len: 16 -> 8.")
+    assert refused.stderr.startswith(
+        "error config: the run was started with another config: seq_len: 16 -> 8."
+    )
     assert "Traceback" not in refused.stderr

@@ -31,7 +31,8 @@ RUNNER = other_tests("docs/test_pages.py")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, native_shards: ModuleType) -> Path:
     """Megatron-LM's and nmoe's files."""
-    root, rng = tmp_path_factory.mktemp("coming_from"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("coming_from")
+    rng = np.random.default_rng(0)
     for name in ("web", "code", "math"):
         texts = [rng.integers(1, 50304, n) for n in rng.integers(5, 300, 150)]
         native_shards.write_megatron(root / "corpora" / f"{name}_text_document", texts)
@@ -53,7 +54,9 @@ def test_the_page_of_other_loaders_runs_as_printed(tmp_path: Path, monkeypatch: 
         modules["torch.utils.data"].DataLoader = lambda batches, batch_size: batches
         for name, module in {**modules, "headrace.adapters.torch": ModuleType("torch")}.items():
             monkeypatch.setitem(sys.modules, name, module)
-        del sys.modules["headrace.adapters.torch"]  # imported below over the stand-in, and forgotten with it
+        del sys.modules[
+            "headrace.adapters.torch"
+        ]  # imported below over the stand-in, and forgotten with it
     monkeypatch.chdir(tmp_path)
     RUNNER.run(DOCS / "quickstart.md")
     loaded = set(vars(headrace.adapters))

@@ -23,7 +23,9 @@ def folder(tmp_path, monkeypatch):
         tiny_cache(tmp_path / "caches" / name, documents=2000, seed=seed)
     words = {f"w{i}": i for i in range(255)} | {"<eos>": 255}
     made = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
-    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>").save_pretrained(tmp_path / "tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>").save_pretrained(
+        tmp_path / "tokenizer"
+    )
     for language, title, text in _FENCE.findall(PAGE.read_text()):
         if language == "yaml":
             (tmp_path / title).write_text(text)
@@ -35,7 +37,9 @@ def folder(tmp_path, monkeypatch):
 def test_the_page_runs_as_printed(folder):
     pytest.importorskip("levanter", reason="this Levanter has no wheel for this Python")
     names = {}
-    blocks = [text for language, _, text in _FENCE.findall(PAGE.read_text()) if language == "python"]
+    blocks = [
+        text for language, _, text in _FENCE.findall(PAGE.read_text()) if language == "python"
+    ]
     assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
@@ -53,6 +57,11 @@ def test_its_yaml_is_read_by_the_command(folder):
     assert "python -m headrace.levanter.train_lm --config_path train.yaml" in PAGE.read_text()
     config = draccus.parse(TrainLmConfig, config_path="train.yaml", args=[])
     assert len(config.data.the_tokenizer) == 256
-    made = config.data.train_set(Axis("position", config.model.max_seq_len), config.trainer.batch_schedule)
+    made = config.data.train_set(
+        Axis("position", config.model.max_seq_len), config.trainer.batch_schedule
+    )
     assert made.schedule.max_size == config.trainer.train_batch_size
-    assert [tags for _, tags in config.data.tagged_eval_sets(Axis("position", 128))] == [["web"], ["code"]]
+    assert [tags for _, tags in config.data.tagged_eval_sets(Axis("position", 128))] == [
+        ["web"],
+        ["code"],
+    ]

@@ -15,7 +15,9 @@ NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
 
 def test_it_is_made_from_the_page():
     script = ROOT / "scripts" / "make_notebook.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -27,6 +29,8 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     assert (tmp_path / "first" / "runs" / "1" / "report.html").exists()
-    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
+    )
     assert "(16, 128)" in printed
     assert "example 0: " in printed

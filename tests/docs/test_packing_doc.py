@@ -32,10 +32,18 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [rng.integers(1, 250, n) for n in rng.integers(5, 900, 120)]
     write_cache(str(tmp_path / "caches" / "texts"), [texts[:50], texts[50:]])
     chats = [
-        {"messages": [{"role": "user", "content": "say " + "ab" * k}, {"role": "assistant", "content": "yes " * k}]}
+        {
+            "messages": [
+                {"role": "user", "content": "say " + "ab" * k},
+                {"role": "assistant", "content": "yes " * k},
+            ]
+        }
         for k in range(1, 40)
     ]
-    pairs = [{"prompt": f"how much is {k} and {k}? ", "chosen": f"{2 * k}", "rejected": f"{k}, no"} for k in range(40)]
+    pairs = [
+        {"prompt": f"how much is {k} and {k}? ", "chosen": f"{2 * k}", "rejected": f"{k}, no"}
+        for k in range(40)
+    ]
     for name, kind, records in (("chats", "chat", chats), ("pairs", "preference", pairs)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
         chat = ChatConfig(template=TEMPLATE, mask="roles")
@@ -72,7 +80,9 @@ def test_the_config_loads_and_the_commands_work(caches: Path, monkeypatch, capsy
 
 
 def test_the_picture_is_that_of_the_script():
-    spec = importlib.util.spec_from_file_location("draw_packing", ROOT / "scripts" / "draw_packing.py")
+    spec = importlib.util.spec_from_file_location(
+        "draw_packing", ROOT / "scripts" / "draw_packing.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)

@@ -21,7 +21,11 @@ CONFIG, CLI = ((DOCS / f"{name}.md").read_text() for name in ("config", "cli"))
 
 def first_cells(text: str) -> set[str]:
     """Names in the first column of a page's tables."""
-    return {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
+    return {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", row)
+    }
 
 
 def test_every_field_has_its_row():
@@ -30,8 +34,16 @@ def test_every_field_has_its_row():
 
 
 def test_every_rule_has_its_row():
-    calls = [n for n in ast.walk(ast.parse(Path(findings.__file__).read_text())) if isinstance(n, ast.Call)]
-    made = [n.args[1] for n in calls if isinstance(n.func, ast.Name) and n.func.id in ("Finding", "_rule")]
+    calls = [
+        n
+        for n in ast.walk(ast.parse(Path(findings.__file__).read_text()))
+        if isinstance(n, ast.Call)
+    ]
+    made = [
+        n.args[1]
+        for n in calls
+        if isinstance(n.func, ast.Name) and n.func.id in ("Finding", "_rule")
+    ]
     rules = {n.value for n in made if isinstance(n, ast.Constant)}
     assert len(rules) > 10
     assert rules <= first_cells(CONFIG)
@@ -40,7 +52,11 @@ def test_every_rule_has_its_row():
 def test_every_command_has_its_row():
     group: Any = typer.main.get_command(application())
     for name, found in group.commands.items():
-        for command in [f"{name} {inner}" for inner in found.commands] if hasattr(found, "commands") else [name]:
+        for command in (
+            [f"{name} {inner}" for inner in found.commands]
+            if hasattr(found, "commands")
+            else [name]
+        ):
             assert command in first_cells(CLI), command
 
 

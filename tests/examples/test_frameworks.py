@@ -49,8 +49,12 @@ def caches(tmp_path_factory):
     folder = tmp_path_factory.mktemp("caches")
     rng = np.random.default_rng(0)
     for name in "ab":
-        texts = ["".join(rng.choice(list(string.ascii_letters), rng.integers(3, 40))) for _ in range(300)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        texts = [
+            "".join(rng.choice(list(string.ascii_letters), rng.integers(3, 40))) for _ in range(300)
+        ]
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
         source = SourceConfig((str(folder / f"{name}.jsonl"),))
         build_cache(source, TokenizerConfig("bytes"), folder / name, progress=False)
     return folder
@@ -59,8 +63,13 @@ def caches(tmp_path_factory):
 @pytest.fixture
 def config(caches):
     def make(*settings):
-        plan = [f"components.{name}={{cache: {caches / name}, weight: {w}}}" for name, w in zip("ab", (2, 1))]  # noqa: B905
-        return load_config(overrides=["seq_len=16", "batch_size=8", "split_documents=true", *plan, *settings])
+        plan = [
+            f"components.{name}={{cache: {caches / name}, weight: {w}}}"
+            for name, w in zip("ab", (2, 1))  # noqa: B905
+        ]
+        return load_config(
+            overrides=["seq_len=16", "batch_size=8", "split_documents=true", *plan, *settings]
+        )
 
     return make
 

@@ -75,21 +75,39 @@ def run_killed(example, kills, seed):
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         steps = 3 * kills + 3
         slow = ["--learning-rate", "0.001"]  # the task is not solved before the last step
-        command = [sys.executable, str(EXAMPLE), "--folder", f"{folder}/killed", "--seed", "5", *slow, "--steps"]
-        cache = {"JAX_COMPILATION_CACHE_DIR": f"{folder}/jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        command = [
+            sys.executable,
+            str(EXAMPLE),
+            "--folder",
+            f"{folder}/killed",
+            "--seed",
+            "5",
+            *slow,
+            "--steps",
+        ]
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
         environment = {**os.environ, **cache}
         subprocess.run([*command, "1"], check=True, stdout=subprocess.DEVNULL, env=environment)
         for _ in range(kills):
-            with subprocess.Popen([*command, str(steps)], stdout=subprocess.PIPE, env=environment) as process:
+            with subprocess.Popen(
+                [*command, str(steps)], stdout=subprocess.PIPE, env=environment
+            ) as process:
                 assert process.stdout is not None
                 process.stdout.readline()  # it is at work: wait no longer than a few steps take
                 time.sleep(rng.uniform(0, 0.12))
                 assert process.poll() is None  # it is killed at work
                 process.kill()
-        subprocess.run([*command, str(steps)], check=True, stdout=subprocess.DEVNULL, env=environment)
+        subprocess.run(
+            [*command, str(steps)], check=True, stdout=subprocess.DEVNULL, env=environment
+        )
         _, _, history = example.restore(Path(folder) / "killed", 5)
         check_once(history, steps)
-        assert history == example.run(Path(folder) / "calm", steps=steps, seed=5, learning_rate=0.001, quiet=True)
+        assert history == example.run(
+            Path(folder) / "calm", steps=steps, seed=5, learning_rate=0.001, quiet=True
+        )
 
 
 @pytest.mark.slow
@@ -103,9 +121,16 @@ def test_two_processes_learn_and_after_a_kill_the_batches_are_those_of_the_log(e
     with tempfile.TemporaryDirectory(dir=SCRATCH) as name:
         folder = Path(name) / "run"
         options = ["--folder", str(folder), "--steps", "24", "--processes", "2", "--keep-rollouts"]
-        cache = {"JAX_COMPILATION_CACHE_DIR": f"{name}/jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": f"{name}/jax",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
         cache |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}  # one device each
-        started: dict[str, Any] = {"stdout": subprocess.PIPE, "env": {**os.environ, **cache}, "start_new_session": True}
+        started: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "env": {**os.environ, **cache},
+            "start_new_session": True,
+        }
         for is_killed in (True, False):
             with subprocess.Popen([sys.executable, str(EXAMPLE), *options], **started) as run:
                 assert run.stdout is not None
@@ -116,7 +141,9 @@ def test_two_processes_learn_and_after_a_kill_the_batches_are_those_of_the_log(e
                         run.communicate(timeout=240)
                 finally:
                     if run.poll() is None:
-                        os.killpg(run.pid, signal.SIGKILL)  # all of it at once, as a machine that fails
+                        os.killpg(
+                            run.pid, signal.SIGKILL
+                        )  # all of it at once, as a machine that fails
             assert run.returncode == (-signal.SIGKILL if is_killed else 0)
         _, _, history = example.restore(folder, 0)
         check_once(history, 24)

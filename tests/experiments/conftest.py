@@ -35,7 +35,12 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
     def run(name: str) -> Ran:
         module = load(name)
         written = work / "written" / f"{name}.json"
-        return Ran(module, module.main(["--quick", "--work", str(work), "--json", str(written)]), written, work)
+        return Ran(
+            module,
+            module.main(["--quick", "--work", str(work), "--json", str(written)]),
+            written,
+            work,
+        )
 
     return run
 
@@ -61,7 +66,10 @@ def committed() -> Callable[[Path], None]:
 
         record = json.loads((home / "results.json").read_text())
         readme = (home / "README.md").read_text()
-        assert with_table(readme, markdown(record["table"]["columns"], record["table"]["rows"])) == readme
+        assert (
+            with_table(readme, markdown(record["table"]["columns"], record["table"]["rows"]))
+            == readme
+        )
         assert record["command"] in readme
         assert "--quick" not in record["command"]
         assert "## Conclusion" in readme

@@ -15,7 +15,9 @@ def test_quick_run_spends_the_same_on_each_source_in_every_arm(quick):
     assert list(record["figures"]) == ["constant", "code_late", "code_early"]
     spent = [figure["rows_by_source"] for figure in record["figures"].values()]
     steps = record["runs"]["constant"][0]["steps"]
-    assert all(sum(rows.values()) == steps * record["settings"]["sizes"]["batch_size"] for rows in spent)
+    assert all(
+        sum(rows.values()) == steps * record["settings"]["sizes"]["batch_size"] for rows in spent
+    )
     for rows in spent:
         counts = list(rows.values())
         assert max(counts) - min(counts) <= 1

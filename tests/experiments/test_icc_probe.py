@@ -19,7 +19,9 @@ def test_quick_run_has_the_share_before_and_after(quick):
             assert share["low"] <= share["icc"] <= share["high"]
             assert share["icc"] <= 1
         assert found["after"]["none"]["icc"] == found["before"]["icc"]
-        assert all(a["noise_measured"] >= 0 and a["noise_predicted"] > 0 for a in found["after"].values())
+        assert all(
+            a["noise_measured"] >= 0 and a["noise_predicted"] > 0 for a in found["after"].values()
+        )
     assert len(record["table"]["rows"]) == 1 + len(arms())
 
 

@@ -17,19 +17,29 @@ from headrace.run.manifest import RunManifest
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "marin" / "run.py"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("marin") is None, reason="needs marin-core: uv sync --group marin, on Python 3.12"),
+    pytest.mark.skipif(
+        find_spec("marin") is None, reason="needs marin-core: uv sync --group marin, on Python 3.12"
+    ),
 ]
 
 
 def run(prefix: Path, *arguments: str) -> str:
     settings = {
-        "MARIN_PREFIX": str(prefix), "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu",
+        "MARIN_PREFIX": str(prefix),
+        "WANDB_MODE": "offline",
+        "HF_HUB_OFFLINE": "1",
+        "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--version", "2026.11.01", *arguments],
-        env={**os.environ, **settings}, cwd=prefix, capture_output=True, text=True, timeout=540, check=False,
-    )  # fmt: skip
+        env={**os.environ, **settings},
+        cwd=prefix,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -53,17 +63,23 @@ def test_marins_training_runs_on_headraces_rows(prefix):
     assert (web / "train" / "shard_ledger.json").exists()
     assert (code / "train" / "ledger.json").exists()
     assert record(training)["deps"] == ["web@2026.11.01", "code@2026.11.01", "held_out@2026.11.01"]
-    metrics = json.loads((training / "tracker_metrics.jsonl").read_text().splitlines()[-1])["summary"]
+    metrics = json.loads((training / "tracker_metrics.jsonl").read_text().splitlines()[-1])[
+        "summary"
+    ]
     assert metrics["train/loss"] < 6.0  # of 5.99 at the start; what is evaluated on is learned too
     assert metrics["eval/held-out/loss"] == metrics["eval/loss"] < 5.9
     expected = {
-        "seq_len": 64, "batch_size": 8, "seed": 0, "split_documents": True,
+        "seq_len": 64,
+        "batch_size": 8,
+        "seed": 0,
+        "split_documents": True,
         "shuffle": {"kind": "block", "io_block_size": 256, "window_blocks": 512},  # Marin's
         "tokenizer": {"path": str(prefix / "tokenizer" / "tokenizer.json")},
         "components": {
-            "code": {"cache": str(code / "train"), "weight": 1}, "web": {"cache": str(web / "train"), "weight": 3},
+            "code": {"cache": str(code / "train"), "weight": 1},
+            "web": {"cache": str(web / "train"), "weight": 3},
         },
-    }  # fmt: skip
+    }
     manifest = json.loads((training / "checkpoints" / "headrace" / "manifest.json").read_text())
     ours = RunManifest.of(decode(LmDataConfig, expected).loader())
     assert manifest["fingerprint"] == ours.fingerprint

@@ -19,10 +19,16 @@ def test_quick_run_has_every_figure_of_every_arm(quick):
     for arm, figure in record["figures"].items():
         assert figure["reads_per_example"] > 0
         assert math.isclose(
-            figure["fewer_reads"], record["figures"]["full"]["reads_per_example"] / figure["reads_per_example"]
+            figure["fewer_reads"],
+            record["figures"]["full"]["reads_per_example"] / figure["reads_per_example"],
         )
         assert math.isfinite(figure["val_loss"]["mean"])
-        assert set(figure["gate"]) == {"fewer_reads", "excess_within_two_errors", "known_to_a_hundredth", "passed"}
+        assert set(figure["gate"]) == {
+            "fewer_reads",
+            "excess_within_two_errors",
+            "known_to_a_hundredth",
+            "passed",
+        }
         assert figure["excess_loss"] == figure["val_loss"]["difference"]
         assert figure["predicted"] > 0
         for run in record["runs"][arm]:
@@ -42,8 +48,12 @@ def test_an_interrupted_study_does_what_is_left(quick, monkeypatch):
     lost.unlink()
     trained: list[int] = []
     whole = ran.module.train
-    monkeypatch.setattr(ran.module, "train", lambda *args, **kw: trained.append(kw["seed"]) or whole(*args, **kw))
-    again = ran.module.main(["--quick", "--work", str(ran.work), "--json", str(ran.work / "again.json")])
+    monkeypatch.setattr(
+        ran.module, "train", lambda *args, **kw: trained.append(kw["seed"]) or whole(*args, **kw)
+    )
+    again = ran.module.main(
+        ["--quick", "--work", str(ran.work), "--json", str(ran.work / "again.json")]
+    )
     assert trained == [1]
     after = again["runs"]["braid"][1]
     assert after["val_curve"] == before["val_curve"]  # reproducible from config and seed
@@ -53,7 +63,13 @@ def test_an_interrupted_study_does_what_is_left(quick, monkeypatch):
 def test_the_quick_run_leaves_the_committed_result_alone(quick):
     ran = quick(NAME)
     home = ran.module.HOME
-    assert not {p.name for p in home.iterdir()} - {"run.py", "README.md", "results.json", "results.png", "__pycache__"}
+    assert not {p.name for p in home.iterdir()} - {
+        "run.py",
+        "README.md",
+        "results.json",
+        "results.png",
+        "__pycache__",
+    }
 
 
 def test_the_readme_says_what_the_committed_result_says(quick, committed):

@@ -9,7 +9,9 @@ from headrace.store.array import StoredArray
 
 class LateAnswer:
     def __init__(self, clock, future, due):
-        self.clock, self.future, self.due = clock, future, due
+        self.clock = clock
+        self.future = future
+        self.due = due
 
     def __await__(self):
         raise NotImplementedError
@@ -28,7 +30,9 @@ class LateArray(StoredArray):
 
     def __init__(self, clock, latency_of, url, length, layout):
         super().__init__(url, length, layout)
-        self.clock, self.latency_of, self.asked = clock, latency_of, 0
+        self.clock = clock
+        self.latency_of = latency_of
+        self.asked = 0
 
     def read_into(self, out, start):
         due = self.clock.now + self.latency_of(start // self.chunk_elements)
@@ -40,10 +44,12 @@ class LateArray(StoredArray):
 class Clock:
     """Stands in for ``time.perf_counter``. What is late by it is late for a trainer that has run out of batches."""
 
-    answer, array = LateAnswer, LateArray
+    answer = LateAnswer
+    array = LateArray
 
     def __init__(self):
-        self.now, self.batches = 100.0, None
+        self.now = 100.0
+        self.batches = None
 
     def __call__(self):
         return self.now

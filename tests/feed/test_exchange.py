@@ -47,7 +47,9 @@ class Host:
     """The process that holds some shards of each batch, and some columns of each row."""
 
     def __init__(self, holders, number, columns=(0, SEQ_LEN)):
-        self.holders, self.number, self.columns = holders, number, columns
+        self.holders = holders
+        self.number = number
+        self.columns = columns
 
     def local_columns(self, seq_len):
         return self.columns
@@ -61,16 +63,26 @@ def sources(root, count, seed, masked):
     for k in range(count):
         rng = np.random.default_rng(seed + k)
         tokens = [rng.integers(0, 200, rng.integers(1, 20)) for _ in range(40)]
-        layout = CacheLayout(["uint8", "uint16"][(seed + k) % 2], chunk_elements=[12, 16, 30][k % 3], shard_chunks=2)
+        layout = CacheLayout(
+            ["uint8", "uint16"][(seed + k) % 2], chunk_elements=[12, 16, 30][k % 3], shard_chunks=2
+        )
         mask = (lambda ids: np.asarray(ids) % 3 != 1) if masked and k % 2 else None
         leaves = LEAVES if masked and k % 2 else {}
-        cache = write_cache(f"{root}/{k}", [tokens], eos_id=255, layout=layout, mask=mask, leaves=leaves)
-        yield f"s{k}", TokenSeqDataset(cache, SEQ_LEN, name=f"s{k}", columns=COLUMNS if masked else None)
+        cache = write_cache(
+            f"{root}/{k}", [tokens], eos_id=255, layout=layout, mask=mask, leaves=leaves
+        )
+        yield (
+            f"s{k}",
+            TokenSeqDataset(cache, SEQ_LEN, name=f"s{k}", columns=COLUMNS if masked else None),
+        )
 
 
 def ramp(root, holders, seed=0, count=3, masked=True, ends=True):
     """Braids whose shares change all the time."""
-    braids = {name: d.braid_shuffle(strands=4, seed=seed) for name, d in sources(root, count, seed, masked)}
+    braids = {
+        name: d.braid_shuffle(strands=4, seed=seed)
+        for name, d in sources(root, count, seed, masked)
+    }
     weights = {name: {"linear": {0: 1 + k, 12: 4 - k}} for k, name in enumerate(braids)}
     n = holders.size
     how = {"stop_strategy": "first_exhausted"} if ends else {}
@@ -101,37 +113,52 @@ def put_together(parts, holders):
                 whole.setdefault(name, np.zeros((size, *array.shape[1:]), array.dtype))
                 whole[name][Host(holders, number).local_rows(size)] = array
         return whole
-    whole, index = {}, np.empty(size, np.int64)
+    whole = {}
+    index = np.empty(size, np.int64)
     for number, part in enumerate(parts):
         index[Host(holders, number).local_rows(size)] = part.origin
         for name, array in arrays_of(part).items():
             whole.setdefault(name, np.zeros((part.array_size, *array.shape[1:]), array.dtype))
             whole[name][Host(holders, number).local_rows(part.array_size)] = array
-    share, each = size // n, parts[0].array_size // n
+    share = size // n
+    each = parts[0].array_size // n
     for name, array in whole.items():
         of_shards = array.reshape(n, each, *array.shape[1:])
         pools = of_shards[:, share:].reshape(-1, *array.shape[1:])
-        rows = [np.concatenate([of_shards[k, :share], pools])[index[k * share :][:share]] for k in range(n)]
+        rows = [
+            np.concatenate([of_shards[k, :share], pools])[index[k * share :][:share]]
+            for k in range(n)
+        ]
         whole[name] = np.concatenate(rows)
     return whole
 
 
 @given(data=st.data())
 def test_batches_do_not_depend_on_who_reads_their_rows(data):
-    holders = np.asarray(data.draw(st.permutations([0, 0, 1, 1, 2]) | st.just([0, 1]) | st.just([1, 0, 2])))
+    holders = np.asarray(
+        data.draw(st.permutations([0, 0, 1, 1, 2]) | st.just([0, 1]) | st.just([1, 0, 2]))
+    )
     with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
         dataset = ramp(root, holders, data.draw(st.integers(0, 9)), masked=data.draw(st.booleans()))
         row_order = data.draw(st.sampled_from(["locality", "locality", "stream"]))
-        first, steps = data.draw(st.integers(0, 3)), DataLoader(dataset, row_order=row_order, **one_device()).num_steps
+        first = data.draw(st.integers(0, 3))
+        steps = DataLoader(dataset, row_order=row_order, **one_device()).num_steps
         columns = data.draw(st.sampled_from([(0, SEQ_LEN), (2, 5)]))
         group = data.draw(st.sampled_from([0, 2]))
         hosts = [Host(holders, number, columns) for number in range(holders.max() + 1)]
-        plain = [batches_of(dataset, h, None, first, steps, 0, row_order=row_order)[0] for h in hosts]
-        apart = [batches_of(dataset, h, RowExchange(holders, "on"), first, steps, group, row_order) for h in hosts]
+        plain = [
+            batches_of(dataset, h, None, first, steps, 0, row_order=row_order)[0] for h in hosts
+        ]
+        apart = [
+            batches_of(dataset, h, RowExchange(holders, "on"), first, steps, group, row_order)
+            for h in hosts
+        ]
         assert any(isinstance(b, PooledRows) for b in apart[0][0])
         assert sum(stats.exchanged_examples for _, stats in apart) > 0
         for k in range(steps - first):
-            expected, found = (put_together([b[k] for b in x], holders) for x in (plain, [b for b, _ in apart]))
+            expected, found = (
+                put_together([b[k] for b in x], holders) for x in (plain, [b for b, _ in apart])
+            )
             assert expected.keys() == found.keys()
             for name, array in expected.items():
                 assert array.dtype == found[name].dtype
@@ -157,11 +184,23 @@ def test_each_block_is_read_by_one_host(tmp_path):
     dataset = MixtureDataset(braids, weights, 16)
     hosts = [Host(holders, number) for number in range(4)]
     alone = plan_window(
-        dataset, BlockSpace(dataset.sources), dataset.batch_schedule, Host(holders * 0, 0), 0, 60, "locality"
+        dataset,
+        BlockSpace(dataset.sources),
+        dataset.batch_schedule,
+        Host(holders * 0, 0),
+        0,
+        60,
+        "locality",
     )
     used = alone.uses.blocks.size
-    for setting, bars in (("on", (1.0, 1.2)), (None, (1.3, 4.0))):  # the first windows draw borders of their own
-        reads = [batches_of(dataset, h, setting and RowExchange(holders, setting), 0, 60, 0)[1] for h in hosts]
+    for setting, bars in (
+        ("on", (1.0, 1.2)),
+        (None, (1.3, 4.0)),
+    ):  # the first windows draw borders of their own
+        reads = [
+            batches_of(dataset, h, setting and RowExchange(holders, setting), 0, 60, 0)[1]
+            for h in hosts
+        ]
         assert bars[0] <= sum(r.block_fetches for r in reads) / used <= bars[1]
         assert sum(r.examples_requested for r in reads) == 60 * 16
         assert (sum(r.exchanged_examples for r in reads) > 0) == (setting == "on")
@@ -170,7 +209,8 @@ def test_each_block_is_read_by_one_host(tmp_path):
 
 def test_functions_see_rows_where_they_are_read_and_padding_as_ever(tmp_path):
     """A function is called once for each row, on the host that reads it; its arrays are what is exchanged."""
-    holders, seen = np.arange(3), []
+    holders = np.arange(3)
+    seen = []
     dataset = ramp(tmp_path, holders)
 
     def function(batch):
@@ -183,12 +223,17 @@ def test_functions_see_rows_where_they_are_read_and_padding_as_ever(tmp_path):
         stats = IterationStats()
         order = BatchOrder(dataset.map(function))
         planned = PlannedReader(order, host, 1 << 20, stats, Grouping(0), exchange=exchange)
-        return list(MappedReader(planned, dataset, [function], dataset.batch_schedule, stats).batches(0, steps))
+        return list(
+            MappedReader(planned, dataset, [function], dataset.batch_schedule, stats).batches(
+                0, steps
+            )
+        )
 
     steps = DataLoader(dataset, **one_device()).num_steps
     hosts = [Host(holders, number) for number in range(3)]
     plain = [mapped(h, None) for h in hosts]
-    rows, seen = sum(seen), []
+    rows = sum(seen)
+    seen = []
     apart = [mapped(h, RowExchange(holders, "on")) for h in hosts]
     assert sum(seen) == rows == dataset.length
     found = {}
@@ -207,12 +252,17 @@ def test_rows_for_which_pools_have_no_room_are_read_where_they_lie(tmp_path, mon
     dataset = ramp(tmp_path, holders, ends=False)
     hosts = [Host(holders, number) for number in range(3)]
     plain = [batches_of(dataset, h, None, 0, 12, 0, row_order="stream")[0] for h in hosts]
-    apart = [batches_of(dataset, h, RowExchange(holders, "on"), 0, 12, 0, row_order="stream") for h in hosts]
+    apart = [
+        batches_of(dataset, h, RowExchange(holders, "on"), 0, 12, 0, row_order="stream")
+        for h in hosts
+    ]
     assert all(b.array_size == b.batch_size + 3 for b in apart[0][0])  # one row each
     sent = sum(stats.exchanged_examples for _, stats in apart)
     assert 12 < sent <= 3 * 12
     for k in range(12):
-        expected, found = (put_together([b[k] for b in x], holders) for x in (plain, [b for b, _ in apart]))
+        expected, found = (
+            put_together([b[k] for b in x], holders) for x in (plain, [b for b, _ in apart])
+        )
         assert all(np.array_equal(expected[name], found[name]) for name in expected)
 
 
@@ -226,13 +276,19 @@ def windows_of(exchange, drift, count=12):
         strand = np.sort(np.clip(strand + shift[:, None], 0, 31), axis=1)
         block = (strand + 32 * (steps // 16)[:, None]).ravel()
         yield exchange.arrange(
-            sizes, sizes, strand.ravel() / 32, row_bytes=8, blocks=lambda block=block: (np.arange(block.size), block)
+            sizes,
+            sizes,
+            strand.ravel() / 32,
+            row_bytes=8,
+            blocks=lambda block=block: (np.arange(block.size), block),
         )
 
 
 def test_auto_turns_on_where_blocks_are_read_often(caplog):
     with caplog.at_level(logging.INFO):
-        assert all(arranged is None for arranged in windows_of(RowExchange(np.arange(4), "auto"), 0.0))
+        assert all(
+            arranged is None for arranged in windows_of(RowExchange(np.arange(4), "auto"), 0.0)
+        )
         assert caplog.messages == []
         arranged = list(windows_of(RowExchange(np.arange(4), "auto"), 0.3))
     assert [x is not None for x in arranged] == [False] * 6 + [True] * 6
@@ -262,7 +318,9 @@ def test_devices_put_rows_in_their_places(shape, spec):
     mesh = Mesh(np.asarray(jax.devices()[:8]).reshape(*shape.values()), tuple(shape))
     rows = NamedSharding(mesh, PartitionSpec(*spec[:1]))
     whole = NamedSharding(mesh, spec)
-    n, share, pool = module.row_shards(rows), 3, 2
+    n = module.row_shards(rows)
+    share = 3
+    pool = 2
     rng = np.random.default_rng(0)
     arrays = {
         "tokens": rng.integers(0, 60000, (n * (share + pool), 4)).astype(np.uint16),
@@ -274,11 +332,16 @@ def test_devices_put_rows_in_their_places(shape, spec):
     index = rng.integers(0, share + n * pool, n * share).astype(np.int32)
     shardings = {name: whole if name in ("tokens", "mask") else rows for name in arrays}
     placed = {name: jax.device_put(a, shardings[name]) for name, a in arrays.items()}
-    found = exchange_rows(PooledRows(placed, jax.device_put(index, rows), n * share, n * (share + pool)))
+    found = exchange_rows(
+        PooledRows(placed, jax.device_put(index, rows), n * share, n * (share + pool))
+    )
     for name, array in arrays.items():
         of_shards = array.reshape(n, share + pool, *array.shape[1:])
         pools = of_shards[:, share:].reshape(-1, *array.shape[1:])
-        expected = [np.concatenate([of_shards[k, :share], pools])[index[k * share :][:share]] for k in range(n)]
+        expected = [
+            np.concatenate([of_shards[k, :share], pools])[index[k * share :][:share]]
+            for k in range(n)
+        ]
         assert found[name].dtype == array.dtype
         assert found[name].sharding.is_equivalent_to(shardings[name], array.ndim)
         assert np.array_equal(np.asarray(found[name]), np.concatenate(expected)), name
@@ -298,7 +361,9 @@ class Sharding:
         self.spec = PartitionSpec("data")
 
     def devices_indices_map(self, shape):
-        return {Device(p): (slice(k, k + 1) if shape[0] > 1 else slice(None),) for k, p in self.held}
+        return {
+            Device(p): (slice(k, k + 1) if shape[0] > 1 else slice(None),) for k, p in self.held
+        }
 
 
 @pytest.mark.parametrize(
@@ -335,17 +400,27 @@ class Own(AsyncDataset):
 
 def test_bad_settings():
     dataset = TokenSeqDataset(headrace.testing.tiny_cache(), 8)
-    with pytest.raises(ConfigError, match=r"row_exchange = 'onn': is not one of those\. Did you mean 'on'"):
+    with pytest.raises(
+        ConfigError, match=r"row_exchange = 'onn': is not one of those\. Did you mean 'on'"
+    ):
         DataLoader(dataset, 8, row_exchange="onn")
-    with pytest.raises(ConfigError, match=r"needs stored blocks, and Own reads its rows itself\. Use 'auto' or 'off'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs stored blocks, and Own reads its rows itself\. Use 'auto' or 'off'",
+    ):
         DataLoader(Own(), 8, row_exchange="on")
     assert DataLoader(Own(), 8).row_exchange == "auto"
 
 
 def test_one_process_has_nobody_to_exchange_rows_with():
-    loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), 8).shuffle(0), 8, row_exchange="on")
+    loader = DataLoader(
+        TokenSeqDataset(headrace.testing.tiny_cache(), 8).shuffle(0), 8, row_exchange="on"
+    )
     assert loader.placement.rows_sharding.mesh.size == 8
     with loader.iter_from_step(0) as batches:
         assert (next(batches).tokens == loader.batch_at(0).tokens).all()
     assert loader.stats().reads.exchanged_examples == 0
-    assert loader.describe() == DataLoader(loader.dataset, BatchSchedule(8), row_exchange="off").describe()
+    assert (
+        loader.describe()
+        == DataLoader(loader.dataset, BatchSchedule(8), row_exchange="off").describe()
+    )

@@ -40,11 +40,15 @@ def late_chunk(chunk):
 def stored(tmp_path_factory):
     """Two hundred rows of one block each: with batches of two, step s reads chunks 2s and 2s + 1."""
     root = tmp_path_factory.mktemp("rows")
-    return write_cache(root, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200))
+    return write_cache(
+        root, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200)
+    )
 
 
 def loader_of(cache, **options):
-    return DataLoader(TokenSeqDataset(cache, 4), batch_size=2, mesh=one_device(), row_order="stream", **options)
+    return DataLoader(
+        TokenSeqDataset(cache, 4), batch_size=2, mesh=one_device(), row_order="stream", **options
+    )
 
 
 def one_device():
@@ -83,7 +87,9 @@ def test_a_late_answer_of_the_store(stored, clock):
 
 
 def test_a_slow_check_of_a_mapped_chunk(stored, clock, monkeypatch):
-    settle, is_settled, late = MappedFiles.settle, MappedFiles.is_settled, []
+    settle = MappedFiles.settle
+    is_settled = MappedFiles.is_settled
+    late = []
 
     def late_for(window, number):
         return 41 in window.blocks and number == window.blocks.tolist().index(41) // 2 and not late
@@ -95,9 +101,15 @@ def test_a_slow_check_of_a_mapped_chunk(stored, clock, monkeypatch):
         return settle(self, window, number)
 
     monkeypatch.setattr(MappedFiles, "settle", slow)
-    monkeypatch.setattr(MappedFiles, "is_settled", lambda *one: not late_for(*one[1:]) and is_settled(*one))
+    monkeypatch.setattr(
+        MappedFiles, "is_settled", lambda *one: not late_for(*one[1:]) and is_settled(*one)
+    )
     (stall,) = stalls_of(loader_of(stored), clock)
-    assert (stall.step, stall.cause, stall.block) == (20, "check", 40)  # the first block of the step
+    assert (stall.step, stall.cause, stall.block) == (
+        20,
+        "check",
+        40,
+    )  # the first block of the step
     assert "check took 400 ms" in stall.detail
 
 
@@ -145,7 +157,9 @@ def test_a_slow_gather(stored, clock, monkeypatch):
 
 def test_a_slow_plan(stored, clock, monkeypatch):
     """The third window, planned while the steps of the second are loaded, is late."""
-    monkeypatch.setattr(headrace.feed.reader, "plan_window", late_at(headrace.feed.reader.plan_window, clock, 2))
+    monkeypatch.setattr(
+        headrace.feed.reader, "plan_window", late_at(headrace.feed.reader.plan_window, clock, 2)
+    )
     (stall,) = stalls_of(loader_of(stored), clock)
     assert stall.cause == "plan"
 
@@ -159,7 +173,9 @@ def test_reads_held_back_by_a_tiny_budget(stored, clock):
     to_blame = [s for s in stalls if s.cause == "budget"]
     assert len(to_blame) > 0.7 * len(stalls)  # the first are the store's
     assert all("for room" in s.detail and s.block is not None for s in to_blame)
-    assert not any(s.cause == "budget" for s in stalls_of(loader_of(late, stall_rule=rule), clock, 25))
+    assert not any(
+        s.cause == "budget" for s in stalls_of(loader_of(late, stall_rule=rule), clock, 25)
+    )
 
 
 def test_the_first_batch_is_the_start(stored, clock):
@@ -230,12 +246,14 @@ def test_short_waits_are_not_written_down(clock):
 def test_waits_are_those_that_a_clock_outside_sees(stored, clock, latency, training):
     """Room for one batch, so that each waits for its own read, less the time that the trainer takes."""
     cache = with_arrays(stored, clock.late(latency))
-    loader, array = loader_of(cache, prefetch_bytes=16), cast(Any, cache.parts[0].data)
+    loader = loader_of(cache, prefetch_bytes=16)
+    array = cast(Any, cache.parts[0].data)
     waits = []
     assert isinstance(array, clock.array)
     with clock.watch(loader.iter_from_step(0)) as batches:
         next(batches)
-        first_s, began = clock.now - 100.0, clock.now
+        first_s = clock.now - 100.0
+        began = clock.now
         for _ in range(40):
             while array.asked < 2 * (batches._taken + 1):  # the reads of the next batch have begun
                 time.sleep(0.001)
@@ -276,7 +294,9 @@ def test_a_headspace_run_replays_and_may_be_donated(stored):
 
 
 def test_decoding_is_told_from_a_late_answer(stored, tmp_path, clock, monkeypatch):
-    write_cache(tmp_path / "c", [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200))
+    write_cache(
+        tmp_path / "c", [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200)
+    )
     copy = Decoder._copy
 
     def slowly(self, out, encoded, start):
@@ -295,15 +315,23 @@ def test_decoding_is_told_from_a_late_answer(stored, tmp_path, clock, monkeypatc
 
 def test_a_wait_is_said_while_it_lasts(stored, clock, caplog, monkeypatch):
     """Chunk 41 comes once it was said that it is waited for."""
-    loader = loader_of(with_arrays(stored, clock.late(late_chunk)), stall_rule=StallRule(say_after_s=LATE / 8))
-    lines, waiting, result = [], [], clock.answer.result
+    loader = loader_of(
+        with_arrays(stored, clock.late(late_chunk)), stall_rule=StallRule(say_after_s=LATE / 8)
+    )
+    lines = []
+    waiting = []
+    result = clock.answer.result
 
     def result_once_said(self, timeout=None):
         if timeout and clock.waited_for(20) and self.due > clock.now:
             clock.now += LATE / 4
             waiting.append(loader.stats().waiting_now_s)
             while not lines:
-                lines.extend(r.getMessage() for r in caplog.records if "step 20 waited 100 ms" in r.getMessage())
+                lines.extend(
+                    r.getMessage()
+                    for r in caplog.records
+                    if "step 20 waited 100 ms" in r.getMessage()
+                )
                 time.sleep(0.001)
         return result(self, timeout)
 
@@ -341,4 +369,8 @@ def test_iterations_are_counted_apart_and_kept_only_while_somebody_has_them(stor
     assert len(loader._counted) == 1
     held.close()
     after = loader.stats()
-    assert (after.batches, after.wait_p50_s, after.waiting_share) == (41, stats.wait_p50_s, stats.waiting_share)
+    assert (after.batches, after.wait_p50_s, after.waiting_share) == (
+        41,
+        stats.wait_p50_s,
+        stats.waiting_share,
+    )

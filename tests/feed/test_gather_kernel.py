@@ -16,13 +16,20 @@ from hypothesis import strategies as st
 from headrace.errors import ReadError
 from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
 
-LARGE_PIECE, LARGE_TABLE = 1 << 10, 1 << 21  # as in gather_kernel.c
+# as in gather_kernel.c
+LARGE_PIECE = 1 << 10
+LARGE_TABLE = 1 << 21
 
 
-def copies_of(source: np.ndarray, out: np.ndarray, pieces: list[tuple[int, int, int]], **more: object) -> Copies:
+def copies_of(
+    source: np.ndarray, out: np.ndarray, pieces: list[tuple[int, int, int]], **more: object
+) -> Copies:
     """Copies of pieces: where each begins in ``source``, where in ``out``, and its bytes."""
     begin, target, size = np.array(pieces, np.int64).reshape(-1, 3).T
-    arrays = (np.ascontiguousarray(a) for a in (source.ctypes.data + begin, out.ctypes.data + target, size))
+    arrays = (
+        np.ascontiguousarray(a)
+        for a in (source.ctypes.data + begin, out.ctypes.data + target, size)
+    )
     return Copies(*arrays, holds=(source, out), **more)
 
 
@@ -30,18 +37,25 @@ def run_script(folder: Path, text: str) -> object:
     """What a script prints as JSON, in a process of its own."""
     script = folder / "script.py"
     script.write_text(
-        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies, KernelThread\n" + text
+        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies, KernelThread\n"
+        + text
     )
-    return json.loads(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    )
 
 
 @given(data=st.data(), size=st.integers(1, 300), threaded=st.booleans())
 def test_pieces_come_from_and_to_any_byte(data, size, threaded):
     source = np.arange(size, dtype=np.uint8)
-    pieces = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 40)), max_size=9))
+    pieces = data.draw(
+        st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 40)), max_size=9)
+    )
     pieces = [(begin, min(length, size - begin)) for begin, length in pieces]
     out = np.full(sum(length for _, length in pieces) + len(pieces) + 1, 255, np.uint8)
-    expected, placed, at = out.copy(), [], 1
+    expected = out.copy()
+    placed = []
+    at = 1
     for begin, length in pieces:
         placed.append((begin, at, length))
         expected[at : at + length] = source[begin : begin + length]
@@ -56,11 +70,18 @@ def test_pieces_come_from_and_to_any_byte(data, size, threaded):
     assert np.array_equal(out, expected)
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 200)] * 2, st.integers(LARGE_PIECE - 130, 5000)), min_size=1), st.data())
+@given(
+    st.lists(
+        st.tuples(*[st.integers(0, 200)] * 2, st.integers(LARGE_PIECE - 130, 5000)), min_size=1
+    ),
+    st.data(),
+)
 def test_large_tables_have_the_same_bytes(pieces, data):
     """They are stored past the caches, line by line; the first piece makes the table large."""
-    source, out = np.arange(LARGE_TABLE + 9000).astype(np.uint8), np.zeros(LARGE_TABLE + 400_000, np.uint8)
-    placed, at = [(0, data.draw(st.integers(0, 70)), LARGE_TABLE)], LARGE_TABLE + 70
+    source = np.arange(LARGE_TABLE + 9000).astype(np.uint8)
+    out = np.zeros(LARGE_TABLE + 400_000, np.uint8)
+    placed = [(0, data.draw(st.integers(0, 70)), LARGE_TABLE)]
+    at = LARGE_TABLE + 70
     for begin, gap, size in pieces:
         placed.append((begin, at + gap, size))
         at += gap + size
@@ -81,7 +102,8 @@ def test_places_without_a_piece_are_filled(pieces, rest, blank_size, random):
     """In whatever order pieces come, empty ones included."""
     sizes = [size for _, size in pieces]
     places = [gap + sum(map(sum, pieces[:k])) for k, (gap, _) in enumerate(pieces)]
-    source, out = np.arange(800).astype(np.uint8), np.zeros(sum(map(sum, pieces)) + rest + 2, np.uint8)
+    source = np.arange(800).astype(np.uint8)
+    out = np.zeros(sum(map(sum, pieces)) + rest + 2, np.uint8)
     expected = np.full(out.size, 77, np.uint8)
     expected[[0, -1]] = 0
     for place, size in zip(places, sizes, strict=True):
@@ -94,8 +116,11 @@ def test_places_without_a_piece_are_filled(pieces, rest, blank_size, random):
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.data())
 def test_tables_are_copied_in_order_however_they_are_waited_for(counts, data):
-    source, out, thread = np.arange(1, 100, dtype=np.uint8), np.zeros(8, np.uint8), KernelThread()
-    waiting, number = [], 0
+    source = np.arange(1, 100, dtype=np.uint8)
+    out = np.zeros(8, np.uint8)
+    thread = KernelThread()
+    waiting = []
+    number = 0
     for count in counts:
         parts = [copies_of(source, out, [(number + k, 0, 1)]) for k in range(count)]
         number += count
@@ -112,8 +137,12 @@ def test_what_a_check_says_is_the_error_of_the_result_and_nothing_is_copied():
     def damaged() -> None:
         raise ReadError("was changed", field="array", value="a")
 
-    source, out, thread = np.ones(4, np.uint8), np.zeros(4, np.uint8), KernelThread()
-    bad = thread.submit([copies_of(source, out, [(0, 0, 1)]), copies_of(source, out, [(0, 1, 1)], check=damaged)])
+    source = np.ones(4, np.uint8)
+    out = np.zeros(4, np.uint8)
+    thread = KernelThread()
+    bad = thread.submit(
+        [copies_of(source, out, [(0, 0, 1)]), copies_of(source, out, [(0, 1, 1)], check=damaged)]
+    )
     thread.submit([copies_of(source, out, [(0, 2, 1)])]).result()
     with pytest.raises(ReadError, match="was changed"):
         bad.result()
@@ -156,7 +185,8 @@ print(json.dumps(results))
 
 def test_what_was_copied_and_waited_for_is_nobodys():
     """Buffers are used again when nothing refers to them."""
-    source, thread = np.ones(8, np.uint8), KernelThread()
+    source = np.ones(8, np.uint8)
+    thread = KernelThread()
     buffers = [np.zeros(8, np.uint8) for _ in range(3)]
     counts = [sys.getrefcount(out) for out in buffers]
     for number in range(3):
@@ -213,12 +243,15 @@ print(json.dumps([sum(blocking), out.tolist()[:3], signals]))
 @pytest.mark.parametrize("kept", [0, 1, 5000, 1 << 30])
 @pytest.mark.parametrize("pages", [4, LARGE_TABLE // mmap.PAGESIZE + 1])
 def test_pages_that_a_file_has_lost_are_zeros_and_counted(tmp_path, threaded, kept, pages):
-    path, size = tmp_path / "f", pages * mmap.PAGESIZE
+    path = tmp_path / "f"
+    size = pages * mmap.PAGESIZE
     kept = min(kept, size)
     path.write_bytes(b"\1" * size)
     with path.open("rb") as file:
         source = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), np.uint8)
-    out, thread, lost = np.zeros(size, np.uint8), KernelThread(), gather_kernel().lost_pages
+    out = np.zeros(size, np.uint8)
+    thread = KernelThread()
+    lost = gather_kernel().lost_pages
     os.truncate(path, kept)
     copies = copies_of(source, out, [(0, 0, 10), (size - 10, size - 10, 10), (10, 10, size - 20)])
     thread.submit([copies]).result() if threaded else copies()

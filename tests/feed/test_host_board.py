@@ -29,7 +29,8 @@ def test_entries_are_read_as_they_were_written():
         board.renew()
         assert name == "2-4/0"
         assert board.read()[3].gates == {name: entry}
-        entry.error, entry.culprit = 'ReadError: "quoted"\n', 3
+        entry.error = 'ReadError: "quoted"\n'
+        entry.culprit = 3
         board.renew()
         assert board.read()[3].gates == {name: entry}
     finally:
@@ -64,9 +65,12 @@ def test_an_entry_that_stands_still_grows_old():
     assert board.read()[1].silent_s == 0
 
 
-def test_while_the_store_does_not_answer_the_process_that_has_it_is_silent_and_nobody_else(monkeypatch):
+def test_while_the_store_does_not_answer_the_process_that_has_it_is_silent_and_nobody_else(
+    monkeypatch,
+):
     monkeypatch.setattr(host_board, "_ANSWER_S", 0.05)
-    store, thawed = Store(), threading.Event()
+    store = Store()
+    thawed = threading.Event()
     board = HostBoard(store, 1)
     board.close()
     board.renew()
@@ -89,7 +93,8 @@ def test_while_the_store_does_not_answer_the_process_that_has_it_is_silent_and_n
 
 
 def test_the_line_of_the_users_own_code():
-    ready, go = threading.Event(), threading.Event()
+    ready = threading.Event()
+    go = threading.Event()
 
     def save_checkpoint():
         ready.set()

@@ -29,8 +29,13 @@ def boards():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    service = _jax.get_distributed_runtime_service(address, HOSTS, heartbeat_timeout=1000, shutdown_timeout=60)
-    clients = [_jax.get_distributed_runtime_client(address, host, heartbeat_timeout=1000) for host in range(HOSTS)]
+    service = _jax.get_distributed_runtime_service(
+        address, HOSTS, heartbeat_timeout=1000, shutdown_timeout=60
+    )
+    clients = [
+        _jax.get_distributed_runtime_client(address, host, heartbeat_timeout=1000)
+        for host in range(HOSTS)
+    ]
     with ThreadPoolExecutor(HOSTS) as pool:
         list(pool.map(lambda client: client.connect(), clients))
         boards = [HostBoard(client, host) for host, client in enumerate(clients)]
@@ -53,7 +58,10 @@ class Hosts:
         }
         self.batches = {
             host: Prefetched(
-                lambda host=host: self._make(fails == host), 2, self.stats[host].queue, gate=self.gates[host]
+                lambda host=host: self._make(fails == host),
+                2,
+                self.stats[host].queue,
+                gate=self.gates[host],
             )
             for host in self.processes
         }
@@ -81,7 +89,9 @@ class Hosts:
 
 @pytest.mark.parametrize("every", [1, 3, 100])
 def test_no_host_gets_a_batch_that_another_is_too_far_from(boards, every):
-    asked, lock, ahead = dict.fromkeys(range(HOSTS), 0), threading.Lock(), []
+    asked = dict.fromkeys(range(HOSTS), 0)
+    lock = threading.Lock()
+    ahead = []
 
     def trainer(host, batches):
         numbers = []
@@ -98,7 +108,9 @@ def test_no_host_gets_a_batch_that_another_is_too_far_from(boards, every):
     hosts = Hosts(boards, setting=HostBarrier(every=every))
     assert hosts.run(trainer) == {host: list(range(BATCHES)) for host in range(HOSTS)}
     assert len(ahead) == HOSTS * BATCHES
-    assert max(ahead) <= every  # the fastest asks for the next one while another returns with this one
+    assert (
+        max(ahead) <= every
+    )  # the fastest asks for the next one while another returns with this one
     assert all(stats.host_wait_s > 0 for stats in hosts.stats.values())
 
 
@@ -106,12 +118,15 @@ def test_no_host_gets_a_batch_that_another_is_too_far_from(boards, every):
 def test_iterations_one_after_the_other_and_of_some_hosts(boards, rounds):
     for number in range(rounds):
         hosts = Hosts(boards, processes=(0, 2) if number % 2 else range(HOSTS))
-        assert set(map(tuple, hosts.run(lambda _, batches: list(batches)).values())) == {tuple(range(BATCHES))}
+        assert set(map(tuple, hosts.run(lambda _, batches: list(batches)).values())) == {
+            tuple(range(BATCHES))
+        }
 
 
 def test_two_loaders_in_turn(boards):
     """Training and evaluation: an iteration within another one."""
-    train, other = Hosts(boards), Hosts(boards, first_step=5)
+    train = Hosts(boards)
+    other = Hosts(boards, first_step=5)
 
     def trainer(host, batches):
         seen = [next(batches), next(batches)]
@@ -126,7 +141,8 @@ def test_two_loaders_in_turn(boards):
 def test_a_late_host_is_named_with_what_it_does(boards):
     """It goes on when the others have named it."""
     hosts = Hosts(boards, first_step=10)
-    named, records = threading.Event(), []
+    named = threading.Event()
+    records = []
 
     def late_trainer():
         named.wait()
@@ -171,7 +187,9 @@ def test_an_error_in_one_host_ends_all_with_its_text(boards):
     for host in (0, 1):
         assert isinstance(outcome[host], HostError)
         assert outcome[host].process == 2
-        assert f"host 2 ({socket.gethostname()}) failed: ReadError: chunk 17: is damaged" in str(outcome[host])
+        assert f"host 2 ({socket.gethostname()}) failed: ReadError: chunk 17: is damaged" in str(
+            outcome[host]
+        )
 
 
 def test_an_error_of_the_trainer_too(boards):
@@ -241,7 +259,9 @@ def test_without_connections_they_meet_at_a_barrier(boards, monkeypatch, caplog)
 
     monkeypatch.setattr(HostLinks, "connect", refuse)
     hosts = Hosts(boards)
-    assert set(map(tuple, hosts.run(lambda _, batches: list(batches)).values())) == {tuple(range(BATCHES))}
+    assert set(map(tuple, hosts.run(lambda _, batches: list(batches)).values())) == {
+        tuple(range(BATCHES))
+    }
     assert "which is slower: no connection: ConnectionRefusedError: no route to host" in caplog.text
     outcome = Hosts(boards, fails=1).run(lambda _, batches: list(batches))
     assert [type(outcome[host]) for host in range(HOSTS)] == [HostError, ReadError, HostError]

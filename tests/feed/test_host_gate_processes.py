@@ -73,7 +73,17 @@ def run(root, what, late=2):
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(root), address, what, str(number), str(late), str(LOST_AFTER_S)],
+            [
+                sys.executable,
+                "-c",
+                PROGRAM,
+                str(root),
+                address,
+                what,
+                str(number),
+                str(late),
+                str(LOST_AFTER_S),
+            ],
             env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -82,7 +92,9 @@ def run(root, what, late=2):
         for number in range(HOSTS)
     ]
     try:
-        outputs = {number: host.communicate() for number, host in enumerate(hosts) if number != late}
+        outputs = {
+            number: host.communicate() for number, host in enumerate(hosts) if number != late
+        }
         hosts[late].send_signal(signal.SIGKILL if what == "is frozen" else 0)
         outputs[late] = hosts[late].communicate()
     finally:
@@ -98,7 +110,9 @@ def test_a_host_that_sleeps_delays_the_others_and_is_named(root):
         if number == 2:
             assert "LATE 0" in printed
             continue
-        warnings = re.findall(r"WARNING headrace.feed.host_gate: (step 9 waits for \d+ s: host 2 .*)", log)
+        warnings = re.findall(
+            r"WARNING headrace.feed.host_gate: (step 9 waits for \d+ s: host 2 .*)", log
+        )
         assert len(warnings) >= 3, log  # after 2, 4 and 8 s
         assert re.fullmatch(
             r"step 9 waits for \d+ s: host 2 \(.*\) has not asked for step 9 for \d+ s, at .* in save_checkpoint",
@@ -121,7 +135,9 @@ def test_a_host_that_is_dead_is_named_by_all_and_they_end(root, what, late):
         assert status == 1, log  # no abort of JAX's: that would be -6, with a stack dump
         assert "Check failure stack trace" not in log
         error = re.findall(r"headrace.errors.HostError: (.*)", log)[-1]
-        assert re.match(rf"hosts: host {late} \(.*\), process \w+, has shown no sign of life for \d+ s", error)
+        assert re.match(
+            rf"hosts: host {late} \(.*\), process \w+, has shown no sign of life for \d+ s", error
+        )
         assert ("its connection is closed" in error) == (what == "is killed")
         assert "STEP 8" in printed
         if what == "is frozen":
@@ -137,4 +153,7 @@ def test_a_host_that_fails_tells_the_others_why(root):
         assert "exception not rethrown" not in log
         if number != 2:
             error = re.findall(r"headrace.errors.HostError: (.*)", log)[-1]
-            assert re.match(r"hosts: host 2 \(.*\) failed: ValueError: the loss is nan. See that host's log", error)
+            assert re.match(
+                r"hosts: host 2 \(.*\) failed: ValueError: the loss is nan. See that host's log",
+                error,
+            )

@@ -23,7 +23,8 @@ from headrace.store.tombstones import TOMBSTONES_NAME, remove_documents
 from headrace.testing import FaultProxy, random_documents, tiny_cache, write_cache
 from headrace.testing.servers import web_server
 
-PARTS, PROCESSES = 30, 4
+PARTS = 30
+PROCESSES = 4
 HOST = """
 import json, sys, jax, numpy as np
 address, number, processes, root, url = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -55,7 +56,8 @@ class KeyValueStore:
             raise RuntimeError("DEADLINE_EXCEEDED")
         return self.values[key]
 
-    key_value_set_bytes, blocking_key_value_get_bytes = key_value_set, blocking_key_value_get
+    key_value_set_bytes = key_value_set
+    blocking_key_value_get_bytes = blocking_key_value_get
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +98,13 @@ def test_one_works_out_a_filter_for_all(served, root, monkeypatch):
     url, proxy = served
     monkeypatch.setattr(filter_files, "_WORTH_SAVING", 1)
     numbers = np.arange(0, 20 * PARTS, 3)
-    DocumentFilter(numbers).of(TokenCache.open(root / "b"))  # a cache on the web cannot have it written beside it
-    cache, store = TokenCache.open(f"{url}/b"), KeyValueStore()
-    before, records = len(proxy.log), []
+    DocumentFilter(numbers).of(
+        TokenCache.open(root / "b")
+    )  # a cache on the web cannot have it written beside it
+    cache = TokenCache.open(f"{url}/b")
+    store = KeyValueStore()
+    before = len(proxy.log)
+    records = []
     for _ in range(3):
         removed = DocumentFilter(numbers).of(cache, partial(SharedLedgers(store).filter, "ids.npy"))
         records.append((removed.num_documents, removed.num_tokens, removed.folder))
@@ -107,7 +113,8 @@ def test_one_works_out_a_filter_for_all(served, root, monkeypatch):
     assert [entry.path.rpartition("/")[2] for entry in proxy.log[before:]].count("filter.json") == 1
     # nothing is saved of another list, so that each works it out
     others = [
-        DocumentFilter(numbers[1:]).of(cache, partial(SharedLedgers(store).filter, "others.npy")) for _ in range(3)
+        DocumentFilter(numbers[1:]).of(cache, partial(SharedLedgers(store).filter, "others.npy"))
+        for _ in range(3)
     ]
     assert [(one.num_documents, one.folder) for one in others] == [(numbers.size - 1, "")] * 3
 
@@ -122,7 +129,9 @@ def test_all_have_the_tombstones_that_the_first_has_read(served, root):
         assert SharedLedgers(store).tombstones(f"{url}/b") == b""  # for the whole job
         assert len(opened(proxy)) == 1
         later = KeyValueStore()
-        assert [SharedLedgers(later).tombstones(f"{url}/b") for _ in range(3)] == [stones.to_bytes()] * 3
+        assert [SharedLedgers(later).tombstones(f"{url}/b") for _ in range(3)] == [
+            stones.to_bytes()
+        ] * 3
         assert len(opened(proxy)) == 2
     finally:
         (root / "b" / TOMBSTONES_NAME).unlink(missing_ok=True)
@@ -185,7 +194,11 @@ def test_four_processes_open_a_run_once(root, served, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+    }
     hosts = [
         subprocess.Popen(
             [sys.executable, "-c", HOST, address, *map(str, (number, PROCESSES, tmp_path, url))],
@@ -207,5 +220,7 @@ def test_four_processes_open_a_run_once(root, served, tmp_path):
     chunks = [entry.path for entry in proxy.log if "/c/" in entry.path]
     assert chunks
     assert len({json.loads(out.splitlines()[-1])["fingerprint"] for out, _ in said}) == 1
-    rows = np.concatenate([np.load(tmp_path / f"host{number}.npy") for number in range(PROCESSES)], axis=1)
+    rows = np.concatenate(
+        [np.load(tmp_path / f"host{number}.npy") for number in range(PROCESSES)], axis=1
+    )
     assert rows.shape == (3, 32, 16)

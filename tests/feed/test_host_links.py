@@ -37,7 +37,10 @@ def connected(processes):
 @pytest.mark.parametrize("arity", [1, 2, 16])
 def test_nobody_goes_on_before_all_are_there(monkeypatch, arity):
     monkeypatch.setattr(host_links, "ARITY", arity)
-    links, lock, arrived, early = connected(range(0, 12, 2)), threading.Lock(), dict.fromkeys(range(0, 12, 2), 0), []
+    links = connected(range(0, 12, 2))
+    lock = threading.Lock()
+    arrived = dict.fromkeys(range(0, 12, 2), 0)
+    early = []
 
     def run(process):
         for number in range(1, 30):
@@ -75,7 +78,8 @@ def test_who_is_late_is_waited_for_and_who_ends_is_noticed():
 
 
 def test_strangers_are_turned_away():
-    parent, child = HostLinks([0, 1], 0), HostLinks([0, 1], 1)
+    parent = HostLinks([0, 1], 0)
+    child = HostLinks([0, 1], 1)
     invitation = parent.listen("127.0.0.1")
     address, port, token = invitation.split()
     strangers = [socket.create_connection((address, int(port))) for _ in range(3)]

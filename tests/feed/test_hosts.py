@@ -75,7 +75,9 @@ report(mine=mine.to_json(), both=both.to_json(), rows=by_rows.stats(all_hosts=Tr
 def root(tmp_path_factory):
     """40 rows of 64 tokens, in chunks of 8."""
     root = tmp_path_factory.mktemp("hosts")
-    write_cache(root / "a", [[np.arange(64) + r for r in range(40)]], layout=CacheLayout("uint8", 8, 16))
+    write_cache(
+        root / "a", [[np.arange(64) + r for r in range(40)]], layout=CacheLayout("uint8", 8, 16)
+    )
     return root
 
 
@@ -84,7 +86,11 @@ def run(program, root, *options):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+    }
     said = [json.dumps(o) for o in (options or ({}, {}))]
     hosts = [
         subprocess.Popen(
@@ -121,12 +127,19 @@ def test_counters_of_both_hosts_and_halves_of_rows(root):
     """Each host holds half of each row, which is longer than a chunk, and reads half of the blocks."""
     found = run(TOGETHER, root)
     assert found[0]["both"] == found[1]["both"]
-    both, mine = found[0]["both"], [f["mine"] for f in found]
+    both = found[0]["both"]
+    mine = [f["mine"] for f in found]
     assert all(all(f["halves"]) and len(f["halves"]) == 10 and f["replayed"] for f in found)
     assert [f["whole"] for f in found] == [40 * 64] * 2
     assert [m["bytes_read"] for m in mine] == [40 * 32] * 2
     assert [m["block_fetches"] for m in mine] == [40 * 4] * 2
-    for counter in ("bytes_read", "block_fetches", "examples_requested", "tensorstore_reads_issued", "num_stalls"):
+    for counter in (
+        "bytes_read",
+        "block_fetches",
+        "examples_requested",
+        "tensorstore_reads_issued",
+        "num_stalls",
+    ):
         assert both[counter] == mine[0][counter] + mine[1][counter], counter
     for seconds in ("wait_max_s", "wait_p50_s", "gather_s"):
         assert both[seconds] == max(m[seconds] for m in mine), seconds

@@ -39,13 +39,25 @@ LAYOUTS = {
     "b": CacheLayout("uint16", 50, 2, "zstd"),
     "c": CacheLayout("uint32", 7, 8),
 }
-LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "cu_seqlens", "source_id", "valid",
-          "token_mask")  # fmt: skip
+LEAVES = (
+    "tokens",
+    "labels",
+    "token_weights",
+    "position_ids",
+    "segment_ids",
+    "cu_seqlens",
+    "source_id",
+    "valid",
+    "token_mask",
+)
 
 
 def documents(seed):
     """Documents by arithmetic of our own: what they hold must never change, the pinned order is that of these."""
-    return [np.append((np.arange((k * 7 + seed) % 23) * 31 + k * 5 + seed) % 255, EOS) for k in range(60)]
+    return [
+        np.append((np.arange((k * 7 + seed) % 23) * 31 + k * 5 + seed) % 255, EOS)
+        for k in range(60)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +97,18 @@ def host(batch):
 
 
 def equal(one, other):
-    one, other = host(one), host(other)
+    one = host(one)
+    other = host(other)
     return all(np.array_equal(getattr(one, n), getattr(other, n)) for n in LEAVES)
 
 
 def rows_in(batch):
     batch = host(batch)
     return sorted(
-        (s, *t) for s, t in zip(batch.source_id[batch.valid].tolist(), batch.tokens[batch.valid].tolist(), strict=True)
+        (s, *t)
+        for s, t in zip(
+            batch.source_id[batch.valid].tolist(), batch.tokens[batch.valid].tolist(), strict=True
+        )
     )
 
 
@@ -136,7 +152,10 @@ def test_any_step_is_a_good_step_to_resume_from(mixture):
 @pytest.mark.parametrize("budget", [1 << 30, 12_000])
 def test_a_tight_budget_changes_nothing_but_the_number_of_reads(mixture, budget):
     loader = DataLoader(mixture, mesh=mesh(1), prefetch_bytes=budget)
-    with loader.iter_from_step(0) as batches, DataLoader(mixture, mesh=mesh(1)).iter_from_step(0) as reference:
+    with (
+        loader.iter_from_step(0) as batches,
+        DataLoader(mixture, mesh=mesh(1)).iter_from_step(0) as reference,
+    ):
         for _ in range(STEPS):
             assert equal(next(batches), next(reference))
             assert loader.stats().resident_bytes <= budget
@@ -181,7 +200,9 @@ def test_the_last_batch_is_padded(sources):
         assert len(batches) == loader.num_steps
         wanted = dataset.read(np.arange(n))
         assert np.array_equal(np.concatenate([b.tokens for b in batches])[:n], wanted.tokens)
-        assert np.array_equal(np.concatenate([b.token_weights for b in batches])[:n], wanted.token_weights)
+        assert np.array_equal(
+            np.concatenate([b.token_weights for b in batches])[:n], wanted.token_weights
+        )
         last = batches[-1]
         assert last.valid.tolist() == [k < n % 8 for k in range(8)]
         assert last.token_weights[n % 8 :].sum() == 0
@@ -227,7 +248,10 @@ def test_a_training_step_may_donate_the_batch(mixture):
         return batch.token_ids + 1, ~batch.valid, batch.source_id + 1
 
     loader = DataLoader(mixture, mesh=mesh(2))
-    with loader.iter_from_step(0) as batches, DataLoader(mixture, mesh=mesh(2)).iter_from_step(0) as untouched:
+    with (
+        loader.iter_from_step(0) as batches,
+        DataLoader(mixture, mesh=mesh(2)).iter_from_step(0) as untouched,
+    ):
         for _ in range(4):
             expected = host(next(untouched))
             tokens, invalid, _ = step(next(batches))
@@ -238,14 +262,17 @@ def test_a_training_step_may_donate_the_batch(mixture):
 @pytest.mark.parametrize("version", GOLDEN)
 def test_the_order_of_a_fixed_mixture_is_pinned(sources, version):
     """Changing it is a release note and a new version of the order; HEADRACE_UPDATE_GOLDEN=1 writes the file."""
-    found, mixture = {}, mix_shuffled(sources, version)
+    found = {}
+    mixture = mix_shuffled(sources, version)
     for row_order in ("stream", "locality"):
         loader = DataLoader(mixture, mesh=mesh(8), row_order=row_order)
         found[row_order] = {}
         for step in (0, 1, 14, 19, 20, 1000):
             batch = host(loader.batch_at(step))
             begins = [".".join(map(str, row[:4])) for row in batch.tokens.tolist()]
-            found[row_order][str(step)] = [f"{s}:{b}" for s, b in zip(batch.source_id, begins, strict=True)]
+            found[row_order][str(step)] = [
+                f"{s}:{b}" for s, b in zip(batch.source_id, begins, strict=True)
+            ]
     if os.environ.get("HEADRACE_UPDATE_GOLDEN"):
         GOLDEN[version].write_text(json.dumps(found, indent=1) + "\n")
     assert found == json.loads(GOLDEN[version].read_text())
@@ -262,7 +289,8 @@ class Squares(AsyncDataset[dict]):
     """No store and no PackedBatch: a dict of arrays."""
 
     def __init__(self, n, order=None):
-        self.n, self.order = n, order
+        self.n = n
+        self.order = order
 
     @property
     def length(self):
@@ -296,7 +324,9 @@ def test_what_cannot_mark_padding_is_not_padded():
     assert caught.value.cure == "Use .take(16), or map to a PackedBatch."
 
 
-@pytest.mark.parametrize("fn", [lambda b: {"total": b["number"].sum()}, lambda b: {"few": b["number"][:3]}])
+@pytest.mark.parametrize(
+    "fn", [lambda b: {"total": b["number"].sum()}, lambda b: {"few": b["number"][:3]}]
+)
 def test_functions_that_lose_rows_are_named(fn):
     with pytest.raises(ConfigError, match="does not run over the rows of a batch") as caught:
         next(DataLoader(Squares(24).map(fn), batch_size=8, mesh=mesh(4)).iter_from_step(0))
@@ -341,7 +371,11 @@ def reverse(batch):
 
 
 def twice(batch):
-    return {"twice": batch.token_ids.astype(np.int32) * 2, "first": batch.token_ids[:, 0], "of": batch.source_id}
+    return {
+        "twice": batch.token_ids.astype(np.int32) * 2,
+        "first": batch.token_ids[:, 0],
+        "of": batch.source_id,
+    }
 
 
 @pytest.mark.parametrize("row_order", ["locality", "stream"])
@@ -363,7 +397,10 @@ def test_functions_get_what_a_loader_without_them_gives(mixture, row_order):
     with pytest.raises(ConfigError, match="differs from the mixture's"):
         DataLoader(mixture.map(reverse), batch_size=8)
     on_host = HostBatches(mixture.map(reverse), row_order=row_order).from_step(3)
-    assert all(np.array_equal(b.tokens, w.tokens[:, ::-1]) for (_, b), w in zip(on_host, wanted, strict=False))
+    assert all(
+        np.array_equal(b.tokens, w.tokens[:, ::-1])
+        for (_, b), w in zip(on_host, wanted, strict=False)
+    )
     on_host.close()
 
 
@@ -372,14 +409,19 @@ def test_what_functions_leave_of_a_batch_stays_as_it_was(sources):
     dataset = sources["b"].take(20)
     for spec in (("data",), ("data", "seq")):
         sharding = NamedSharding(mesh(8, ("data", "seq"), (4, 2)), PartitionSpec(*spec))
-        mapped, plain = (DataLoader(d, 8, sharding=sharding) for d in (dataset.map(lambda batch: batch), dataset))
+        mapped, plain = (
+            DataLoader(d, 8, sharding=sharding) for d in (dataset.map(lambda batch: batch), dataset)
+        )
         assert len(pairs := list(zip(mapped, plain, strict=True))) == 3
         assert all(equal(one, other) for one, other in pairs)
         assert mapped.stats().reads == plain.stats().reads  # each block once
     bare = DataLoader(dataset.map(lambda batch: batch.token_ids), 8, mesh=mesh(4))
     with pytest.raises(ConfigError, match="only to 4 of 8 rows"):
         next(iter(bare))
-    assert len(list(DataLoader(dataset.take(16).map(lambda batch: batch.token_ids), 8, mesh=mesh(4)))) == 2
+    assert (
+        len(list(DataLoader(dataset.take(16).map(lambda batch: batch.token_ids), 8, mesh=mesh(4))))
+        == 2
+    )
 
 
 def test_an_error_in_a_function_reaches_the_caller(sources):
@@ -428,9 +470,15 @@ def test_bad_shardings_and_mixtures_with_another_batch(sources, mixture):
     with pytest.raises(ConfigError, match="cannot be combined with mesh"):
         DataLoader(sources["a"], 8, mesh=four, sharding=NamedSharding(four, PartitionSpec("data")))
     with pytest.raises(ConfigError, match="is not divisible") as caught:
-        DataLoader(TokenSeqDataset(tiny_cache(), 10), 8, sharding=NamedSharding(four, PartitionSpec(None, "data")))
+        DataLoader(
+            TokenSeqDataset(tiny_cache(), 10),
+            8,
+            sharding=NamedSharding(four, PartitionSpec(None, "data")),
+        )
     assert caught.value.field == "seq_len"
-    with pytest.raises(ConfigError, match=r"differs from the mixture's BatchSchedule\(\{0: 8, 20: 16\}\)"):
+    with pytest.raises(
+        ConfigError, match=r"differs from the mixture's BatchSchedule\(\{0: 8, 20: 16\}\)"
+    ):
         DataLoader(mixture, batch_size=8)
     assert DataLoader(mixture, batch_size=BATCH).schedule == BatchSchedule(BATCH)
 
@@ -461,7 +509,9 @@ def test_the_description_is_that_of_the_batches(sources, mixture):
 
 def test_tokens_travel_in_the_stores_dtype(tmp_path):
     for dtype in ("uint8", "uint16", "uint32"):
-        cache = write_cache(tmp_path / dtype, [random_documents(30)], layout=CacheLayout(dtype, 64, 2))
+        cache = write_cache(
+            tmp_path / dtype, [random_documents(30)], layout=CacheLayout(dtype, 64, 2)
+        )
         batch = DataLoader(TokenSeqDataset(cache, 16), 8, mesh=mesh(2)).batch_at(0)
         assert batch.token_ids.dtype == dtype
         assert batch.tokens.dtype == np.int32
@@ -471,7 +521,8 @@ def test_tokens_travel_in_the_stores_dtype(tmp_path):
 def test_a_budget_is_a_number_of_bytes(mixture, budget):
     for make in (DataLoader, HostBatches):
         with pytest.raises(
-            ConfigError, match=r"prefetch_bytes = .*: must be a positive number of bytes\. E\.g\. 1073741824"
+            ConfigError,
+            match=r"prefetch_bytes = .*: must be a positive number of bytes\. E\.g\. 1073741824",
         ):
             make(mixture, prefetch_bytes=budget)
 
@@ -483,12 +534,16 @@ def test_batches_larger_than_a_cache_hold_the_same_rows(tmp_path, dtype):
     texts = [rng.integers(0, 60_000, size, dtype=dtype) for size in rng.integers(1, 5000, 3000)]
     masked = {"vocab_size": 60_000, "layout": CacheLayout(dtype), "mask": lambda ids: ids % 3 > 0}
     dataset = PackedTokenDataset(write_cache(tmp_path / "c", [texts], **masked), 6007).shuffle(1)
-    wanted, steps = host(dataset.read(np.arange(len(dataset)))), 0
+    wanted = host(dataset.read(np.arange(len(dataset))))
+    steps = 0
     for batch in DataLoader(dataset, batch_size=128, mesh=mesh(1), row_order="stream"):
         rows = slice(128 * steps, min(128 * (steps + 1), len(dataset)))
         for name in ("tokens", "token_mask", "segment_lengths"):
             values = np.asarray(getattr(batch, name))
-            assert np.array_equal(values[: rows.stop - rows.start], getattr(wanted, name)[rows]), (steps, name)
+            assert np.array_equal(values[: rows.stop - rows.start], getattr(wanted, name)[rows]), (
+                steps,
+                name,
+            )
             assert not values[rows.stop - rows.start :].any()
         steps += 1
     assert steps > 8

@@ -24,7 +24,9 @@ from headrace.store.array import StoredArray
 from headrace.store.layout import CacheLayout
 from headrace.testing import CountingArray, with_arrays, write_cache
 
-ROWS, SEQ_LEN, BLOCK = 256, 8, 4
+ROWS = 256
+SEQ_LEN = 8
+BLOCK = 4
 MEMORY_CONSTANT = 120 << 20
 """What a loader may take beside its budget: 64 MiB are TensorStore's own pool."""
 
@@ -59,7 +61,9 @@ def test_a_lost_shard_reaches_the_consumer_at_its_step(cache):
     lose_shard(cache, 2)  # rows 32 to 47: steps 4 and 5
     batches = loader(cache, shuffle=False).iter_from_step(0)
     for step in range(4):
-        assert np.asarray(next(batches).tokens)[:, 0].tolist() == list(range(8 * step, 8 * step + 8))
+        assert np.asarray(next(batches).tokens)[:, 0].tolist() == list(
+            range(8 * step, 8 * step + 8)
+        )
     with pytest.raises(ReadError, match=r"chunk 8 cannot be read for step 4 \(NOT_FOUND") as caught:
         next(batches)
     assert (caught.value.field, caught.value.value) == ("array", cache.parts[0].data.url)
@@ -75,7 +79,9 @@ def test_a_flipped_bit_reaches_the_consumer_at_its_step(cache, memory_map):
     shard.write_bytes(content)
     broken = loader(cache, shuffle=False, memory_map=memory_map)
     good = []
-    with pytest.raises(ReadError, match=r"chunk 5 cannot be read for step 2 .*[Dd]igest mismatch.*c/1"):
+    with pytest.raises(
+        ReadError, match=r"chunk 5 cannot be read for step 2 .*[Dd]igest mismatch.*c/1"
+    ):
         good.extend(np.asarray(b.tokens)[0, 0] for b in broken)
     assert good == [0, 8]
     with pytest.raises(ReadError, match="chunk 5 cannot be read for step 2"):
@@ -91,10 +97,12 @@ def test_a_truncated_shard_is_an_error_and_no_end_of_the_process(cache, memory_m
 
 
 def test_mapped_and_read_are_the_same_batches_and_counters_tell_them_apart(cache):
-    mapped, read = loader(cache), loader(cache, memory_map=False)
+    mapped = loader(cache)
+    read = loader(cache, memory_map=False)
     for one, other in zip(mapped, read, strict=True):
         assert np.array_equal(one.tokens, other.tokens)
-    counted, others = mapped.stats().reads, read.stats().reads
+    counted = mapped.stats().reads
+    others = read.stats().reads
     assert (counted.mapped_blocks, counted.tensorstore_reads_issued) == (ROWS // BLOCK, 0)
     assert (others.mapped_blocks, others.tensorstore_reads_issued) == (0, ROWS // BLOCK)
     assert (counted.block_fetches, counted.bytes_read) == (others.block_fetches, others.bytes_read)
@@ -132,10 +140,14 @@ def test_memory_stays_within_the_budget_over_2000_batches(tmp_path, how):
     write_cache(tmp_path, [[tokens]], vocab_size=1 << 16, layout=CacheLayout("uint16", 1 << 14, 64))
     budget = 4 << 20
     ran = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path), str(budget), how], capture_output=True, text=True
+        [sys.executable, "-c", MEMORY, str(tmp_path), str(budget), how],
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    (early, held), (late, held_late) = ([int(x) for x in line.split()] for line in ran.stdout.splitlines())
+    (early, held), (late, held_late) = (
+        [int(x) for x in line.split()] for line in ran.stdout.splitlines()
+    )
     assert 0 < held <= budget
     assert 0 < held_late <= budget
     assert late < budget + MEMORY_CONSTANT
@@ -320,9 +332,15 @@ def test_a_budget_that_is_too_small_for_the_order_is_said_once(cache, caplog):
     tight = loader(with_arrays(cache, CountingArray), prefetch_bytes=little)
     assert len(list(tight)) == 32
     reads = tight.stats().reads
-    assert (reads.bytes_delivered, reads.bytes_read > 3 * reads.bytes_delivered) == (ROWS * SEQ_LEN, True)
+    assert (reads.bytes_delivered, reads.bytes_read > 3 * reads.bytes_delivered) == (
+        ROWS * SEQ_LEN,
+        True,
+    )
     (warning,) = caplog.records
-    assert re.search(r"prefetch_bytes = \d+: [\d.]+ bytes are read .* more, .* `headrace simulate`", warning.message)
+    assert re.search(
+        r"prefetch_bytes = \d+: [\d.]+ bytes are read .* more, .* `headrace simulate`",
+        warning.message,
+    )
 
 
 def test_sequential_reading_has_one_run_a_batch(cache):

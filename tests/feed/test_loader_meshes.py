@@ -26,7 +26,11 @@ from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 
 LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score")
-COLUMNS = {"weight": ColumnConfig("weights", 0.5), "topk": ColumnConfig("topk", 7), "score": ColumnConfig("score", 0)}
+COLUMNS = {
+    "weight": ColumnConfig("weights", 0.5),
+    "topk": ColumnConfig("topk", 7),
+    "score": ColumnConfig("score", 0),
+}
 
 HOST = """
 import json, os, sys
@@ -90,7 +94,14 @@ def root(tmp_path_factory):
             LeafSpec("score", "float32", "fixed"): lambda ids: ids[:1] / 8,
         }
         leaves = leaves if name == "a" else {}
-        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2), mask=mask, leaves=leaves)
+        write_cache(
+            root / name,
+            [tokens],
+            eos_id=255,
+            layout=CacheLayout(dtype, 32, 2),
+            mask=mask,
+            leaves=leaves,
+        )
     return root
 
 
@@ -149,7 +160,12 @@ def job(root, processes, devices, meshes, script=HOST, **settings):
 def finish(hosts):
     said = [host.communicate() for host in hosts]
     assert [host.returncode for host in hosts] == [0] * len(hosts), said
-    return {tuple(line.split()[1:]) for out, _ in said for line in out.splitlines() if line.startswith("exchanged")}
+    return {
+        tuple(line.split()[1:])
+        for out, _ in said
+        for line in out.splitlines()
+        if line.startswith("exchanged")
+    }
 
 
 def loaded(root, name, processes, step, shapes):
@@ -166,7 +182,10 @@ def loaded(root, name, processes, step, shapes):
                 shard = held[key]
                 if whole[leaf] is None:
                     whole[leaf] = np.full(shapes[leaf], 77, shard.dtype)
-                at = tuple(slice(int(b), int(b) + n) for b, n in zip(begin.split("/"), shard.shape, strict=True))
+                at = tuple(
+                    slice(int(b), int(b) + n)
+                    for b, n in zip(begin.split("/"), shard.shape, strict=True)
+                )
                 whole[leaf][at] = shard
     return whole, sums
 
@@ -194,13 +213,26 @@ def check_equal(root, name, processes, steps, expected):
             2,
             [
                 ("data2-model2", {"data": 2, "model": 2}, ["data"]),
-                ("model2-data2", {"model": 2, "data": 2}, ["data"]),  # every process holds every row
-                ("seq2-data2", {"seq": 2, "data": 2}, ["data", "seq"]),  # a process holds half of each row
+                (
+                    "model2-data2",
+                    {"model": 2, "data": 2},
+                    ["data"],
+                ),  # every process holds every row
+                (
+                    "seq2-data2",
+                    {"seq": 2, "data": 2},
+                    ["data", "seq"],
+                ),  # a process holds half of each row
             ],
             marks=pytest.mark.slow,
             id="2x2",
         ),
-        pytest.param(2, 4, [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])], id="2x4"),
+        pytest.param(
+            2,
+            4,
+            [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])],
+            id="2x4",
+        ),
     ],
 )
 def test_a_job_loads_what_one_process_loads(root, expected, processes, devices, meshes):
@@ -209,15 +241,24 @@ def test_a_job_loads_what_one_process_loads(root, expected, processes, devices, 
         exchanged = finish(hosts)
     for name, *_ in meshes:
         check_equal(root, name, processes, range(len(expected)), expected)
-        split = name not in ("seq4", "model2-data2", "seq2-data2")  # there every process holds every row
-        assert any(int(rows) > 0 for mesh, rows in exchanged if mesh == name) == split, (name, exchanged)
+        split = name not in (
+            "seq4",
+            "model2-data2",
+            "seq2-data2",
+        )  # there every process holds every row
+        assert any(int(rows) > 0 for mesh, rows in exchanged if mesh == name) == split, (
+            name,
+            exchanged,
+        )
 
 
 @pytest.mark.slow
 def test_killed_and_restarted_on_another_number_of_processes_the_order_goes_on(root, expected):
     with job(root, 4, 1, [("before", {"data": 4}, ["data"])], hang_at=4, exchange="on") as hosts:
         while not all((root / f"before-3-{n}.npz").exists() for n in range(4)):
-            assert all(h.poll() is None for h in hosts), [h.communicate() for h in hosts if h.poll() is not None]
+            assert all(h.poll() is None for h in hosts), [
+                h.communicate() for h in hosts if h.poll() is not None
+            ]
             time.sleep(0.05)
         for host in hosts:
             host.send_signal(signal.SIGKILL)
@@ -237,7 +278,14 @@ def shape_of(name):
 TOPOLOGIES = {
     (4, 1): ["data2-seq2", "seq2-data2", "data2-model2", "model2-data2", "fsdp2-data2"],
     (2, 2): ["data4", "data2-seq2", "data2-fsdp2", "fsdp2-model2"],
-    (2, 4): ["data8", "data4-model2", "model2-data4", "data4-seq2", "data2-seq4", "data2-fsdp2-model2"],
+    (2, 4): [
+        "data8",
+        "data4-model2",
+        "model2-data4",
+        "data4-seq2",
+        "data2-seq4",
+        "data2-fsdp2-model2",
+    ],
     (4, 2): ["data8", "data4-seq2", "seq2-data4", "data2-seq2-model2", "data2-fsdp2-seq2"],
 }
 
@@ -256,7 +304,9 @@ def test_twenty_topologies_exchange_rows(root, expected, processes, devices):
 @pytest.mark.slow
 def test_a_host_that_dies_leaves_none_that_hangs(root):
     """It is JAX that ends the others: in a collective whose peer is gone, or when no heartbeat comes."""
-    with job(root, 4, 1, [("dead", {"data": 4}, ["data"])], exchange="on", die_at=3, patience=10) as hosts:
+    with job(
+        root, 4, 1, [("dead", {"data": 4}, ["data"])], exchange="on", die_at=3, patience=10
+    ) as hosts:
         for host in hosts:
             host.communicate()
         assert all(host.returncode != 0 for host in hosts)
@@ -284,8 +334,14 @@ def micro_digests(root, **options):
 
     @jax.jit
     def sums(step):
-        leaves = [step.rows.labels * step.rows.token_weights, step.segment_sources, *step.rows.extras.values()]
-        return [(leaf * (np.arange(leaf.size).reshape(leaf.shape) % 1009)).sum() for leaf in leaves], step.count
+        leaves = [
+            step.rows.labels * step.rows.token_weights,
+            step.segment_sources,
+            *step.rows.extras.values(),
+        ]
+        return [
+            (leaf * (np.arange(leaf.size).reshape(leaf.shape) % 1009)).sum() for leaf in leaves
+        ], step.count
 
     with loader.iter_from_step(1) as batches:
         return json.dumps([jax.tree.map(float, sums(next(batches))) for _ in range(3)])

@@ -27,7 +27,12 @@ from headrace.store.layout import CacheLayout
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import s3_server, use_s3, web_server
 
-HOSTS, BATCH, SEQ, BLOCK, SHARD, STEPS = 8, 64, 32, 8, 64, 40
+HOSTS = 8
+BATCH = 64
+SEQ = 32
+BLOCK = 8
+SHARD = 64
+STEPS = 40
 LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
 WEIGHTS = {"a": 5, "b": 2, "c": 1}
 PREFETCH = 1 << 20
@@ -56,10 +61,13 @@ def kind_of(entry):
 class HostPlacement(Placement):
     """One device in place of all those of a host."""
 
-    number, hosts = 0, 1
+    number = 0
+    hosts = 1
 
     def local_rows(self, batch_size):
-        return np.arange(self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts)
+        return np.arange(
+            self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts
+        )
 
     def to_global(self, local, batch_size, **_):
         return jax.device_put(local)
@@ -110,7 +118,9 @@ def consume(loader, taken):
 def run_hosts(loaders):
     """All hosts side by side: the rows of each step in the order of the hosts."""
     taken: list[list[np.ndarray]] = [[] for _ in loaders]
-    threads = [threading.Thread(target=consume, args=pair) for pair in zip(loaders, taken, strict=True)]
+    threads = [
+        threading.Thread(target=consume, args=pair) for pair in zip(loaders, taken, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -134,7 +144,9 @@ def check_hosts(monkeypatch, proxy, root, blocks, wanted):
     kinds = [kind_of(r) for r in proxy.log]
     assert kinds.count("data") == pytest.approx(expected, rel=0.02)
     assert kinds.count("data") <= 1.1 * blocks
-    shards = sum(-(-STEPS * BATCH * w // sum(WEIGHTS.values()) // BLOCK // SHARD) for w in WEIGHTS.values())
+    shards = sum(
+        -(-STEPS * BATCH * w // sum(WEIGHTS.values()) // BLOCK // SHARD) for w in WEIGHTS.values()
+    )
     assert kinds.count("index") <= HOSTS * shards
 
 
@@ -163,7 +175,9 @@ def test_eight_hosts_on_s3(monkeypatch):
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request otherwise
     with s3_server() as server, Gate(server) as proxy, use_s3(proxy.url) as bucket:
         blocks = write(f"{bucket}/eight")
-        whole = [np.asarray(b.tokens) for b in loader_of(monkeypatch, f"{bucket}/eight", 0, hosts=1)]
+        whole = [
+            np.asarray(b.tokens) for b in loader_of(monkeypatch, f"{bucket}/eight", 0, hosts=1)
+        ]
         check_hosts(monkeypatch, proxy, f"{bucket}/eight", blocks, whole)
 
 

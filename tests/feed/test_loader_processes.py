@@ -50,7 +50,11 @@ np.savez(f"{root}/host{number}.npz", weights=weights, blocks=loader.stats().read
 
 
 def environment(devices):
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
 
 
 def start(program, *arguments, devices=1):
@@ -76,7 +80,9 @@ def root(tmp_path_factory):
 def alone(root):
     a, b = (TokenSeqDataset(root / n, 8, split_documents=True) for n in "ab")
     sources = {"a": a.block_shuffle(window_blocks=2, seed=1), "b": b.shuffle(2)}
-    mixture = MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 12}, stop_strategy="first_exhausted")
+    mixture = MixtureDataset(
+        sources, {"a": 3, "b": 1}, {0: 8, 3: 12}, stop_strategy="first_exhausted"
+    )
     return DataLoader(mixture, mesh=Mesh(np.array(jax.devices()[:1]), ("data",)))
 
 

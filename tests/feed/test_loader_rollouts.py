@@ -24,9 +24,16 @@ from headrace.rl.store import RolloutStore
 HERE = Path(__file__).parent
 PROMPTS = [np.array([i + 1, 7]) for i in range(9)]
 SETTINGS = RLSettings(
-    seq_len=24, groups_per_batch=6, seed=1, rows=8, max_segments=8, max_staleness=2, in_flight=12, stragglers="keep",
+    seq_len=24,
+    groups_per_batch=6,
+    seed=1,
+    rows=8,
+    max_segments=8,
+    max_staleness=2,
+    in_flight=12,
+    stragglers="keep",
     ranks=4,
-)  # fmt: skip
+)
 
 
 class Sampler:
@@ -35,12 +42,30 @@ class Sampler:
     def sample_and_score(self, prompt):
         version = self.version
         time.sleep(0.001 * (prompt.position * 7 % 5))
-        tokens = [np.append(prompt.tokens, np.full(1 + (prompt.position * 3 + k) % 9, 20 + k)) for k in range(4)]
+        tokens = [
+            np.append(prompt.tokens, np.full(1 + (prompt.position * 3 + k) % 9, 20 + k))
+            for k in range(4)
+        ]
         rewards = np.array([0.0, 1.0, 0.5, float(prompt.position % 3)])
-        return ScoredGroup(tokens, rewards, 2, [-np.arange(1.0, t.size - 1) for t in tokens], policy_version=version)
+        return ScoredGroup(
+            tokens,
+            rewards,
+            2,
+            [-np.arange(1.0, t.size - 1) for t in tokens],
+            policy_version=version,
+        )
 
 
-LEAVES = ("token_ids", "source_id", "log_probs", "rewards", "segment_lengths", "weights", "group_ids", "policy_version")
+LEAVES = (
+    "token_ids",
+    "source_id",
+    "log_probs",
+    "rewards",
+    "segment_lengths",
+    "weights",
+    "group_ids",
+    "policy_version",
+)
 
 
 def rollouts(folder, sampler, **options):
@@ -53,7 +78,8 @@ def whole(batch):
 
 def train(dataset, steps, sampler, first=0, **options):
     """Batches of a loader, the policy going on after each."""
-    loader, batches = DataLoader(dataset, **options), []
+    loader = DataLoader(dataset, **options)
+    batches = []
     with loader.iter_from_step(first) as ready:
         for step in range(first, steps):
             sampler.version = step
@@ -73,13 +99,22 @@ def test_a_loader_gives_the_steps_of_the_log_on_any_mesh(tmp_path):
     sampler = Sampler()
     with rollouts(tmp_path, sampler) as dataset:
         made = train(dataset, 5, sampler, mesh=Mesh(np.array(jax.devices()[:4]), ("data",)))
-        assert [r.step for r in dataset.store.records()] == [0, 1, 2, 3, 4, *range(5, dataset.store.next_step)]
+        assert [r.step for r in dataset.store.records()] == [
+            0,
+            1,
+            2,
+            3,
+            4,
+            *range(5, dataset.store.next_step),
+        ]
     dataset.store.close()
     for step, batch in enumerate(made):
         sampled = batch["policy_version"][batch["policy_version"] >= 0]
         assert sampled.min() >= step - 2
     devices = np.array(jax.devices()[:4])
-    split = NamedSharding(Mesh(devices.reshape(2, 2), ("data", "context")), PartitionSpec("data", "context"))
+    split = NamedSharding(
+        Mesh(devices.reshape(2, 2), ("data", "context")), PartitionSpec("data", "context")
+    )
     follower = rollouts(tmp_path, None, follow=True)
     for options in ({"mesh": Mesh(devices[:1], ("data",))}, {"sharding": split}):
         loader = DataLoader(follower, **options)
@@ -117,12 +152,22 @@ def test_a_loader_that_waits_for_a_policy_can_be_left(tmp_path):
 
 def test_what_a_loader_needs_is_said():
     def loader(**options):
-        options = {"seq_len": 24, "groups_per_batch": 2, "seed": 0, "rows": 8, "max_staleness": 1} | options
+        options = {
+            "seq_len": 24,
+            "groups_per_batch": 2,
+            "seed": 0,
+            "rows": 8,
+            "max_staleness": 1,
+        } | options
         return DataLoader(RLDataset(PROMPTS, Sampler(), RLSettings(**options)))
 
-    with pytest.raises(ConfigError, match=r"rows = None: is needed by a loader. Set RLSettings\(rows=64\)"):
+    with pytest.raises(
+        ConfigError, match=r"rows = None: is needed by a loader. Set RLSettings\(rows=64\)"
+    ):
         loader(rows=None)
-    with pytest.raises(ConfigError, match=r"max_staleness = None: .*Set RLSettings\(max_staleness=1\)"):
+    with pytest.raises(
+        ConfigError, match=r"max_staleness = None: .*Set RLSettings\(max_staleness=1\)"
+    ):
         loader(max_staleness=None)
     with pytest.raises(ConfigError, match="differs from the mixture's"):
         DataLoader(loader().dataset, 4)
@@ -167,11 +212,18 @@ def run_hosts(folder, processes, devices, steps, out):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", HOST, *map(str, (HERE, folder, address, processes, number, steps, out))],
-            env=environment, stderr=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                "-c",
+                HOST,
+                *map(str, (HERE, folder, address, processes, number, steps, out)),
+            ],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number in range(processes)
-    ]  # fmt: skip
+    ]
     try:
         said = [host.communicate(timeout=300)[1] for host in hosts]
     finally:
@@ -183,13 +235,17 @@ def run_hosts(folder, processes, devices, steps, out):
     for key, part in (item for of_host in shards for item in of_host.items()):
         step, name, begin = key.split("/")
         batches.setdefault((int(step), name), {})[int(begin)] = part
-    return {key: np.concatenate([parts[begin] for begin in sorted(parts)]) for key, parts in batches.items()}
+    return {
+        key: np.concatenate([parts[begin] for begin in sorted(parts)])
+        for key, parts in batches.items()
+    }
 
 
 @pytest.mark.slow
 def test_processes_on_four_topologies_get_the_same_global_batches(tmp_path):
     """Each takes over the run at a step, replays what was trained on, and goes on; the last replays all."""
-    folder, seen = tmp_path / "rollouts", {}
+    folder = tmp_path / "rollouts"
+    seen = {}
     for number, (processes, devices) in enumerate([(2, 2), (1, 4), (4, 1), (1, 1)]):
         batches = run_hosts(folder, processes, devices, 2 * (number + 1), f"{tmp_path}/{number}-")
         assert {step for step, _ in batches} == set(range(2 * (number + 1)))
@@ -207,12 +263,20 @@ def loss_of(batch, denominator):
 
 def tokens_of(batch):
     """Every completion with what stands beside its tokens, in some order."""
-    lengths, completions = np.asarray(batch.segment_lengths), []
-    columns = [np.asarray(getattr(batch, n)) for n in ("token_ids", "log_probs", "weights", "policy_version")]
+    lengths = np.asarray(batch.segment_lengths)
+    completions = []
+    columns = [
+        np.asarray(getattr(batch, n))
+        for n in ("token_ids", "log_probs", "weights", "policy_version")
+    ]
     for row, of_row in enumerate(lengths):
         begin = 0
-        for size, reward in zip(of_row.tolist(), np.asarray(batch.rewards)[row].tolist(), strict=True):
-            completions.append((reward, *(tuple(c[row, begin : begin + size].tolist()) for c in columns)))
+        for size, reward in zip(
+            of_row.tolist(), np.asarray(batch.rewards)[row].tolist(), strict=True
+        ):
+            completions.append(
+                (reward, *(tuple(c[row, begin : begin + size].tolist()) for c in columns))
+            )
             begin += size
     return sorted(one for one in completions if one[1])
 
@@ -222,7 +286,9 @@ def test_steps_of_rollouts_come_in_micro_batches(tmp_path, balance):
     sampler = Sampler()
     with rollouts(tmp_path, sampler) as dataset:
         micro = MicroBatchConfig(48, balance)
-        loader = DataLoader(dataset, mesh=Mesh(np.array(jax.devices()[:2]), ("data",)), micro_batches=micro)
+        loader = DataLoader(
+            dataset, mesh=Mesh(np.array(jax.devices()[:2]), ("data",)), micro_batches=micro
+        )
         with loader.iter_from_step(0) as steps:
             cut = [next(steps)]
             for version in (1, 2):

@@ -29,7 +29,11 @@ def sharding(data: int, context: int) -> NamedSharding:
 @pytest.mark.parametrize("layout", ["zigzag", "striped"])
 @pytest.mark.parametrize(("data", "context"), [(2, 4), (4, 2), (1, 8)])
 def test_each_device_holds_its_part_of_the_same_batch(layout, data, context):
-    dataset = PackedTokenDataset(tiny_cache(documents=300), seq_len=32, algorithm="next_fit").shuffle(seed=0).repeat()
+    dataset = (
+        PackedTokenDataset(tiny_cache(documents=300), seq_len=32, algorithm="next_fit")
+        .shuffle(seed=0)
+        .repeat()
+    )
     plain = DataLoader(dataset, 8, sharding=sharding(data, context)).batch_at(3).expand()
     loader = DataLoader(dataset, 8, sharding=sharding(data, context), sequence_layout=layout)
     split = zigzag(np.array([32]), context) if layout == "zigzag" else striped(32, context)
@@ -49,11 +53,15 @@ def test_each_device_holds_its_part_of_the_same_batch(layout, data, context):
 
 
 @settings(max_examples=30)
-@given(st.sampled_from(["zigzag", "striped"]), st.integers(2, 5), st.integers(1, 4), st.integers(1, 3))
+@given(
+    st.sampled_from(["zigzag", "striped"]), st.integers(2, 5), st.integers(1, 4), st.integers(1, 3)
+)
 def test_it_is_a_permutation_of_places(layout, ranks, chunk, rows):
     tokens = np.random.default_rng(0).integers(1, 99, (rows, 2 * ranks * chunk))
     [lay_out] = sequence_layout(layout, ranks)
-    batch = pack_rows(tokens, extras={"place": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)})
+    batch = pack_rows(
+        tokens, extras={"place": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)}
+    )
     laid = lay_out(batch)
     place = laid.extras["place"]
     assert np.sort(place, axis=1).tolist() == [[*range(tokens.shape[1])]] * rows
@@ -64,11 +72,19 @@ def test_it_is_a_permutation_of_places(layout, ranks, chunk, rows):
 
 def test_what_cannot_be_laid_out_is_refused():
     dataset = TokenSeqDataset(tiny_cache(), seq_len=12)
-    with pytest.raises(ConfigError, match=r"seq_len = 12: does not divide into 8 chunks. Use 16, or sequence_layout="):
+    with pytest.raises(
+        ConfigError,
+        match=r"seq_len = 12: does not divide into 8 chunks. Use 16, or sequence_layout=",
+    ):
         DataLoader(dataset, 8, sharding=sharding(2, 4), sequence_layout="zigzag")
-    with pytest.raises(ConfigError, match="sequence_layout = 'zigzag': needs a sharding that splits sequences"):
+    with pytest.raises(
+        ConfigError, match="sequence_layout = 'zigzag': needs a sharding that splits sequences"
+    ):
         DataLoader(dataset, 8, sequence_layout="zigzag")
-    with pytest.raises(ConfigError, match=r"sequence_layout = 'zig-zag': is not one of those. Did you mean 'zigzag'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sequence_layout = 'zig-zag': is not one of those. Did you mean 'zigzag'",
+    ):
         DataLoader(dataset, 8, sharding=sharding(2, 4), sequence_layout="zig-zag")
 
 
@@ -78,7 +94,9 @@ def teacher_of(tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("layout", ["zigzag", "striped"])
 @pytest.mark.parametrize("packed", [True, False])
-def test_columns_lie_beside_tokens_and_beside_labels_and_losses_are_those_of_whole_rows(layout, packed, tmp_path):
+def test_columns_lie_beside_tokens_and_beside_labels_and_losses_are_those_of_whole_rows(
+    layout, packed, tmp_path
+):
     leaves = {
         LeafSpec("topk", "int32", "ragged", 3): teacher_of,
         LeafSpec("lw", "float32", "ragged", 1): lambda t: t % 5 / 4,
@@ -91,13 +109,18 @@ def test_columns_lie_beside_tokens_and_beside_labels_and_losses_are_those_of_who
         else TokenSeqDataset(cache, seq_len=32, columns=names)
     )
     dataset = rows.shuffle(seed=0).repeat()
-    further = dataset.map(lambda b: dataclasses.replace(b, extras={**(b.extras or {}), "next": b.next_labels(2)}))
+    further = dataset.map(
+        lambda b: dataclasses.replace(b, extras={**(b.extras or {}), "next": b.next_labels(2)})
+    )
     whole = DataLoader(dataset, 8, sharding=sharding(2, 4)).batch_at(3)
     laid = DataLoader(further, 8, sharding=sharding(2, 4), sequence_layout=layout).batch_at(3)
     tokens, labels = (np.asarray(getattr(laid, name)).reshape(-1) for name in ("tokens", "labels"))
     mask = np.asarray(laid.label_mask).reshape(-1)
     there = np.asarray(laid.segment_ids).reshape(-1) >= 0
-    flat = np.asarray(laid.extras["teacher"]).reshape(-1, 3), np.asarray(laid.of_labels("teacher")).reshape(-1, 3)
+    flat = (
+        np.asarray(laid.extras["teacher"]).reshape(-1, 3),
+        np.asarray(laid.of_labels("teacher")).reshape(-1, 3),
+    )
     assert (flat[0][there] == teacher_of(tokens[there])).all()
     assert (flat[1][mask] == teacher_of(labels[mask])).all()
     assert (np.asarray(laid.token_weights).reshape(-1)[mask] == labels[mask] % 5 / 4).all()
@@ -111,11 +134,15 @@ def test_columns_lie_beside_tokens_and_beside_labels_and_losses_are_those_of_who
         return unified_loss(logits, batch, denominator) + distilled
 
     for denominator in ("weights", "tokens", 7.0):
-        ours, theirs = (jax.value_and_grad(loss)(table, batch, denominator) for batch in (laid, whole))
+        ours, theirs = (
+            jax.value_and_grad(loss)(table, batch, denominator) for batch in (laid, whole)
+        )
         assert np.allclose(ours[0], theirs[0], rtol=1e-5)
         assert np.allclose(ours[1], theirs[1], atol=1e-5)
     for denominator in ("sequences", "groups"):
         with pytest.raises(ConfigError, match=f"denominator = '{denominator}': needs whole rows"):
             loss(table, laid, denominator)
-    with pytest.raises(ConfigError, match=r"extras = 'techer': is no column of the batch. Did you mean 'teacher'"):
+    with pytest.raises(
+        ConfigError, match=r"extras = 'techer': is no column of the batch. Did you mean 'teacher'"
+    ):
         laid.of_labels("techer")

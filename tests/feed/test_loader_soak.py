@@ -30,11 +30,25 @@ from headrace.store.layout import CacheLayout
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import web_server
 
-SEQ, BLOCK, SHARD, ROWS, BATCH = 16, 8, 4, 256, 8
+SEQ = 16
+BLOCK = 8
+SHARD = 4
+ROWS = 256
+BATCH = 8
 STEPS = ROWS // BATCH
 FAULTS = Faults(latency_s=0.002, error_rate=0.01, cut_rate=0.01, spike_rate=0.01, spike_s=0.1)
 SOAK_S = float(os.environ.get("HEADRACE_SOAK_SECONDS", "1800"))
-ENDS = ("unused", "break", "error", "Ctrl-C", "Ctrl-C while it waits", "closed", "dropped", "collected", "to the end")
+ENDS = (
+    "unused",
+    "break",
+    "error",
+    "Ctrl-C",
+    "Ctrl-C while it waits",
+    "closed",
+    "dropped",
+    "collected",
+    "to the end",
+)
 
 
 class Store(NamedTuple):
@@ -125,7 +139,8 @@ def interrupted_while_it_waits(store, loader, first):
 
 def begin_and_end(store, wanted, chance, how):
     """The life of one loader."""
-    loader, first = loader_of(store), chance.randrange(STEPS)
+    loader = loader_of(store)
+    first = chance.randrange(STEPS)
     if how == "Ctrl-C while it waits":
         interrupted_while_it_waits(store, loader, first)
     elif how in ("unused", "closed", "dropped", "collected"):
@@ -155,7 +170,9 @@ class Held(NamedTuple):
 
 
 def background():
-    return Counter(t.name for t in threading.enumerate() if t.name.startswith(("headrace", "store-requests")))
+    return Counter(
+        t.name for t in threading.enumerate() if t.name.startswith(("headrace", "store-requests"))
+    )
 
 
 def held():
@@ -168,7 +185,9 @@ def held():
         with contextlib.suppress(FileNotFoundError):  # that of the listing
             links.append(os.readlink(f"/proc/self/fd/{number}"))
     sockets = sum(link.startswith("socket:") for link in links)
-    return Held(names, mapped._maps, len(links) - sockets, sockets, len(os.listdir("/proc/self/task")))
+    return Held(
+        names, mapped._maps, len(links) - sockets, sockets, len(os.listdir("/proc/self/task"))
+    )
 
 
 def check_nothing_left(before, after):
@@ -176,7 +195,9 @@ def check_nothing_left(before, after):
     assert after.maps <= before.maps
     assert after.files <= before.files
     assert after.sockets <= before.sockets + 16
-    assert after.tasks <= before.tasks + 16  # of the servers, one a connection; TensorStore's own are there from before
+    assert (
+        after.tasks <= before.tasks + 16
+    )  # of the servers, one a connection; TensorStore's own are there from before
 
 
 def check_many(store, wanted, count, ends):
@@ -196,7 +217,9 @@ def check_many(store, wanted, count, ends):
             store.proxy.faults = Faults()
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux lists them")
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux lists them"
+)
 @pytest.mark.parametrize("kind", ["mapped", "read", "http"])
 @pytest.mark.slow
 def test_fifty_loaders_leave_nothing(stores, wanted, kind):
@@ -235,13 +258,17 @@ def resident_mib():
 @pytest.mark.timeout(SOAK_S + 600)
 def test_half_an_hour_of_loaders_of_all_kinds(stores, wanted):
     """All stores by turns, and several loaders at once in some rounds; neither threads nor memory grow."""
-    chance, ends, rounds = random.Random(0), Counter(), 0
+    chance = random.Random(0)
+    ends = Counter()
+    rounds = 0
     stores["http"].proxy.faults = FAULTS
     until = time.monotonic() + SOAK_S
-    before, memory = None, 0.0
+    before = None
+    memory = 0.0
     while time.monotonic() < until:
         rounds += 1
-        store, how = stores[chance.choice(list(stores))], chance.choice(ENDS)
+        store = stores[chance.choice(list(stores))]
+        how = chance.choice(ENDS)
         begin_and_end(store, wanted, chance, how)
         ends[how] += 1
         if rounds % 20 == 0:
@@ -255,8 +282,11 @@ def test_half_an_hour_of_loaders_of_all_kinds(stores, wanted):
             stores["http"].proxy.clear()
             now = held()
             if before is None:
-                before, memory = now, resident_mib()
+                before = now
+                memory = resident_mib()
             check_nothing_left(before, now)
             assert resident_mib() < memory + 64
-    print(f"{rounds} rounds in {SOAK_S:g} s, {dict(ends)}, {memory:.0f} MiB, then {resident_mib():.0f} MiB")
+    print(
+        f"{rounds} rounds in {SOAK_S:g} s, {dict(ends)}, {memory:.0f} MiB, then {resident_mib():.0f} MiB"
+    )
     stores["http"].proxy.faults = Faults()

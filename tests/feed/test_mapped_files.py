@@ -28,7 +28,8 @@ from headrace.store.replicas import open_replicas
 from headrace.testing import write_cache
 
 HERE = Placement(NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data")))
-TOKENS, BATCH = np.arange(4000) % 251, 4
+TOKENS = np.arange(4000) % 251
+BATCH = 4
 
 
 @pytest.fixture(autouse=True)
@@ -100,14 +101,16 @@ def test_every_reader_of_a_file_that_was_written_over_is_told(cache):
 @pytest.mark.parametrize(("step_s", "least"), [(0.0001, 2), (0.1, 190)])
 def test_looks_take_a_hundredth_of_the_time(cache, monkeypatch, step_s, least):
     """Before each copy and before each delivery, if steps take long enough."""
-    clock, busy = [100.0], [0.0]
+    clock = [100.0]
+    busy = [0.0]
 
     def again(file):
         looks.setdefault(file.path, []).append(clock[0])
         busy[0] += 2e-5
         return again_as_it_is(file)
 
-    looks, again_as_it_is = {}, MappedFile.again
+    looks = {}
+    again_as_it_is = MappedFile.again
     monkeypatch.setattr(mapped_files, "LOOK_S", 0.5)
     monkeypatch.setattr(MappedFile, "again", again)
     monkeypatch.setattr(mapped_files.time, "monotonic", lambda: clock[0])
@@ -122,9 +125,13 @@ def test_looks_take_a_hundredth_of_the_time(cache, monkeypatch, step_s, least):
     assert busy[0] <= (clock[0] - 100 + 0.5) / 100 + 8 * 2e-5
 
 
-def test_a_chunk_that_another_reader_found_damaged_is_never_taken_from_a_slot_without_data(tmp_path):
+def test_a_chunk_that_another_reader_found_damaged_is_never_taken_from_a_slot_without_data(
+    tmp_path,
+):
     """This reader counts the chunk among those it holds, and its file among none that the window uses."""
-    cache = write_cache(tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 1))
+    cache = write_cache(
+        tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 1)
+    )
     order = BatchOrder(TokenSeqDataset(cache, 16).repeat(), BatchSchedule(BATCH))
     found = PlannedReader(order, HERE, 1 << 20, grouping=Grouping(0)).batches(0, 700)
     list(itertools.islice(found, 400))
@@ -135,14 +142,21 @@ def test_a_chunk_that_another_reader_found_damaged_is_never_taken_from_a_slot_wi
         list(found)
 
 
-def test_what_is_read_instead_of_damaged_chunks_is_held_no_longer_than_it_is_used(tmp_path, monkeypatch):
-    cache = write_cache(tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 8))
+def test_what_is_read_instead_of_damaged_chunks_is_held_no_longer_than_it_is_used(
+    tmp_path, monkeypatch
+):
+    cache = write_cache(
+        tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 8)
+    )
     shutil.copytree(tmp_path / "c", tmp_path / "copy")
     for path in shards(cache):
         content = np.fromfile(path, np.uint8)
-        content[: content.size - 132 : 68] ^= 1  # the first byte of each chunk; the shard's index is at the end
+        content[: content.size - 132 : 68] ^= (
+            1  # the first byte of each chunk; the shard's index is at the end
+        )
         content.tofile(path)
-    read, replace = [], mapped_files.MappedFiles.replace
+    read = []
+    replace = mapped_files.MappedFiles.replace
 
     def noted(files, block, memory):
         read.append(weakref.ref(memory))
@@ -151,7 +165,9 @@ def test_what_is_read_instead_of_damaged_chunks_is_held_no_longer_than_it_is_use
     monkeypatch.setattr(mapped_files.MappedFiles, "replace", noted)
     healed = batches_in_order(open_replicas([str(tmp_path / "c"), str(tmp_path / "copy")]))
     most = 0
-    for batch, expected in zip(healed, batches_in_order(open_cache(tmp_path / "copy")), strict=True):
+    for batch, expected in zip(
+        healed, batches_in_order(open_cache(tmp_path / "copy")), strict=True
+    ):
         assert np.array_equal(batch.tokens, expected.tokens)
         most = max(most, sum(memory() is not None for memory in read))
     assert len(read) == 620
@@ -215,11 +231,14 @@ def test_what_an_earlier_loader_found_sound_is_looked_at_by_the_next(cache, monk
 @pytest.mark.parametrize("damage", ["cut", "overwritten"])
 @pytest.mark.parametrize("look", range(1, 24))
 @pytest.mark.parametrize("grouping", [Grouping(0), DEFAULT_GROUPING], ids=["steps", "groups"])
-def test_what_changes_between_a_look_and_the_copy_is_not_delivered(cache, monkeypatch, grouping, look, damage):
+def test_what_changes_between_a_look_and_the_copy_is_not_delivered(
+    cache, monkeypatch, grouping, look, damage
+):
     """Nor does it end the process. Looks that see no change stand for those that are not due yet."""
     order = BatchOrder(TokenSeqDataset(cache, 16).shuffle(1).repeat(), BatchSchedule(BATCH))
     expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
-    check_files, looks = MappedFiles.check_files, itertools.count(1)
+    check_files = MappedFiles.check_files
+    looks = itertools.count(1)
 
     def look_then_write(self, window):
         check_files(self, window)
@@ -238,10 +257,14 @@ def test_what_changes_between_a_look_and_the_copy_is_not_delivered(cache, monkey
 
 
 def test_a_file_that_is_cut_before_its_chunks_are_copied_is_named(cache, tmp_path):
-    other = write_cache(tmp_path / "d", [[TOKENS]], layout=CacheLayout("uint16", 64, 8))  # of two dtypes: copied
+    other = write_cache(
+        tmp_path / "d", [[TOKENS]], layout=CacheLayout("uint16", 64, 8)
+    )  # of two dtypes: copied
     both = {name: TokenSeqDataset(one, 16) for name, one in {"a": cache, "b": other}.items()}
     mixture = MixtureDataset(both, {"a": 1, "b": 1}, BatchSchedule(BATCH))
-    found = PlannedReader(BatchOrder(mixture, BatchSchedule(BATCH)), HERE, 2048, grouping=Grouping(0)).batches(0, 60)
+    found = PlannedReader(
+        BatchOrder(mixture, BatchSchedule(BATCH)), HERE, 2048, grouping=Grouping(0)
+    ).batches(0, 60)
     next(found)
     os.truncate(shards(cache)[0], 100)
     with pytest.raises(ReadError) as raised:

@@ -46,7 +46,9 @@ def mixture(root):
 
 def mesh(n, names=("data",), shape=None, explicit=False):
     kind = AxisType.Explicit if explicit else AxisType.Auto
-    return Mesh(np.array(jax.devices()[:n]).reshape(shape or (n,)), names, axis_types=(kind,) * len(names))
+    return Mesh(
+        np.array(jax.devices()[:n]).reshape(shape or (n,)), names, axis_types=(kind,) * len(names)
+    )
 
 
 def shortened(batch: PackedBatch) -> PackedBatch:
@@ -57,7 +59,9 @@ def shortened(batch: PackedBatch) -> PackedBatch:
 def documents_of(batch):
     """Tokens and weights of every document of a batch, in some order."""
     batch = jax.tree.map(np.asarray, batch)
-    tokens, weights, segments = batch.tokens, batch.token_weights, batch.segment_ids
+    tokens = batch.tokens
+    weights = batch.token_weights
+    segments = batch.segment_ids
     found = []
     for row in range(len(tokens)):
         for k in range(segments[row].max() + 1):
@@ -67,8 +71,11 @@ def documents_of(batch):
 
 
 def test_each_step_holds_its_rows_once_from_any_step(mixture):
-    plain, loader = DataLoader(mixture), DataLoader(mixture, micro_batches=MicroBatchConfig(64, rows=8))
-    assert RunManifest.of(loader).fingerprint == RunManifest.of(plain).fingerprint  # delivery is not the order
+    plain = DataLoader(mixture)
+    loader = DataLoader(mixture, micro_batches=MicroBatchConfig(64, rows=8))
+    assert (
+        RunManifest.of(loader).fingerprint == RunManifest.of(plain).fingerprint
+    )  # delivery is not the order
     with loader.iter_from_step(1) as batches:
         for step in (1, 2, 3, 4):
             delivered = next(batches)
@@ -87,7 +94,10 @@ def test_micro_batches_are_the_same_on_every_mesh(mixture, explicit):
         "rows": NamedSharding(mesh(4, explicit=explicit), PartitionSpec("data")),
         "columns": NamedSharding(mesh(4, ("data", "context"), (2, 2), explicit), spec),
     }
-    steps = {n: DataLoader(mixture, sharding=s, micro_batches=ROWS).batch_at(2) for n, s in shardings.items()}
+    steps = {
+        n: DataLoader(mixture, sharding=s, micro_batches=ROWS).batch_at(2)
+        for n, s in shardings.items()
+    }
     for name, step in steps.items():
         assert all(map(np.array_equal, *map(jax.tree.leaves, (step, steps["one"]))))
         held = step.rows.token_ids.sharding
@@ -119,38 +129,65 @@ def test_places_are_counted(mixture):
 def test_a_config_says_it_and_functions_of_batches_go_before(tmp_path):
     write_cache(tmp_path / "a", [random_documents(60)])
     settings = [
-        "seq_len=32", "batch_size=8", f"components.a.cache={tmp_path / 'a'}", "components.a.packing={}",
+        "seq_len=32",
+        "batch_size=8",
+        f"components.a.cache={tmp_path / 'a'}",
+        "components.a.packing={}",
         "micro_batches={max_tokens: 64}",
-    ]  # fmt: skip
+    ]
     config = load_config(overrides=settings)
     loader = config.loader(mesh(2))
     again = config.loader(mesh(2), fn=lambda batch: batch)
     assert documents_of(loader.batch_at(0).rows) == documents_of(again.batch_at(0).rows)
     odd = config.loader(mesh(2), fn=lambda batch: batch.tokens)
-    with pytest.raises(ConfigError, match=r"micro_batches = '.*': needs batches that are PackedBatch"):
+    with pytest.raises(
+        ConfigError, match=r"micro_batches = '.*': needs batches that are PackedBatch"
+    ):
         odd.batch_at(0)
     cut = config.loader(mesh(2), fn=shortened)
-    with pytest.raises(ConfigError, match=r"micro_batches = 64: .* changed their lengths\. Change tokens, masks or"):
+    with pytest.raises(
+        ConfigError, match=r"micro_batches = 64: .* changed their lengths\. Change tokens, masks or"
+    ):
         cut.batch_at(0)
-    with pytest.raises(ConfigError, match=r"max_tokens = 2147483648: times \d rows is more than 2\*\*31 places\. Give"):
-        DataLoader(config.dataset(), 8, mesh=mesh(2), micro_batches=MicroBatchConfig(2**31)).batch_at(0)
+    with pytest.raises(
+        ConfigError,
+        match=r"max_tokens = 2147483648: times \d rows is more than 2\*\*31 places\. Give",
+    ):
+        DataLoader(
+            config.dataset(), 8, mesh=mesh(2), micro_batches=MicroBatchConfig(2**31)
+        ).batch_at(0)
 
 
 def test_what_does_not_go_together_is_refused(mixture):
     with pytest.raises(ConfigError, match=r"rows = 3: is not divisible by the 2 ways .* Use 4, or"):
         DataLoader(mixture, mesh=mesh(2), micro_batches=MicroBatchConfig(64, rows=3))
     DataLoader(mixture, mesh=mesh(2), micro_batches=MicroBatchConfig(64, rows=4))
-    with pytest.raises(ConfigError, match=r"max_tokens = 31: is less than a row of 32 tokens .* Give 32 or more"):
+    with pytest.raises(
+        ConfigError, match=r"max_tokens = 31: is less than a row of 32 tokens .* Give 32 or more"
+    ):
         DataLoader(mixture, micro_batches=MicroBatchConfig(31))
     over = NamedSharding(mesh(4, ("data", "context"), (2, 2)), PartitionSpec("data", "context"))
-    with pytest.raises(ConfigError, match=r"sequence_layout = 'zigzag': cannot be combined with micro_batches"):
-        DataLoader(mixture, sharding=over, sequence_layout="zigzag", micro_batches=MicroBatchConfig(64))
-    with pytest.raises(ConfigError, match=r"max_tokens = 65: is not divisible by the 2 ways .* Use 66, or"):
+    with pytest.raises(
+        ConfigError, match=r"sequence_layout = 'zigzag': cannot be combined with micro_batches"
+    ):
+        DataLoader(
+            mixture, sharding=over, sequence_layout="zigzag", micro_batches=MicroBatchConfig(64)
+        )
+    with pytest.raises(
+        ConfigError, match=r"max_tokens = 65: is not divisible by the 2 ways .* Use 66, or"
+    ):
         DataLoader(mixture, sharding=over, micro_batches=MicroBatchConfig(65))
     stream = TokenSeqDataset(tiny_cache(), 8, split_documents=True)
-    with pytest.raises(ConfigError, match=r"split_documents looks for their ends\. Pack the components"):
+    with pytest.raises(
+        ConfigError, match=r"split_documents looks for their ends\. Pack the components"
+    ):
         DataLoader(stream, 8, micro_batches=MicroBatchConfig(64))
-    whole = DataLoader(TokenSeqDataset(tiny_cache(), 8), 8, micro_batches=MicroBatchConfig(16, rows=2), mesh=mesh(1))
+    whole = DataLoader(
+        TokenSeqDataset(tiny_cache(), 8),
+        8,
+        micro_batches=MicroBatchConfig(16, rows=2),
+        mesh=mesh(1),
+    )
     assert whole.batch_at(0).rows.tokens.shape == (4, 16)
 
 
@@ -165,27 +202,40 @@ MESHES = {
 BALANCES = {
     "none": MicroBatchConfig(96, rows=4),
     "tokens": MicroBatchConfig(96, "tokens", rows=4),
-    "flops": MicroBatchConfig(96, "flops", rows=4, model=TransformerCost(64, 2, 4, 16, 2, 128, 1000)),
+    "flops": MicroBatchConfig(
+        96, "flops", rows=4, model=TransformerCost(64, 2, 4, 16, 2, 128, 1000)
+    ),
 }
 LEAVES = {
     LeafSpec("loss_weights", "float32", "ragged", 1): lambda ids: (ids % 5 / 4).astype(np.float32),
-    LeafSpec("topk", "int32", "ragged", 2): lambda ids: np.stack([ids, ids + 1], axis=-1).astype(np.int32),
+    LeafSpec("topk", "int32", "ragged", 2): lambda ids: np.stack([ids, ids + 1], axis=-1).astype(
+        np.int32
+    ),
     LeafSpec("score", "float32", "fixed"): lambda ids: np.full(1, ids.size % 7 / 3, np.float32),
 }
 
 
-def with_columns(folder, seq_len, packing="{algorithm: next_fit, max_documents: 2, long: split}") -> LmDataConfig:
+def with_columns(
+    folder, seq_len, packing="{algorithm: next_fit, max_documents: 2, long: split}"
+) -> LmDataConfig:
     """A run over rows, seldom full if packed, with float weights, K numbers a token and one a document."""
     for seed, name in enumerate("ab"):
-        write_cache(folder / name, [random_documents(120, vocab_size=200, seed=seed)], vocab_size=200, leaves=LEAVES)
+        write_cache(
+            folder / name,
+            [random_documents(120, vocab_size=200, seed=seed)],
+            vocab_size=200,
+            leaves=LEAVES,
+        )
     return load_config(
         overrides=[
-            f"seq_len={seq_len}", "batch_size=8", "num_steps=6",
+            f"seq_len={seq_len}",
+            "batch_size=8",
+            "num_steps=6",
             f"components.a={{cache: {folder / 'a'}, packing: {packing}, weight: 2}}",
             f"components.b={{cache: {folder / 'b'}, packing: {packing}, loss_weight: 0.5}}",
             "columns={weight: loss_weights, ids: topk, score: score}",
         ]
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +250,9 @@ def loss_of(table, batch: PackedBatch, denominator):
     """It goes by the columns too, so that a value beside another token is another loss."""
     assert batch.extras is not None
     beside = table[batch.extras["ids"]].mean(axis=2)
-    return unified_loss(table[batch.tokens] + batch.extras["score"][..., None] * beside, batch, denominator)
+    return unified_loss(
+        table[batch.tokens] + batch.extras["score"][..., None] * beside, batch, denominator
+    )
 
 
 @jax.jit
@@ -239,10 +291,14 @@ def columns_of_documents(batch: PackedBatch) -> list[tuple[object, ...]]:
     )
 
 
-@pytest.mark.parametrize("on", [*("2", "4", "2x2"), *(pytest.param(on, marks=pytest.mark.slow) for on in ("1", "1x2"))])
+@pytest.mark.parametrize(
+    "on", [*("2", "4", "2x2"), *(pytest.param(on, marks=pytest.mark.slow) for on in ("1", "1x2"))]
+)
 def test_losses_of_micro_batches_are_those_of_the_step_on_every_mesh(run, on):
     for step in (0, 3):
-        check_step(run, step, MESHES[on](), BALANCES if on == "2x2" else {"flops": BALANCES["flops"]})
+        check_step(
+            run, step, MESHES[on](), BALANCES if on == "2x2" else {"flops": BALANCES["flops"]}
+        )
 
 
 @pytest.mark.slow

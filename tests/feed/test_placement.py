@@ -33,7 +33,9 @@ def placement_of(name):
 
 
 @given(
-    name=st.sampled_from(sorted(SHARDINGS)), rows=st.integers(1, 4), dtype=st.sampled_from(["uint8", "uint16", "int32"])
+    name=st.sampled_from(sorted(SHARDINGS)),
+    rows=st.integers(1, 4),
+    dtype=st.sampled_from(["uint8", "uint16", "int32"]),
 )
 def test_the_global_array_is_the_host_array_on_every_mesh(name, rows, dtype):
     placement = placement_of(name)
@@ -99,7 +101,9 @@ def test_columns_of_this_process_are_put_in_their_place(monkeypatch):
     """Local columns in, the global array out: its parts come from where the process's own columns begin."""
     placement = placement_of("2x4, rows and sequence")
     tokens = np.arange(8 * 16).reshape(8, 16).astype(np.uint16)
-    monkeypatch.setattr(placement, "local_columns", lambda seq_len: (-4, 16))  # four columns of nobody's before
+    monkeypatch.setattr(
+        placement, "local_columns", lambda seq_len: (-4, 16)
+    )  # four columns of nobody's before
     wider = np.concatenate([np.full((8, 4), 999, np.uint16), tokens], axis=1)
     assert np.array_equal(placement.to_global(wider, 8, seq_len=16), tokens)
     assert np.array_equal(placement.to_global(tokens, 8, seq_len=16), tokens)
@@ -129,7 +133,9 @@ def test_the_axis_for_rows():
     assert batch_sharding(mesh((4,), ("x",)), None).spec == PartitionSpec("x")
     assert batch_sharding(square, ["replica", "data"]).spec == PartitionSpec(("replica", "data"))
     assert batch_sharding(square, ("replica",)).spec == PartitionSpec("replica")
-    with pytest.raises(ConfigError, match=r"is not an axis of the mesh .*Did you mean 'data'\?") as caught:
+    with pytest.raises(
+        ConfigError, match=r"is not an axis of the mesh .*Did you mean 'data'\?"
+    ) as caught:
         batch_sharding(square, "dat")
     assert (caught.value.field, caught.value.value) == ("batch_axis", "dat")
     with pytest.raises(ConfigError, match="names no axis"):

@@ -33,7 +33,8 @@ def endless():
 
 def in_groups(items, sizes):
     """Groups of these sizes, which begin again when they are used up."""
-    items, sizes = iter(items), itertools.cycle(sizes)
+    items = iter(items)
+    sizes = itertools.cycle(sizes)
     while group := list(itertools.islice(items, next(sizes))):
         yield group
 
@@ -50,7 +51,9 @@ def one_by_one(items):
 )
 def test_items_come_in_order_and_end(n, sizes, depth, taken):
     with Prefetched(lambda: in_groups(range(n), sizes), depth) as items:
-        assert [next(items, None) for _ in range(taken)] == [k if k < n else None for k in range(taken)]
+        assert [next(items, None) for _ in range(taken)] == [
+            k if k < n else None for k in range(taken)
+        ]
     assert not running()
 
 
@@ -77,7 +80,9 @@ def test_an_error_before_the_first_item():
     assert not running()
 
 
-@pytest.mark.parametrize("how", ["close", "with", "error in the loop", "break", "drop", "twice", "interrupt"])
+@pytest.mark.parametrize(
+    "how", ["close", "with", "error in the loop", "break", "drop", "twice", "interrupt"]
+)
 def test_whatever_ends_the_loop_ends_the_thread(how):
     closed = threading.Event()
 
@@ -204,7 +209,11 @@ def test_it_runs_as_far_ahead_as_it_may_and_no_further():
         wait_until(lambda: len(made) == 4)
 
 
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), depth=st.integers(1, 9), taken=st.integers(0, 20))
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    depth=st.integers(1, 9),
+    taken=st.integers(0, 20),
+)
 def test_a_group_is_begun_when_those_before_have_fewer_items_than_the_depth(sizes, depth, taken):
     """However many of them were taken; and not before. A group counts until its last item is taken."""
     made = []

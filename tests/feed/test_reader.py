@@ -46,7 +46,11 @@ class Host:
     """Host h of H: which rows of a batch it holds, in one run or in turns; and which part of each row."""
 
     def __init__(self, number=0, hosts=1, turns=False, part=0, parts=1):
-        self.number, self.hosts, self.turns, self.part, self.parts = number, hosts, turns, part, parts
+        self.number = number
+        self.hosts = hosts
+        self.turns = turns
+        self.part = part
+        self.parts = parts
 
     def local_columns(self, seq_len):
         return self.part * seq_len // self.parts, (self.part + 1) * seq_len // self.parts
@@ -87,7 +91,9 @@ def datasets(draw, root, counted=False):
     batch = BatchSchedule(draw(st.sampled_from([1, 4, 6, {0: 4, 3: 7}, {0: 6, 2: 2, 5: 3}])))
     sources = []
     for k in range(draw(st.integers(1, 3))):
-        dataset = TokenSeqDataset(draw(caches(f"{root}/{k}", seq_len, counted)), seq_len, name=str(k))
+        dataset = TokenSeqDataset(
+            draw(caches(f"{root}/{k}", seq_len, counted)), seq_len, name=str(k)
+        )
         kind = draw(st.sampled_from(["stored", "full", "block", "era", "braid", "sliced"]))
         if kind == "full":
             dataset = dataset.shuffle(k)
@@ -96,7 +102,9 @@ def datasets(draw, root, counted=False):
         elif kind == "era":
             dataset = dataset.era_shuffle(draw(st.integers(1, 9)), seed=k)
         elif kind == "braid":
-            dataset = dataset.braid_shuffle(seed=k, strands=draw(st.integers(1, min(5, len(dataset)))))
+            dataset = dataset.braid_shuffle(
+                seed=k, strands=draw(st.integers(1, min(5, len(dataset))))
+            )
         elif kind == "sliced":
             dataset = dataset.slice(1).shuffle(k).take(5)
         sources.append(dataset)
@@ -131,7 +139,9 @@ def least_budget(dataset, batch, host, row_order, steps):
     return max(p.uses.blocks.size for p in plans)
 
 
-def reader(dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapping=True, kernel=True):
+def reader(
+    dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapping=True, kernel=True
+):
     counted = IterationStats()
     counted.reads = stats or counted.reads
     order = BatchOrder(dataset, batch, row_order)
@@ -146,7 +156,10 @@ def reader(dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapp
 def slot_bytes(dataset):
     arrays = [a for s in dataset.sources for a in s.arrays]
     masked = any(MASK in s.columns for s in dataset.sources)
-    largest = max(a.chunk_elements * a.dtype.itemsize for a in arrays), masked * max(a.chunk_elements for a in arrays)
+    largest = (
+        max(a.chunk_elements * a.dtype.itemsize for a in arrays),
+        masked * max(a.chunk_elements for a in arrays),
+    )
     return sum((size + 7) // 8 * 8 for size in largest)
 
 
@@ -155,7 +168,8 @@ def check_batches(data):
     with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
         dataset, batch = data.draw(datasets(root))
         row_order = data.draw(st.sampled_from(["stream", "locality"]))
-        hosts, turns = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+        hosts = data.draw(st.integers(1, 4))
+        turns = data.draw(st.booleans())
         parts = min(data.draw(st.sampled_from([1, 1, 2, 3])), dataset.seq_len)
         steps = last_step(dataset, batch)
         first = data.draw(st.integers(0, steps))
@@ -165,21 +179,31 @@ def check_batches(data):
         found = []
         for number, part in np.ndindex(hosts, parts):
             host = Host(number, hosts, turns, part, parts)
-            budget = (least_budget(dataset, batch, host, row_order, steps) + slack) * slot_bytes(dataset)
+            budget = (least_budget(dataset, batch, host, row_order, steps) + slack) * slot_bytes(
+                dataset
+            )
             stats = ReadStats()
             group = data.draw(st.sampled_from([0, 1, 2]))
             source = reader(dataset, batch, host, row_order, budget, group, stats, kernel=kernel)
             mine = []
             for batch_rows in source.batches(first, steps):
-                assert batch_rows.tokens.dtype == widest  # on every host and in every step: one program
+                assert (
+                    batch_rows.tokens.dtype == widest
+                )  # on every host and in every step: one program
                 assert source.resident_bytes <= budget
                 mine.append(batch_rows)
             found.append(mine)
             assert len(mine) == steps - first
             assert stats.bytes_read >= 0
             read = stats.tensorstore_reads_issued + stats.mapped_blocks
-            assert stats.block_fetches <= read <= len(BlockSpace(dataset.sources).kinds) * stats.block_fetches
-        for k, (tokens, sources, size, mask) in enumerate(list(wanted_steps(dataset, batch, steps))[first:]):
+            assert (
+                stats.block_fetches
+                <= read
+                <= len(BlockSpace(dataset.sources).kinds) * stats.block_fetches
+            )
+        for k, (tokens, sources, size, mask) in enumerate(
+            list(wanted_steps(dataset, batch, steps))[first:]
+        ):
             everything = np.zeros((size, dataset.seq_len), np.int64)
             masks = np.zeros((size, dataset.seq_len), np.uint8)
             source_id = np.full(size, -1)
@@ -194,7 +218,12 @@ def check_batches(data):
                 assert mine[k].batch_size == size
                 assert mine[k].seq_len == dataset.seq_len
             assert (everything[len(tokens) :] == 0).all()
-            pairs = [(s, *row) for s, row in zip(source_id[: len(tokens)].tolist(), everything.tolist(), strict=False)]
+            pairs = [
+                (s, *row)
+                for s, row in zip(
+                    source_id[: len(tokens)].tolist(), everything.tolist(), strict=False
+                )
+            ]
             wanted = [(s, *row) for s, row in zip(sources.tolist(), tokens.tolist(), strict=True)]
             if row_order == "locality":
                 begin = batch.rows_at(first + k)[0]
@@ -202,21 +231,30 @@ def check_batches(data):
                 wanted = [wanted[i] for i in np.argsort(where, kind="stable")]
             assert pairs == wanted
             if mask is not None:
-                masked = np.array([MASK in s.columns for s in dataset.sources])[source_id[: len(tokens), None]]
-                assert np.array_equal(masks[: len(tokens)] != 0, ~masked | trained(everything[: len(tokens)]))
+                masked = np.array([MASK in s.columns for s in dataset.sources])[
+                    source_id[: len(tokens), None]
+                ]
+                assert np.array_equal(
+                    masks[: len(tokens)] != 0, ~masked | trained(everything[: len(tokens)])
+                )
                 held = np.c_[everything, masks][: len(tokens)]
                 assert sorted(np.c_[tokens, mask].tolist()) == sorted(held.tolist())
 
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_host_may_have_no_rows_in_some_steps(tmp_path, kernel):
-    cache = write_cache(tmp_path, [[np.arange(400) % 251]], layout=CacheLayout("uint8", chunk_elements=16))
-    dataset, batch = TokenSeqDataset(cache, 5).shuffle(0), BatchSchedule({0: 6, 2: 2, 5: 3})
+    cache = write_cache(
+        tmp_path, [[np.arange(400) % 251]], layout=CacheLayout("uint8", chunk_elements=16)
+    )
+    dataset = TokenSeqDataset(cache, 5).shuffle(0)
+    batch = BatchSchedule({0: 6, 2: 2, 5: 3})
     for group in (0, 1, 2):
         delivered = []
         for number in range(4):
             host = Host(number, 4, False, 0, 1)
-            steps = [*reader(dataset, batch, host, "stream", 1 << 20, group, kernel=kernel).batches(0, 8)]
+            steps = [
+                *reader(dataset, batch, host, "stream", 1 << 20, group, kernel=kernel).batches(0, 8)
+            ]
             delivered.append([rows.tokens for rows in steps])
         for step, (tokens, *_) in enumerate(wanted_steps(dataset, batch, 8)):
             assert np.array_equal(np.concatenate([of_host[step] for of_host in delivered]), tokens)
@@ -243,9 +281,13 @@ def test_each_block_is_read_once_when_the_budget_allows(data):
         assert all(isinstance(a, CountingArray) for a in arrays)
         budget = sum(-(-a.length // a.chunk_elements) for a in arrays) * slot_bytes(dataset)
         stats = ReadStats()
-        source = reader(dataset, batch, Host(), "locality", budget, data.draw(st.sampled_from([0, 1, 2])), stats)
+        source = reader(
+            dataset, batch, Host(), "locality", budget, data.draw(st.sampled_from([0, 1, 2])), stats
+        )
         batches = list(source.batches(0, steps))
-        used = plan_window(dataset, BlockSpace(dataset.sources), batch, Host(), 0, steps, "locality").uses.blocks.size
+        used = plan_window(
+            dataset, BlockSpace(dataset.sources), batch, Host(), 0, steps, "locality"
+        ).uses.blocks.size
         assert stats.block_fetches == used
         assert sum(a.reads for a in arrays) == stats.tensorstore_reads_issued == used
         assert sum(a.elements * a.dtype.itemsize for a in arrays) == stats.bytes_read
@@ -257,7 +299,9 @@ def test_each_block_is_read_once_when_the_budget_allows(data):
 def twelve(tmp_path_factory):
     """Twelve rows of one block each."""
     root = tmp_path_factory.mktemp("twelve")
-    cache = write_cache(root, [[np.full(4, r) for r in range(12)]], layout=CacheLayout("uint8", 4, 5))
+    cache = write_cache(
+        root, [[np.full(4, r) for r in range(12)]], layout=CacheLayout("uint8", 4, 5)
+    )
     return TokenSeqDataset(cache, 4)
 
 
@@ -270,12 +314,25 @@ def twelve(tmp_path_factory):
     road=st.sampled_from([(False, True), (True, False), (True, True)]),
 )
 @example(
-    rows=[7] * 8 + [8, 9, 7, 10] + [11, 0, 1, 7] + [2, 3, 4, 5], size=2, room=8, group=0, road=(False, True)
+    rows=[7] * 8 + [8, 9, 7, 10] + [11, 0, 1, 7] + [2, 3, 4, 5],
+    size=2,
+    room=8,
+    group=0,
+    road=(False, True),
 )  # 7 stays: it is needed later
 def test_no_slot_is_reused_while_a_step_needs_it(twelve, rows, size, room, group, road):
     dataset = twelve.reordered(Listed(rows))
     mapping, kernel = road
-    source = reader(dataset, BatchSchedule(size), Host(), "stream", room * 8, group, mapping=mapping, kernel=kernel)
+    source = reader(
+        dataset,
+        BatchSchedule(size),
+        Host(),
+        "stream",
+        room * 8,
+        group,
+        mapping=mapping,
+        kernel=kernel,
+    )
     steps = len(rows) // size
     assert [b.tokens[:, 0].tolist() for b in source.batches(0, steps)] == [
         rows[k * size : (k + 1) * size] for k in range(steps)
@@ -284,7 +341,9 @@ def test_no_slot_is_reused_while_a_step_needs_it(twelve, rows, size, room, group
 
 def test_slots_are_reused_and_a_block_stays_while_a_later_step_needs_it(tmp_path):
     """Rows 0, 1, 2, ... of one-row blocks in a window that jumps back and forth: room for 6 blocks, 40 in all."""
-    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5))
+    cache = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5)
+    )
     dataset = TokenSeqDataset(with_arrays(cache, CountingArray), 4).era_shuffle(8, seed=3).repeat(3)
     stats = ReadStats()
     source = reader(dataset, BatchSchedule(2), Host(), "stream", 6 * 8, 0, stats)
@@ -297,7 +356,9 @@ def test_slots_are_reused_and_a_block_stays_while_a_later_step_needs_it(tmp_path
 
 def test_what_is_needed_soon_is_not_thrown_out_to_make_room(tmp_path):
     """Room for eight: when 8 is fetched, 0, 1 and 2 are the oldest of all, and must stay: they come next."""
-    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(10)]], layout=CacheLayout("uint8", 4, 8))
+    cache = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(10)]], layout=CacheLayout("uint8", 4, 8)
+    )
     order = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
     stats = ReadStats()
     dataset = TokenSeqDataset(cache, 4).reordered(Listed(order))
@@ -307,7 +368,9 @@ def test_what_is_needed_soon_is_not_thrown_out_to_make_room(tmp_path):
 
 
 def test_a_budget_of_less_than_one_batch_says_how_much_is_needed(tmp_path):
-    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5))
+    cache = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5)
+    )
     dataset = TokenSeqDataset(cache, 4).shuffle(0)
     with pytest.raises(ConfigError, match="step 0 needs 8 blocks") as caught:
         next(reader(dataset, BatchSchedule(8), Host(), "stream", 7 * 8).batches(0, None))
@@ -315,14 +378,17 @@ def test_a_budget_of_less_than_one_batch_says_how_much_is_needed(tmp_path):
     assert caught.value.cure == "Give at least 64; 256 lets reads run ahead."
     batches = list(reader(dataset, BatchSchedule(8), Host(), "stream", 64).batches(0, 5))
     assert (
-        np.concatenate([b.tokens[:, 0] for b in batches]).tolist() == dataset.read(np.arange(40)).tokens[:, 0].tolist()
+        np.concatenate([b.tokens[:, 0] for b in batches]).tolist()
+        == dataset.read(np.arange(40)).tokens[:, 0].tolist()
     )
 
 
 @pytest.mark.parametrize(("room", "asked"), [(1000, 20), (16, 20), (8, 12), (4, 8)])
 def test_reads_run_ahead_of_the_batches(tmp_path, room, asked):
     """Two batches of two one-row blocks were taken: how many blocks were asked for, with room for ``room``."""
-    stored = write_cache(tmp_path, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 5))
+    stored = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 5)
+    )
     cache = with_arrays(stored, CountingArray)
     array = cache.parts[0].data
     assert isinstance(array, CountingArray)
@@ -358,7 +424,9 @@ class SteppedArray(CountingArray):
 
 @pytest.mark.parametrize("group", [0, 1, 2])
 def test_a_batch_never_waits_for_the_blocks_of_a_later_one(tmp_path, group):
-    stored = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5))
+    stored = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5)
+    )
     cache = with_arrays(stored, SteppedArray)
     array = cache.parts[0].data
     assert isinstance(array, SteppedArray)
@@ -370,12 +438,20 @@ def test_a_batch_never_waits_for_the_blocks_of_a_later_one(tmp_path, group):
 
 
 def test_a_lost_shard_fails_the_step_that_needs_it_and_no_other(tmp_path):
-    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 8, 2))
-    (tmp_path / "parts" / "00000" / "input_ids" / "data" / "c" / "3").unlink()  # rows 12 to 15, chunks 6 and 7
-    source = [reader(TokenSeqDataset(cache, 4), BatchSchedule(4), Host(), "stream", 1 << 20, 2) for _ in range(2)]
+    cache = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 8, 2)
+    )
+    (
+        tmp_path / "parts" / "00000" / "input_ids" / "data" / "c" / "3"
+    ).unlink()  # rows 12 to 15, chunks 6 and 7
+    source = [
+        reader(TokenSeqDataset(cache, 4), BatchSchedule(4), Host(), "stream", 1 << 20, 2)
+        for _ in range(2)
+    ]
     good = []
     with pytest.raises(
-        ReadError, match=r"chunk 6 cannot be read for step 3 \(NOT_FOUND.*is missing, shard file .*/c/3\)"
+        ReadError,
+        match=r"chunk 6 cannot be read for step 3 \(NOT_FOUND.*is missing, shard file .*/c/3\)",
     ) as caught:
         good.extend(source[0].batches(0, None))
     assert [b.tokens[0, 0] for b in good] == [0, 4, 8]
@@ -386,7 +462,9 @@ def test_a_lost_shard_fails_the_step_that_needs_it_and_no_other(tmp_path):
 
 @pytest.mark.parametrize("mapping", [True, False])
 def test_a_lost_array_fails_the_step_that_needs_it_and_no_other(tmp_path, mapping):
-    cache = write_cache(tmp_path, [[np.arange(16)], [np.arange(16, 32)]], layout=CacheLayout("uint8", 8, 2))
+    cache = write_cache(
+        tmp_path, [[np.arange(16)], [np.arange(16, 32)]], layout=CacheLayout("uint8", 8, 2)
+    )
     shutil.rmtree(tmp_path / "parts" / "00001" / "input_ids")
     dataset = TokenSeqDataset(cache, 4)
     source = reader(dataset, BatchSchedule(1), Host(), "stream", 1 << 20, 2, mapping=mapping)
@@ -399,10 +477,16 @@ def test_a_lost_array_fails_the_step_that_needs_it_and_no_other(tmp_path, mappin
 @pytest.mark.parametrize("mapping", [True, False])
 def test_counters_of_a_known_reading(tmp_path, mapping):
     """Two blocks of two rows, batch 4, rows 0 0 1 3: three distinct rows in two runs."""
-    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(8)]], layout=CacheLayout("uint16", 8, 8))
+    cache = write_cache(
+        tmp_path, [[np.full(4, r) for r in range(8)]], layout=CacheLayout("uint16", 8, 8)
+    )
     stats = ReadStats()
     dataset = TokenSeqDataset(cache, 4).reordered(Listed([0, 0, 1, 3]))
-    next(reader(dataset, BatchSchedule(4), Host(), "stream", 64, 0, stats, mapping=mapping).batches(0, 1))
+    next(
+        reader(dataset, BatchSchedule(4), Host(), "stream", 64, 0, stats, mapping=mapping).batches(
+            0, 1
+        )
+    )
     assert stats == ReadStats(
         examples_requested=4,
         unique_examples=3,
@@ -421,23 +505,40 @@ def test_counters_of_a_known_reading(tmp_path, mapping):
 @pytest.mark.parametrize(("every", "said"), [(2, True), (9, False)])
 def test_rows_that_nothing_is_trained_on_are_counted(tmp_path, caplog, every, said):
     rows = [np.full(4, r % 251) for r in range(3000)]
-    stored = write_cache(tmp_path, [rows], layout=CacheLayout("uint8", 64, 8), mask=lambda ids: ids % every > 0)
+    stored = write_cache(
+        tmp_path, [rows], layout=CacheLayout("uint8", 64, 8), mask=lambda ids: ids % every > 0
+    )
     stats = ReadStats()
-    list(reader(TokenSeqDataset(stored, 4), BatchSchedule(7), Host(), "stream", 1 << 20, 8, stats).batches(0, 429))
-    assert stats.untrained_examples == sum(r % 251 % every == 0 for r in range(3000))  # the last batch is padded
-    messages = [r.getMessage() for r in caplog.records if "hold no token that is trained on" in r.getMessage()]
+    list(
+        reader(
+            TokenSeqDataset(stored, 4), BatchSchedule(7), Host(), "stream", 1 << 20, 8, stats
+        ).batches(0, 429)
+    )
+    assert stats.untrained_examples == sum(
+        r % 251 % every == 0 for r in range(3000)
+    )  # the last batch is padded
+    messages = [
+        r.getMessage()
+        for r in caplog.records
+        if "hold no token that is trained on" in r.getMessage()
+    ]
     assert len(messages) == said
     assert not said or "headrace cat" in messages[0]
 
 
 def test_a_host_that_holds_half_of_each_row_reads_half(tmp_path):
     """Rows of 64 tokens in chunks of 8: eight blocks a row, of which four lie on either side."""
-    stored = write_cache(tmp_path, [[np.arange(64) + r for r in range(40)]], layout=CacheLayout("uint8", 8, 16))
+    stored = write_cache(
+        tmp_path, [[np.arange(64) + r for r in range(40)]], layout=CacheLayout("uint8", 8, 16)
+    )
     dataset = TokenSeqDataset(with_arrays(stored, CountingArray), 64).shuffle(0)
-    read, tokens = [], []
+    read = []
+    tokens = []
     for host in (Host(), Host(part=0, parts=2), Host(part=1, parts=2)):
         stats = ReadStats()
-        batches = list(reader(dataset, BatchSchedule(4), host, "locality", 1 << 20, 1, stats).batches(0, 10))
+        batches = list(
+            reader(dataset, BatchSchedule(4), host, "locality", 1 << 20, 1, stats).batches(0, 10)
+        )
         read.append(stats.bytes_read)
         tokens.append(np.concatenate([b.tokens for b in batches]))
     assert read == [40 * 64, 40 * 32, 40 * 32]

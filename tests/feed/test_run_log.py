@@ -45,8 +45,18 @@ def test_a_line_every_so_many_steps_and_one_at_the_end(tmp_path):
             loader.set(batches=step - 99)
             log(step)
     start, *rest = lines(tmp_path, host=3)
-    assert (start["kind"], start["host"], start["hosts"], start["config"]) == ("start", 3, 4, "seq_len: 8\n")
-    assert [(r["step"], r["stats"]["batches"]) for r in rest] == [(100, 1), (110, 11), (120, 21), (125, 26)]
+    assert (start["kind"], start["host"], start["hosts"], start["config"]) == (
+        "start",
+        3,
+        4,
+        "seq_len: 8\n",
+    )
+    assert [(r["step"], r["stats"]["batches"]) for r in rest] == [
+        (100, 1),
+        (110, 11),
+        (120, 21),
+        (125, 26),
+    ]
     assert set(rest[0]["stats"]) == set(NOTHING.to_json())
     assert log.failed == 0
 
@@ -116,7 +126,10 @@ def test_a_store_that_fails_is_said_and_training_goes_on(monkeypatch, caplog):
         raise OSError("no room")
 
     monkeypatch.setattr(files, "write_atomic", refuse)
-    with caplog.at_level(logging.WARNING), RunLog(Counted(), "memory://run-log-test/refused", every=1) as log:
+    with (
+        caplog.at_level(logging.WARNING),
+        RunLog(Counted(), "memory://run-log-test/refused", every=1) as log,
+    ):
         log(0)
     assert log.failed >= 1
     assert "no room" in caplog.text

@@ -21,7 +21,12 @@ def loader():
 
 def test_figures_are_written_every_so_many_steps_and_are_those_of_the_loader(loader):
     written = []
-    log = LogStats(loader, lambda step, figures: written.append((step, dict(figures))), every=2, prefix="input/")
+    log = LogStats(
+        loader,
+        lambda step, figures: written.append((step, dict(figures))),
+        every=2,
+        prefix="input/",
+    )
     taken = 0
     for step, _ in enumerate(loader):
         taken += 1
@@ -117,7 +122,10 @@ def test_a_wandb_run_gets_the_figures_under_the_step(tmp_path, loader, monkeypat
         log(13)  # the library keeps a step open until the next, for what others log
         assert run.summary["data/batches"] == 0.0
         assert run.summary["_step"] == 12
-        assert set(loader.stats().to_json()) <= {name.removeprefix("data/") for name in run.summary.keys()}  # noqa: SIM118
+        assert set(loader.stats().to_json()) <= {
+            name.removeprefix("data/")
+            for name in run.summary.keys()  # noqa: SIM118
+        }
 
 
 def test_no_wandb_run_is_an_error_that_says_what_to_call(monkeypatch):

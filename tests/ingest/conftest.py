@@ -58,7 +58,12 @@ def panicking_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     model = {"type": "WordLevel", "vocab": {"good": 0, "bad": 1, "<unk>": 2}, "unk_token": "<unk>"}
     content = {
         **dict.fromkeys(["truncation", "padding", "post_processor", "decoder"]),
-        **{"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": {"type": "Whitespace"}},
+        **{
+            "version": "1.0",
+            "added_tokens": [],
+            "model": model,
+            "pre_tokenizer": {"type": "Whitespace"},
+        },
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": table},
     }
     path = tmp_path_factory.mktemp("panicking") / "tokenizer.json"
@@ -84,7 +89,9 @@ def write_jsonl() -> Callable[..., str]:
 
     def write(path: Path, texts: list[str], field: str = "text") -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps({field: t, "id": i}) + "\n" for i, t in enumerate(texts)))
+        path.write_text(
+            "".join(json.dumps({field: t, "id": i}) + "\n" for i, t in enumerate(texts))
+        )
         return str(path)
 
     return write
@@ -110,7 +117,9 @@ class RayNodes:
     """
 
     def __init__(self, cluster: Any, others: int, folder: str | None = None) -> None:
-        self._cluster, self._others, self._folder = cluster, others, folder
+        self._cluster = cluster
+        self._others = others
+        self._folder = folder
 
     def fill_up(self) -> bool:
         """Adds the nodes that are missing. Ray gives one 30 s to start; on a busy machine it may need another try."""
@@ -154,9 +163,12 @@ class RayNodes:
             return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         return None
 
-    def hit_while(self, work: Callable[[], object], disaster: Callable[[], bool], delay_s: float) -> bool:
+    def hit_while(
+        self, work: Callable[[], object], disaster: Callable[[], bool], delay_s: float
+    ) -> bool:
         """Does the work; ``delay_s`` after the first part was begun the disaster is called. Whether it came and hit."""
-        over, hit = threading.Event(), threading.Event()
+        over = threading.Event()
+        hit = threading.Event()
 
         def watch() -> None:
             while not self.workers() and not over.wait(0.02):
@@ -187,10 +199,15 @@ def ray_nodes() -> Callable[..., AbstractContextManager[RayNodes]]:
     def start(others: int, *, own_folders: bool = False) -> Iterator[RayNodes]:
         from ray.cluster_utils import Cluster
 
-        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as parent:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            tempfile.TemporaryDirectory(prefix="ray") as parent,
+        ):
             patch.setenv("RAY_DEDUP_LOGS", "0")
             try:
-                cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+                cluster: Any = Cluster(
+                    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+                )
             except Exception as error:  # noqa: BLE001 (a busy machine does not start it in time)
                 pytest.skip(f"Ray did not start: {error}")
             nodes = RayNodes(cluster, others, parent if own_folders else None)

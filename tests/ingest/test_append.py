@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import CacheError, CacheUnfinishedError, ConfigError, HeadraceError, PlanMismatchError, SourceError
+from headrace.errors import (
+    CacheError,
+    CacheUnfinishedError,
+    ConfigError,
+    HeadraceError,
+    PlanMismatchError,
+    SourceError,
+)
 from headrace.ingest.append import append_cache
 from headrace.ingest.build import build_cache
 from headrace.ingest.build_shuffled import build_shuffled
@@ -41,7 +48,8 @@ def texts_of(folder: Path, files: int, seed: int) -> str:
     folder.mkdir()
     for number in range(files):
         lines = (
-            json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "Ünder"], k=9)), "id": n}) for n in range(8)
+            json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "Ünder"], k=9)), "id": n})
+            for n in range(8)
         )
         (folder / f"{seed}-{number}.jsonl").write_text("\n".join(lines))
     return str(folder)
@@ -55,19 +63,28 @@ def cache(tmp_path: Path) -> str:
     return str(tmp_path / "cache")
 
 
-def test_generations_follow_each_other_and_the_old_ones_stay(cache: str, tmp_path: Path, tree: Tree):
+def test_generations_follow_each_other_and_the_old_ones_stay(
+    cache: str, tmp_path: Path, tree: Tree
+):
     documents = [TokenCache.open(cache).document(n) for n in range(24)]
     for number, files in ((2, 2), (3, 1)):
         before = tree(cache)
         report = append_cache([texts_of(tmp_path / f"new{number}", files, number)], cache, **QUIET)
         assert (report.path, report.documents) == (f"{cache}/generations/{number}", 8 * files)
         after = tree(cache)
-        assert {**after, **before} == {**after, GENERATIONS_NAME: before.get(GENERATIONS_NAME, after[GENERATIONS_NAME])}
+        assert {**after, **before} == {
+            **after,
+            GENERATIONS_NAME: before.get(GENERATIONS_NAME, after[GENERATIONS_NAME]),
+        }
         again = append_cache([str(tmp_path / f"new{number}")], cache, **QUIET)
         assert again.parts_built == 0
         assert tree(cache) == after
     whole = open_cache(cache)
-    assert (whole.num_documents, whole.generations, open_cache(cache, 2).num_documents) == (48, (3,), 40)
+    assert (whole.num_documents, whole.generations, open_cache(cache, 2).num_documents) == (
+        48,
+        (3,),
+        40,
+    )
     assert all(np.array_equal(whole.document(n), one) for n, one in enumerate(documents))
     plain = build_cache(
         SourceConfig([str(tmp_path / "new3")]),
@@ -94,11 +111,18 @@ def test_settings_are_those_of_the_cache(tmp_path: Path):
     (tmp_path / "b.jsonl").write_text('{"text": "two", "score": 2.5}\n')
     (tmp_path / "c.jsonl").write_text('{"body": "three", "score": 3.5}\n')
     source = SourceConfig(
-        [str(tmp_path / "a.jsonl")], text_field="body", leaves={"score": LeafConfig("score", "float32")}
+        [str(tmp_path / "a.jsonl")],
+        text_field="body",
+        leaves={"score": LeafConfig("score", "float32")},
     )
     output = str(tmp_path / "cache")
     build_cache(
-        source, TokenizerConfig("bytes", bos=None, eos="none"), output, compression="zstd", dtype="uint32", **QUIET
+        source,
+        TokenizerConfig("bytes", bos=None, eos="none"),
+        output,
+        compression="zstd",
+        dtype="uint32",
+        **QUIET,
     )
     append_cache([str(tmp_path / "b.jsonl")], output, source={"text_field": "text"}, **QUIET)
     append_cache([str(tmp_path / "c.jsonl")], output, **QUIET)
@@ -113,7 +137,10 @@ def test_the_copy_of_a_tokenizer_serves_when_the_file_is_gone(tmp_path: Path, bp
     file.write_bytes(Path(bpe_path).read_bytes())
     output = str(tmp_path / "cache")
     build_cache(
-        SourceConfig([texts_of(tmp_path / "old", 1, 1)]), TokenizerConfig(str(file), eos="none"), output, **QUIET
+        SourceConfig([texts_of(tmp_path / "old", 1, 1)]),
+        TokenizerConfig(str(file), eos="none"),
+        output,
+        **QUIET,
     )
     file.unlink()
     append_cache([texts_of(tmp_path / "new", 1, 2)], output, **QUIET)
@@ -121,8 +148,12 @@ def test_the_copy_of_a_tokenizer_serves_when_the_file_is_gone(tmp_path: Path, bp
 
 
 def test_new_documents_may_be_shuffled_among_themselves(tmp_path: Path):
-    output, old, new = str(tmp_path / "cache"), texts_of(tmp_path / "old", 2, 1), texts_of(tmp_path / "new", 2, 2)
-    build_shuffled(SourceConfig([old]), TokenizerConfig("bytes"), output, ReshuffleConfig(3), **QUIET)
+    output = str(tmp_path / "cache")
+    old = texts_of(tmp_path / "old", 2, 1)
+    new = texts_of(tmp_path / "new", 2, 2)
+    build_shuffled(
+        SourceConfig([old]), TokenizerConfig("bytes"), output, ReshuffleConfig(3), **QUIET
+    )
     append_cache([new], output, how=ReshuffleConfig(4), **QUIET)
     assert append_cache([new], output, how=ReshuffleConfig(4), **QUIET).parts_built == 0
     whole = open_cache(output)
@@ -137,7 +168,9 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
     before = tree(cache)
 
-    def refused(kind: type[HeadraceError], expected: str, paths: list[str], output: str = cache, **how: Any) -> None:
+    def refused(
+        kind: type[HeadraceError], expected: str, paths: list[str], output: str = cache, **how: Any
+    ) -> None:
         with pytest.raises(kind) as error:
             append_cache(paths, output, **how, **QUIET)
         assert expected in str(error.value)
@@ -146,7 +179,12 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     refused(ConfigError, "there is no cache to append to", [new], str(tmp_path / "none"))
     refused(ConfigError, "tokenizer = 'ids:9': is not that of", [new], tokenizer={"path": "ids:9"})
     refused(ConfigError, "tokenizer = 'bytes': is not that of", [new], tokenizer={"eos": "none"})
-    refused(ConfigError, "leaf = ['id']: is not that of", [new], source={"leaves": {"id": LeafConfig("id", "int64")}})
+    refused(
+        ConfigError,
+        "leaf = ['id']: is not that of",
+        [new],
+        source={"leaves": {"id": LeafConfig("id", "int64")}},
+    )
     refused(ConfigError, "chunk_tokens = 128: is not that of", [new], chunk_tokens=128)
     refused(ConfigError, "compression = 'zstd': is not that of", [new], compression="zstd")
     refused(ConfigError, "dtype = 'uint32': is not that of", [new], dtype="uint32")
@@ -154,26 +192,41 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     old = f"{tmp_path}/old/1-0.jsonl"
     refused(SourceError, f"is in generation 1 of {cache} already, and no file", [old])
     refused(
-        SourceError, "already, as 2 others are, and no file is stored twice. Name only", [str(tmp_path / "old"), new]
+        SourceError,
+        "already, as 2 others are, and no file is stored twice. Name only",
+        [str(tmp_path / "old"), new],
     )
     write_levanter(tiny_cache(), str(tmp_path / "levanter"))
-    refused(ConfigError, "is a cache of Levanter, which has no generations", [new], str(tmp_path / "levanter"))
+    refused(
+        ConfigError,
+        "is a cache of Levanter, which has no generations",
+        [new],
+        str(tmp_path / "levanter"),
+    )
     append_cache([new], cache, **QUIET)
     before = tree(cache)
     refused(
-        ConfigError, f"is a generation of a cache. Name the cache: --output {cache}", [old], f"{cache}/generations/2"
+        ConfigError,
+        f"is a generation of a cache. Name the cache: --output {cache}",
+        [old],
+        f"{cache}/generations/2",
     )
     refused(SourceError, "is in generation 2", [f"{new}/2-0.jsonl"])
     ledger = read_ledger(cache)
     assert ledger is not None
     write_ledger(
-        cache, type(ledger)(**{**{f: getattr(ledger, f) for f in ledger.__struct_fields__}, "finished": False})
+        cache,
+        type(ledger)(
+            **{**{f: getattr(ledger, f) for f in ledger.__struct_fields__}, "finished": False}
+        ),
     )
     before = tree(cache)
     refused(CacheUnfinishedError, "was not finished building", [texts_of(tmp_path / "newer", 1, 3)])
 
 
-def test_a_file_is_known_however_it_is_spelled_and_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_is_known_however_it_is_spelled_and_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     Path("work").mkdir()
     texts_of(Path("old"), 2, 1)
@@ -198,7 +251,10 @@ def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):
     whole = list_of.read_bytes()
     for raw, expected in (
         (b"{}", "is damaged, so that it is not known what was appended"),
-        (whole.replace(b'"format_version":1', b'"format_version":2'), "is of version 2; this release reads 1"),
+        (
+            whole.replace(b'"format_version":1', b'"format_version":2'),
+            "is of version 2; this release reads 1",
+        ),
         (whole.replace(b"sha256:", b"sha257:", 1), "its digest is not that of what it holds"),
     ):
         list_of.write_bytes(raw)
@@ -213,16 +269,27 @@ def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):
 def test_what_was_appended_goes_with_a_cache_that_is_begun_anew(cache: str, tmp_path: Path):
     append_cache([texts_of(tmp_path / "new", 1, 2)], cache, **QUIET)
     source = SourceConfig([str(tmp_path / "old")])
-    build_cache(source, TokenizerConfig("bytes"), cache, chunk_tokens=64, part_bytes=500, restart=True, **QUIET)
+    build_cache(
+        source,
+        TokenizerConfig("bytes"),
+        cache,
+        chunk_tokens=64,
+        part_bytes=500,
+        restart=True,
+        **QUIET,
+    )
     assert open_cache(cache).num_documents == 24
     assert not Path(generation_path(cache, 2)).exists()
 
 
 def test_another_append_than_the_one_that_was_begun_is_refused(cache: str, tmp_path: Path):
-    new, other = texts_of(tmp_path / "new", 2, 2), texts_of(tmp_path / "other", 1, 3)
+    new = texts_of(tmp_path / "new", 2, 2)
+    other = texts_of(tmp_path / "other", 1, 3)
     append_cache([new], cache, **QUIET)
     Path(cache, GENERATIONS_NAME).unlink()  # as if it had been killed just before the end
-    with pytest.raises(PlanMismatchError, match=r"2 source files missing.*begun with, or pass --restart"):
+    with pytest.raises(
+        PlanMismatchError, match=r"2 source files missing.*begun with, or pass --restart"
+    ):
         append_cache([other], cache, **QUIET)
     append_cache([other], cache, restart=True, **QUIET)
     assert append_cache([other], cache, restart=True, **QUIET).parts_built == 0
@@ -233,7 +300,9 @@ def started(command: list[str], cache: str) -> subprocess.Popen[bytes]:
     """An append that has begun to write, or is over."""
     lease = Path(cache, "generations/2/lease.json")
     left = lease.read_bytes() if lease.exists() else b""  # by one that was killed
-    running = subprocess.Popen([*command, cache], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        [*command, cache], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while running.poll() is None and (not lease.exists() or lease.read_bytes() == left):
         time.sleep(0.002)
     return running
@@ -244,7 +313,8 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
     """Thirty kills at random moments while the command appends; the cache is read all the while."""
     pick = random.Random(5)
     new = texts_of(tmp_path / "new", 300, 2)
-    before, first = tree(cache), TokenCache.open(cache)
+    before = tree(cache)
+    first = TokenCache.open(cache)
     reference = str(tmp_path / "reference")
     subprocess.run(["cp", "-r", cache, reference], check=True)
     command = [
@@ -263,7 +333,9 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
     with started(command, reference) as running:
         began = time.monotonic()
         running.wait()
-    whole, kills, finished = time.monotonic() - began, 0, 0
+    whole = time.monotonic() - began
+    kills = 0
+    finished = 0
     assert running.returncode == 0
     for _ in range(200):
         if kills == 30:
@@ -277,8 +349,12 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
         assert np.array_equal(first.document(3), open_cache(cache).document(3))
         assert open_cache(cache).num_documents == (24 + 2400 if GENERATIONS_NAME in held else 24)
         if GENERATIONS_NAME in held:  # it was over: the next one begins
-            assert {n: c for n, c in held.items() if not n.endswith("lease.json")} == tree(reference)
-            subprocess.run(["rm", "-r", f"{cache}/generations", f"{cache}/{GENERATIONS_NAME}"], check=True)
+            assert {n: c for n, c in held.items() if not n.endswith("lease.json")} == tree(
+                reference
+            )
+            subprocess.run(
+                ["rm", "-r", f"{cache}/generations", f"{cache}/{GENERATIONS_NAME}"], check=True
+            )
             finished += 1
     assert kills == 30
     subprocess.run([*command, cache], check=True, capture_output=True)

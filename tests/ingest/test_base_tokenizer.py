@@ -13,7 +13,9 @@ from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 VOCABULARY = {"<pad>": 0, "</s>": 1, "<|endoftext|>": 2, "<|im_end|>": 3, "word": 4, "<s>": 5}
 
 
-def eos(wanted: str | None, special: list[str], declared: str | None = None) -> tuple[str | None, int | None]:
+def eos(
+    wanted: str | None, special: list[str], declared: str | None = None
+) -> tuple[str | None, int | None]:
     return resolve_special("eos", wanted, special, EOS_NAMES, VOCABULARY.get, declared)
 
 
@@ -24,7 +26,9 @@ def test_none(wanted: str | None):
 
 @pytest.mark.parametrize("name", EOS_NAMES)
 def test_auto_knows_the_usual_names(name: str):
-    assert resolve_special("eos", "auto", ["<pad>", name, "<|im_end|>"], EOS_NAMES, {name: 7}.get) == (name, 7)
+    assert resolve_special(
+        "eos", "auto", ["<pad>", name, "<|im_end|>"], EOS_NAMES, {name: 7}.get
+    ) == (name, 7)
 
 
 @pytest.mark.parametrize("name", BOS_NAMES)
@@ -33,9 +37,13 @@ def test_auto_bos(name: str):
 
 
 def test_auto_refuses_to_guess():
-    with pytest.raises(ConfigError, match=r"eos = 'auto': finds several: '</s>', '<\|endoftext\|>'.*--eos TOKEN"):
+    with pytest.raises(
+        ConfigError, match=r"eos = 'auto': finds several: '</s>', '<\|endoftext\|>'.*--eos TOKEN"
+    ):
         eos("auto", ["<pad>", "</s>", "<|endoftext|>"])
-    with pytest.raises(ConfigError, match=r"finds none \(special tokens: '<pad>', '<\|im_end\|>'\).*--eos none"):
+    with pytest.raises(
+        ConfigError, match=r"finds none \(special tokens: '<pad>', '<\|im_end\|>'\).*--eos none"
+    ):
         eos("auto", ["<pad>", "<|im_end|>"])
     with pytest.raises(ConfigError, match="special tokens: no one"):
         eos("auto", [])
@@ -65,7 +73,9 @@ def test_with_real_files(make_tokenizer: Callable[[list[str]], str], tmp_path: P
     assert (chosen.bos_id, chosen.eos_id) == (0, 2)
     # A transformers folder settles it.
     (tmp_path / "tokenizer.json").write_bytes(Path(both).read_bytes())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}, "bos_token": "<s>"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "</s>"}, "bos_token": "<s>"})
+    )
     assert load_tokenizer(TokenizerConfig(str(tmp_path))).eos == "</s>"
     assert load_tokenizer(TokenizerConfig(str(tmp_path / "tokenizer.json"))).eos == "</s>"
 

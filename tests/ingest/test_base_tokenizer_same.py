@@ -19,13 +19,21 @@ from headrace.store.levanter.export import write_levanter
 
 
 @pytest.fixture
-def caches(tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str) -> Callable[..., tuple[str, str]]:
+def caches(
+    tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str
+) -> Callable[..., tuple[str, str]]:
     """A cache of headrace's, and the same as Levanter writes it, with what it says of the tokenizer."""
 
     def make(**said: Any) -> tuple[str, str]:
         write_jsonl(tmp_path / "corpus" / "a.jsonl", ["one", "two and three", ""])
-        ours, theirs = str(tmp_path / "ours"), tmp_path / "theirs"
-        build_cache(SourceConfig([str(tmp_path / "corpus")]), TokenizerConfig(bpe_path), ours, progress=False)
+        ours = str(tmp_path / "ours")
+        theirs = tmp_path / "theirs"
+        build_cache(
+            SourceConfig([str(tmp_path / "corpus")]),
+            TokenizerConfig(bpe_path),
+            ours,
+            progress=False,
+        )
         write_levanter(TokenCache.open(ours), str(theirs))
         ledger = json.loads((theirs / "shard_ledger.json").read_text())
         ledger["metadata"] = {"preprocessor_metadata": {"tokenizer": "org/model", **said}}
@@ -49,20 +57,28 @@ def test_the_tokenizer_that_somebody_names_is_believed(
     assert opened(theirs, tokenizer=TokenizerConfig(bpe_path))["c0"].num_documents == 3
     assert len(opened(ours, theirs, tokenizer=TokenizerConfig(bpe_path))) == 2
     for pair in ((ours, theirs), (theirs, ours)):
-        with pytest.raises(ConfigError, match=r"keep the name of theirs only.*say so: tokenizer: \{path: FILE\}"):
+        with pytest.raises(
+            ConfigError, match=r"keep the name of theirs only.*say so: tokenizer: \{path: FILE\}"
+        ):
             opened(*pair)
 
 
 def test_one_that_cannot_be_it_is_refused(caches: Callable[..., tuple[str, str]], bpe_path: str):
     vocabulary = load_tokenizer(TokenizerConfig(bpe_path)).vocab_size
     _, theirs = caches(vocab_size=vocabulary + 1, append_eos=True)
-    with pytest.raises(ConfigError, match=rf"{vocabulary + 1} ids there, {vocabulary} here.*'org/model'"):
+    with pytest.raises(
+        ConfigError, match=rf"{vocabulary + 1} ids there, {vocabulary} here.*'org/model'"
+    ):
         opened(theirs, tokenizer=TokenizerConfig(bpe_path))
-    with pytest.raises(ConfigError, match=r"first document ends with id 2, documents end with '<s>', id 1 here"):
+    with pytest.raises(
+        ConfigError, match=r"first document ends with id 2, documents end with '<s>', id 1 here"
+    ):
         opened(theirs, tokenizer=TokenizerConfig(bpe_path, eos="<s>"))
 
 
-def test_ends_are_not_compared_where_the_policy_has_none(caches: Callable[..., tuple[str, str]], bpe_path: str):
+def test_ends_are_not_compared_where_the_policy_has_none(
+    caches: Callable[..., tuple[str, str]], bpe_path: str
+):
     _, theirs = caches(append_eos=True)
     assert opened(theirs, tokenizer=TokenizerConfig(bpe_path, eos="none"))
 
@@ -73,9 +89,16 @@ def test_a_ledger_without_a_tokenizer_has_the_one_that_somebody_names(
     """As Marin leaves it; what ends the first document is looked up."""
     _, theirs = caches()
     ledger = json.loads(Path(theirs, "shard_ledger.json").read_text())
-    Path(theirs, "shard_ledger.json").write_text(json.dumps({**ledger, "metadata": {"preprocessor_metadata": None}}))
-    rows = LmDataConfig({"c": ComponentConfig(theirs)}, seq_len=4, batch_size=1, split_documents=True)
-    with pytest.raises(ConfigError, match=r"split_documents.*does not name its tokenizer.*tokenizer: \{path: FILE\}"):
+    Path(theirs, "shard_ledger.json").write_text(
+        json.dumps({**ledger, "metadata": {"preprocessor_metadata": None}})
+    )
+    rows = LmDataConfig(
+        {"c": ComponentConfig(theirs)}, seq_len=4, batch_size=1, split_documents=True
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"split_documents.*does not name its tokenizer.*tokenizer: \{path: FILE\}",
+    ):
         rows.dataset()
     named = replace(rows, tokenizer=TokenizerConfig(bpe_path))
     mine = load_tokenizer(TokenizerConfig(bpe_path))

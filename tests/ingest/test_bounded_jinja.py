@@ -51,7 +51,9 @@ SOUND = [
     "{{ messages }}{{ none }}{{ messages[0].content * 2 }}{{ [1, 2] + [3] }}{{ missing }}{{ 2 * 3 }}",
 ]
 MESSAGES = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text("ab é\n<", max_size=8)}),
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant"]), "content": st.text("ab é\n<", max_size=8)}
+    ),
     min_size=1,
     max_size=4,
 )
@@ -68,7 +70,8 @@ def test_a_template_that_makes_much_is_a_bad_record(template: str):
 @pytest.mark.parametrize("template", SOUND)
 @given(messages=MESSAGES)
 def test_the_text_is_that_of_jinja(template: str, messages: list[dict[str, str]]):
-    bounded, plain = BoundedEnvironment(1 << 20), ImmutableSandboxedEnvironment()
+    bounded = BoundedEnvironment(1 << 20)
+    plain = ImmutableSandboxedEnvironment()
     bounded.bound_filters()
     bounded.begin()
     want = plain.from_string(template).render(messages=messages)
@@ -76,7 +79,9 @@ def test_the_text_is_that_of_jinja(template: str, messages: list[dict[str, str]]
 
 
 def test_each_rendering_begins_anew():
-    chat = ChatTemplate({"text": "{% for m in messages %}{{ m.content }}{% endfor %}", "tokens": {}}, {}, 3000)
+    chat = ChatTemplate(
+        {"text": "{% for m in messages %}{{ m.content }}{% endfor %}", "tokens": {}}, {}, 3000
+    )
     for _ in range(10):
         assert chat.render([{"role": "user", "content": "x" * 1000}]) == "x" * 1000
     with pytest.raises(BadRecordError, match="makes more of it than 3,000"):

@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CacheError, CacheUnfinishedError, ConfigError, HeadraceError, PlanMismatchError, SourceError
+from headrace.errors import (
+    CacheError,
+    CacheUnfinishedError,
+    ConfigError,
+    HeadraceError,
+    PlanMismatchError,
+    SourceError,
+)
 from headrace.ingest.build import BuildReport, build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
@@ -26,24 +33,33 @@ Tree = Callable[[str | Path], dict[str, bytes]]
 SMALL = {"part_bytes": 200, "chunk_tokens": 32, "shard_chunks": 4, "progress": False}
 
 
-def build(corpus: Path, output: Path, tokenizer: TokenizerConfig | None = None, **settings: Any) -> BuildReport:
+def build(
+    corpus: Path, output: Path, tokenizer: TokenizerConfig | None = None, **settings: Any
+) -> BuildReport:
     source = {k: settings.pop(k) for k in ("format", "text_field", "on_bad_line") if k in settings}
     config = SourceConfig([str(corpus)], **source)
     return build_cache(config, tokenizer or TokenizerConfig(), str(output), **{**SMALL, **settings})
 
 
-def write(corpus: Path, write_jsonl: Callable[..., str], files: int = 5, documents: int = 8) -> list[str]:
+def write(
+    corpus: Path, write_jsonl: Callable[..., str], files: int = 5, documents: int = 8
+) -> list[str]:
     """A corpus of some files; its documents in order."""
     every: list[str] = []
     for i in range(files):
-        texts = [f"file {i} document {j}: " + "é日x " * ((i * j) % 9) if j % 5 else "" for j in range(documents)]
+        texts = [
+            f"file {i} document {j}: " + "é日x " * ((i * j) % 9) if j % 5 else ""
+            for j in range(documents)
+        ]
         write_jsonl(corpus / f"{i}.jsonl", texts)
         every += texts
     return every
 
 
 @given(
-    texts_of_files=st.lists(st.lists(st.text(max_size=30), min_size=1, max_size=5), min_size=1, max_size=4),
+    texts_of_files=st.lists(
+        st.lists(st.text(max_size=30), min_size=1, max_size=5), min_size=1, max_size=4
+    ),
     policy=st.sampled_from([("none", "auto"), ("auto", "auto"), ("none", "none")]),
     use_bpe=st.booleans(),
 )
@@ -69,11 +85,15 @@ def test_a_cache_holds_its_documents(
     assert report.text_bytes == sum(len(t.encode()) for t in every)
     assert report.empty_documents == every.count("")
     for i, text in enumerate(every):
-        assert tokenizer.decode(cache.document(i)) == (tokenizer.bos or "") + text + (tokenizer.eos or "")
+        assert tokenizer.decode(cache.document(i)) == (tokenizer.bos or "") + text + (
+            tokenizer.eos or ""
+        )
     assert cache.dtype == np.uint16
 
 
-def test_the_order_is_that_of_the_sorted_paths_over_all_parts(tmp_path: Path, write_jsonl: Callable[..., str]):
+def test_the_order_is_that_of_the_sorted_paths_over_all_parts(
+    tmp_path: Path, write_jsonl: Callable[..., str]
+):
     every = write(tmp_path / "corpus", write_jsonl, files=12)
     report = build(tmp_path / "corpus", tmp_path / "cache")
     assert report.parts_built > 3
@@ -84,12 +104,19 @@ def test_the_order_is_that_of_the_sorted_paths_over_all_parts(tmp_path: Path, wr
     assert cache.tokens(0, cache.num_tokens).tolist() == tokenizer.encode_batch(want)[0].tolist()
 
 
-def test_the_same_input_gives_the_same_tree(tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree):
+def test_the_same_input_gives_the_same_tree(
+    tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree
+):
     write(tmp_path / "corpus", write_jsonl)
     for name in ("a", "b"):
         build(tmp_path / "corpus", tmp_path / name, TokenizerConfig(bpe_path))
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
-    assert set(os.listdir(tmp_path / "a")) == {"ledger.bin", "ledger.json", "tokenizer.json", "parts"}
+    assert set(os.listdir(tmp_path / "a")) == {
+        "ledger.bin",
+        "ledger.json",
+        "tokenizer.json",
+        "parts",
+    }
     assert str(tmp_path / "a") not in (tmp_path / "a" / "ledger.json").read_text()
 
 
@@ -98,7 +125,11 @@ def test_text_files_and_mixed_formats(tmp_path: Path, write_jsonl: Callable[...,
     (tmp_path / "corpus" / "b.txt").write_text("three\nfour\n")
     build(tmp_path / "corpus", tmp_path / "cache", TokenizerConfig(eos="none"))
     cache = TokenCache.open(str(tmp_path / "cache"))
-    assert [bytes(cache.document(i).tolist()) for i in range(3)] == [b"one", b"two", b"three\nfour\n"]
+    assert [bytes(cache.document(i).tolist()) for i in range(3)] == [
+        b"one",
+        b"two",
+        b"three\nfour\n",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +140,10 @@ def test_text_files_and_mixed_formats(tmp_path: Path, write_jsonl: Callable[...,
     ],
 )
 def test_the_layout_is_what_was_asked_for(
-    tmp_path: Path, write_jsonl: Callable[..., str], options: dict[str, Any], layout: tuple[str, int, str]
+    tmp_path: Path,
+    write_jsonl: Callable[..., str],
+    options: dict[str, Any],
+    layout: tuple[str, int, str],
 ):
     every = write(tmp_path / "corpus", write_jsonl)
     config = SourceConfig([str(tmp_path / "corpus")])
@@ -120,7 +154,9 @@ def test_the_layout_is_what_was_asked_for(
 
 
 class TestResume:
-    def test_a_finished_cache_is_left_alone(self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree):
+    def test_a_finished_cache_is_left_alone(
+        self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree
+    ):
         write(tmp_path / "corpus", write_jsonl)
         first = build(tmp_path / "corpus", tmp_path / "cache")
         before = tree(tmp_path / "cache")
@@ -134,10 +170,13 @@ class TestResume:
     def test_after_an_error_the_same_command_goes_on(
         self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree, bpe_path: str
     ):
-        corpus, config = tmp_path / "corpus", TokenizerConfig(bpe_path)
+        corpus = tmp_path / "corpus"
+        config = TokenizerConfig(bpe_path)
         write(corpus, write_jsonl)
         good = (corpus / "3.jsonl").read_bytes()
-        (corpus / "3.jsonl").write_bytes(good.replace(b'"text"', b'"txet"', 1))  # of the same size: the plan stays
+        (corpus / "3.jsonl").write_bytes(
+            good.replace(b'"text"', b'"txet"', 1)
+        )  # of the same size: the plan stays
         with pytest.raises(SourceError, match=r"3\.jsonl, line 1"):
             build(corpus, tmp_path / "cache", config)
         with pytest.raises(CacheUnfinishedError):
@@ -149,7 +188,9 @@ class TestResume:
         build(corpus, tmp_path / "fresh", config)
         assert tree(tmp_path / "cache") == tree(tmp_path / "fresh")
 
-    def test_counters_of_finished_parts_are_remembered(self, tmp_path: Path, write_jsonl: Callable[..., str]):
+    def test_counters_of_finished_parts_are_remembered(
+        self, tmp_path: Path, write_jsonl: Callable[..., str]
+    ):
         corpus = tmp_path / "corpus"
         write(corpus, write_jsonl)
         for i in (0, 4):
@@ -162,11 +203,20 @@ class TestResume:
         (last / "part.json").unlink()
         again = build(corpus, tmp_path / "cache", on_bad_line="skip")
         assert again.parts_built == 1
-        for name in ("documents", "tokens", "skipped_lines", "first_skipped", "empty_documents", "text_bytes"):
+        for name in (
+            "documents",
+            "tokens",
+            "skipped_lines",
+            "first_skipped",
+            "empty_documents",
+            "text_bytes",
+        ):
             assert getattr(again, name) == getattr(whole, name)
         assert 0 < again.tokens_built < again.tokens
 
-    def test_a_part_that_was_deleted_is_built_again(self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree):
+    def test_a_part_that_was_deleted_is_built_again(
+        self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree
+    ):
         write(tmp_path / "corpus", write_jsonl)
         build(tmp_path / "corpus", tmp_path / "cache")
         before = tree(tmp_path / "cache")
@@ -232,15 +282,26 @@ class TestResume:
         assert tree(tmp_path / "cache") == tree(tmp_path / "fresh")
 
     def test_another_tokenizer_is_refused_by_content(
-        self, tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, make_tokenizer: Callable[[list[str]], str]
+        self,
+        tmp_path: Path,
+        write_jsonl: Callable[..., str],
+        bpe_path: str,
+        make_tokenizer: Callable[[list[str]], str],
     ):
         write(tmp_path / "corpus", write_jsonl)
         build(tmp_path / "corpus", tmp_path / "cache", TokenizerConfig(bpe_path))
         copy = tmp_path / "copy.json"
         copy.write_bytes(Path(bpe_path).read_bytes())
-        assert build(tmp_path / "corpus", tmp_path / "cache", TokenizerConfig(str(copy))).parts_built == 0
+        assert (
+            build(tmp_path / "corpus", tmp_path / "cache", TokenizerConfig(str(copy))).parts_built
+            == 0
+        )
         with pytest.raises(PlanMismatchError, match="tokenizer"):
-            build(tmp_path / "corpus", tmp_path / "cache", TokenizerConfig(make_tokenizer(["<pad>", "<s>", "</s>"])))
+            build(
+                tmp_path / "corpus",
+                tmp_path / "cache",
+                TokenizerConfig(make_tokenizer(["<pad>", "<s>", "</s>"])),
+            )
 
     def test_a_source_that_changed_after_its_part_was_built(
         self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree
@@ -251,7 +312,8 @@ class TestResume:
         with (corpus / "1.jsonl").open("a") as f:
             f.write('{"text": "late"}\n')
         with pytest.raises(
-            SourceError, match=r"1\.jsonl: changed after its part was built.*--restart.*delete (\S+) and"
+            SourceError,
+            match=r"1\.jsonl: changed after its part was built.*--restart.*delete (\S+) and",
         ) as e:
             build(corpus, tmp_path / "cache")
         # Both ways out that the message offers work.
@@ -264,7 +326,9 @@ class TestResume:
         build(corpus, tmp_path / "fresh")
         assert tree(tmp_path / "cache") == tree(tmp_path / "fresh")
 
-    def test_files_that_come_or_go_are_refused(self, tmp_path: Path, write_jsonl: Callable[..., str]):
+    def test_files_that_come_or_go_are_refused(
+        self, tmp_path: Path, write_jsonl: Callable[..., str]
+    ):
         corpus = tmp_path / "corpus"
         write(corpus, write_jsonl)
         build(corpus, tmp_path / "cache")
@@ -290,11 +354,20 @@ def test_restart_takes_the_records_of_the_parts_first(
     names = [r.removeprefix(f"{tmp_path}/cache/") for r in removed if not r.endswith(".tmp")]
     assert {n.split("/")[-1] for n in names[:parts]} == {"part.json"}
     appended = ["generations.json", "generations"]
-    assert names[parts : parts + 7] == ["parts", *appended, "attempts", "tokenizer.json", "ledger.bin", "ledger.json"]
+    assert names[parts : parts + 7] == [
+        "parts",
+        *appended,
+        "attempts",
+        "tokenizer.json",
+        "ledger.bin",
+        "ledger.json",
+    ]
 
 
 class TestBadInput:
-    def test_nothing_of_anybody_elses_is_touched(self, tmp_path: Path, write_jsonl: Callable[..., str]):
+    def test_nothing_of_anybody_elses_is_touched(
+        self, tmp_path: Path, write_jsonl: Callable[..., str]
+    ):
         write(tmp_path / "corpus", write_jsonl)
         output = tmp_path / "home"
         output.mkdir()
@@ -306,9 +379,13 @@ class TestBadInput:
         with pytest.raises(CacheError, match="is a file"):
             build(tmp_path / "corpus", output / "thesis.tex")
 
-    def test_a_vocabulary_larger_than_the_dtype(self, tmp_path: Path, write_jsonl: Callable[..., str]):
+    def test_a_vocabulary_larger_than_the_dtype(
+        self, tmp_path: Path, write_jsonl: Callable[..., str]
+    ):
         write(tmp_path / "corpus", write_jsonl)
-        with pytest.raises(ConfigError, match=r"layout.dtype = 'uint8': cannot hold a vocabulary of 258.*uint16"):
+        with pytest.raises(
+            ConfigError, match=r"layout.dtype = 'uint8': cannot hold a vocabulary of 258.*uint16"
+        ):
             build(tmp_path / "corpus", tmp_path / "cache", dtype="uint8")
         assert not (tmp_path / "cache").exists()
 
@@ -317,32 +394,56 @@ class TestBadInput:
         [
             ("", {}, "empty source"),
             ("\n \n\r\n", {}, "empty source: it holds no documents"),
-            ("{\n[]\n", {"on_bad_line": "skip"}, "2 lines skipped, the first: .*a.jsonl, line 1: is not valid JSON"),
+            (
+                "{\n[]\n",
+                {"on_bad_line": "skip"},
+                "2 lines skipped, the first: .*a.jsonl, line 1: is not valid JSON",
+            ),
             ('{"a": 1}\n', {"on_bad_line": "skip"}, "no field 'text'"),
         ],
     )
-    def test_an_empty_source(self, tmp_path: Path, content: str, options: dict[str, Any], message: str):
+    def test_an_empty_source(
+        self, tmp_path: Path, content: str, options: dict[str, Any], message: str
+    ):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(SourceError, match=message):
             build(tmp_path / "a.jsonl", tmp_path / "cache", **options)
         (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
         assert build(tmp_path / "a.jsonl", tmp_path / "cache", restart=True).documents == 1
 
-    def test_settings_are_checked_before_anything_is_written(self, tmp_path: Path, write_jsonl: Callable[..., str]):
+    def test_settings_are_checked_before_anything_is_written(
+        self, tmp_path: Path, write_jsonl: Callable[..., str]
+    ):
         write(tmp_path / "corpus", write_jsonl)
-        for options in ({"chunk_tokens": 0}, {"compression": "lz4"}, {"dtype": "float32"}, {"part_bytes": 0}):
+        for options in (
+            {"chunk_tokens": 0},
+            {"compression": "lz4"},
+            {"dtype": "float32"},
+            {"part_bytes": 0},
+        ):
             with pytest.raises(ConfigError):
                 build(tmp_path / "corpus", tmp_path / "cache", **options)
         with pytest.raises(ConfigError, match="read from, not written to"):
-            build_cache(SourceConfig([str(tmp_path / "corpus")]), TokenizerConfig(), "https://example.org/cache")
+            build_cache(
+                SourceConfig([str(tmp_path / "corpus")]),
+                TokenizerConfig(),
+                "https://example.org/cache",
+            )
         assert not (tmp_path / "cache").exists()
 
-    def test_an_output_that_cannot_be_written(self, tmp_path: Path, write_jsonl: Callable[..., str]):
+    def test_an_output_that_cannot_be_written(
+        self, tmp_path: Path, write_jsonl: Callable[..., str]
+    ):
         write(tmp_path / "corpus", write_jsonl)
         (tmp_path / "file").touch()
         for output in ("/proc/headrace", str(tmp_path / "file" / "cache")):
             with pytest.raises(HeadraceError, match="cannot be written"):
-                build_cache(SourceConfig([str(tmp_path / "corpus")]), TokenizerConfig(), output, progress=False)
+                build_cache(
+                    SourceConfig([str(tmp_path / "corpus")]),
+                    TokenizerConfig(),
+                    output,
+                    progress=False,
+                )
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
     def test_a_read_only_output(self, tmp_path: Path, write_jsonl: Callable[..., str]):
@@ -353,7 +454,8 @@ class TestBadInput:
 
     def test_a_full_disk(self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree):
         """The system lets no file grow beyond 500 kB: what is seen from within is what a full disk gives."""
-        corpus, layout = tmp_path / "corpus", {**SMALL, "shard_chunks": 1 << 14}
+        corpus = tmp_path / "corpus"
+        layout = {**SMALL, "shard_chunks": 1 << 14}
         write(corpus, write_jsonl)
         write_jsonl(corpus / "3.jsonl", ["x" * 200_000])
         program = f"""
@@ -371,7 +473,10 @@ class TestBadInput:
                 print(error)
         """
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert "cannot be written" in done.stdout
         assert "free space, then run the same command again" in done.stdout

@@ -40,7 +40,8 @@ from headrace.store.lease import lease
 from headrace.store.verify import verify
 
 Tree = Callable[[str | Path], dict[str, bytes]]
-FILES, LINES = 5, 40
+FILES = 5
+LINES = 40
 BAD = "2.jsonl.gz"
 
 
@@ -55,16 +56,24 @@ def corpus(tmp_path: Path) -> Path:
 
 def packed(i: int, lines: int = LINES) -> bytes:
     text = "".join(
-        json.dumps({"text": f"file {i}, line {j}, Ünïcode"}, ensure_ascii=False) + "\n" for j in range(lines)
+        json.dumps({"text": f"file {i}, line {j}, Ünïcode"}, ensure_ascii=False) + "\n"
+        for j in range(lines)
     )
     return gzip.compress(text.encode(), mtime=0)
 
 
 def build(corpus: Path, root: Path, engine: Any = "inline", **options: Any) -> BuildReport:
     return build_cache(
-        SourceConfig([str(corpus)], **options), TokenizerConfig(), str(root),
-        part_bytes=1, chunk_tokens=512, shard_chunks=4, progress=False, engine=engine, workers=2,
-    )  # fmt: skip
+        SourceConfig([str(corpus)], **options),
+        TokenizerConfig(),
+        str(root),
+        part_bytes=1,
+        chunk_tokens=512,
+        shard_chunks=4,
+        progress=False,
+        engine=engine,
+        workers=2,
+    )
 
 
 def spoil(path: Path, how: str) -> None:
@@ -85,15 +94,22 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "engine", "message"),
     [
-        ("truncated", "pool", r"2\.jsonl\.gz.*(ends too early|cut off|truncated|not complete|ends before)"),
+        (
+            "truncated",
+            "pool",
+            r"2\.jsonl\.gz.*(ends too early|cut off|truncated|not complete|ends before)",
+        ),
         ("damaged", "inline", r"2\.jsonl\.gz.*(damaged|cannot be (unpacked|read))"),
         ("bad utf-8", "inline", r"2\.jsonl\.gz, line 1: .*UTF-8"),
         ("bad json", "inline", r"2\.jsonl\.gz, line 1: is not valid JSON"),
         ("no field", "inline", r"2\.jsonl\.gz, line 1: .*'text'"),
     ],
 )
-def test_an_error_then_mended(corpus: Path, tmp_path: Path, tree: Tree, how: str, engine: Any, message: str):
-    sound, stamp = (corpus / BAD).read_bytes(), (corpus / BAD).stat()
+def test_an_error_then_mended(
+    corpus: Path, tmp_path: Path, tree: Tree, how: str, engine: Any, message: str
+):
+    sound = (corpus / BAD).read_bytes()
+    stamp = (corpus / BAD).stat()
     spoil(corpus / BAD, how)
     with pytest.raises(SourceError, match=message):
         build(corpus, tmp_path / "c", engine)
@@ -109,15 +125,23 @@ def test_an_error_then_mended(corpus: Path, tmp_path: Path, tree: Tree, how: str
     assert tree(tmp_path / "c") == tree(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize(("how", "engine"), [("bad utf-8", "pool"), ("bad json", "inline"), ("no field", "inline")])
-def test_bad_lines_are_counted_if_told_so(corpus: Path, tmp_path: Path, tree: Tree, how: str, engine: Any):
+@pytest.mark.parametrize(
+    ("how", "engine"), [("bad utf-8", "pool"), ("bad json", "inline"), ("no field", "inline")]
+)
+def test_bad_lines_are_counted_if_told_so(
+    corpus: Path, tmp_path: Path, tree: Tree, how: str, engine: Any
+):
     spoil(corpus / BAD, how)
     report = build(corpus, tmp_path / "c", engine, on_bad_line="skip")
     assert (report.documents, report.skipped_lines) == (FILES * LINES - 1, 1)
     assert report.first_skipped.startswith(f"{corpus / BAD}, line 1: ")
     (tmp_path / "c" / "parts" / "00002" / "part.json").unlink()
     again = build(corpus, tmp_path / "c", engine, on_bad_line="skip")
-    assert (again.parts_built, again.skipped_lines, again.first_skipped) == (1, 1, report.first_skipped)
+    assert (again.parts_built, again.skipped_lines, again.first_skipped) == (
+        1,
+        1,
+        report.first_skipped,
+    )
     build(corpus, tmp_path / "fresh", on_bad_line="skip")
     assert tree(tmp_path / "c") == tree(tmp_path / "fresh")
 
@@ -128,8 +152,12 @@ def test_no_policy_hides_a_file_that_is_cut_off(corpus: Path, tmp_path: Path):
         build(corpus, tmp_path / "c", on_bad_line="skip")
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0), gzip.compress(b"\n \n", mtime=0)])
-def test_an_empty_file_among_others_is_no_error(corpus: Path, tmp_path: Path, tree: Tree, content: bytes):
+@pytest.mark.parametrize(
+    "content", [b"", gzip.compress(b"", mtime=0), gzip.compress(b"\n \n", mtime=0)]
+)
+def test_an_empty_file_among_others_is_no_error(
+    corpus: Path, tmp_path: Path, tree: Tree, content: bytes
+):
     (corpus / BAD).write_bytes(content)
     report = build(corpus, tmp_path / "c", "pool")
     assert (report.documents, report.skipped_lines) == ((FILES - 1) * LINES, 0)
@@ -153,7 +181,9 @@ def test_a_file_that_changes_during_the_build(
 
     with monkeypatch.context() as patch:
         patch.setattr(SourceConfig, "files", changed_after)
-        with pytest.raises(SourceError, match=r"2\.jsonl\.gz: changed while the cache was being built"):
+        with pytest.raises(
+            SourceError, match=r"2\.jsonl\.gz: changed while the cache was being built"
+        ):
             build(corpus, tmp_path / "c")
     report = build(corpus, tmp_path / "c")
     assert (report.documents, report.parts_reused) == (FILES * LINES + 1, 2)
@@ -179,12 +209,16 @@ def test_two_builders_at_once(corpus: Path, tmp_path: Path, tree: Tree):
     reports = [r for r in results if isinstance(r, BuildReport)]
     assert sum(r.parts_built for r in reports) == FILES
     refused = [r for r in results if not isinstance(r, BuildReport)]
-    assert all(isinstance(e, CacheError) and "is being written by process" in str(e) for e in refused)
+    assert all(
+        isinstance(e, CacheError) and "is being written by process" in str(e) for e in refused
+    )
     build(corpus, tmp_path / "fresh")
     assert tree(tmp_path / "c") == tree(tmp_path / "fresh")
 
 
-def test_a_builder_that_looked_before_another_began_is_told_of_it(corpus: Path, tmp_path: Path, monkeypatch):
+def test_a_builder_that_looked_before_another_began_is_told_of_it(
+    corpus: Path, tmp_path: Path, monkeypatch
+):
     output = tmp_path / "c"
     build(corpus, output)
     monkeypatch.setattr("headrace.ingest.build.read_ledger", lambda root: None)
@@ -216,10 +250,15 @@ READ_ONLY = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gives up a capability of Linux")
-@pytest.mark.parametrize(("place", "engine"), [("", "inline"), ("parts", "inline"), ("parts", "pool")])
-def test_an_output_that_becomes_read_only(corpus: Path, tmp_path: Path, tree: Tree, place: str, engine: str):
+@pytest.mark.parametrize(
+    ("place", "engine"), [("", "inline"), ("parts", "inline"), ("parts", "pool")]
+)
+def test_an_output_that_becomes_read_only(
+    corpus: Path, tmp_path: Path, tree: Tree, place: str, engine: str
+):
     """Begun, then locked: the folder of the cache, or that of its parts."""
-    sound, stamp = (corpus / BAD).read_bytes(), (corpus / BAD).stat()
+    sound = (corpus / BAD).read_bytes()
+    stamp = (corpus / BAD).stat()
     spoil(corpus / BAD, "bad json")
     with pytest.raises(SourceError):
         build(corpus, tmp_path / "c")
@@ -228,7 +267,14 @@ def test_an_output_that_becomes_read_only(corpus: Path, tmp_path: Path, tree: Tr
     locked = tmp_path / "c" / place
     locked.chmod(0o500)
     try:
-        command = [sys.executable, "-c", textwrap.dedent(READ_ONLY), str(corpus), str(tmp_path / "c"), engine]
+        command = [
+            sys.executable,
+            "-c",
+            textwrap.dedent(READ_ONLY),
+            str(corpus),
+            str(tmp_path / "c"),
+            engine,
+        ]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     finally:
         locked.chmod(0o700)
@@ -248,20 +294,29 @@ def test_a_record_that_is_too_long_is_never_held_and_named_or_counted(tmp_path, 
     content = b"\n".join(lines)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     (tmp_path / "other.txt").write_text("three")
-    source = SourceConfig([str(tmp_path / name), str(tmp_path / "other.txt")], max_record_bytes=1 << 20)
+    source = SourceConfig(
+        [str(tmp_path / name), str(tmp_path / "other.txt")], max_record_bytes=1 << 20
+    )
     place = f"{name}, line {1 if name == 'a.txt' else 2}: has more than 1,048,576 bytes"
     with pytest.raises(SourceError, match=rf"{place}.*--max-record-bytes"):
         build_cache(source, TokenizerConfig("bytes"), str(tmp_path / "cache"), progress=False)
     source = replace(source, on_bad_line="skip")
     report = build_cache(source, TokenizerConfig("bytes"), str(tmp_path / "other"), progress=False)
     assert (report.documents, report.skipped_lines) == ((1, 1) if name == "a.txt" else (3, 1))
-    command = build_command(str(tmp_path / "other"), TokenCache.open(str(tmp_path / "other")).ledger)
+    command = build_command(
+        str(tmp_path / "other"), TokenCache.open(str(tmp_path / "other")).ledger
+    )
     assert "--max-record-bytes 1048576" in command
     whole = build_cache(
-        replace(source, max_record_bytes=1 << 30), TokenizerConfig("bytes"), str(tmp_path / "whole"), progress=False
+        replace(source, max_record_bytes=1 << 30),
+        TokenizerConfig("bytes"),
+        str(tmp_path / "whole"),
+        progress=False,
     )
     assert whole.skipped_lines == 0
-    assert "max_record_bytes" not in TokenCache.open(str(tmp_path / "whole")).ledger.metadata["source"]
+    assert (
+        "max_record_bytes" not in TokenCache.open(str(tmp_path / "whole")).ledger.metadata["source"]
+    )
 
 
 @pytest.mark.parametrize("setting", ["token", "text", "error"])
@@ -272,22 +327,32 @@ def test_special_tokens_in_texts_are_what_the_source_says(
     otherwise is refused, and the ledger says what is not usual.
     """
     texts = ["a b", "x </s> y", "c <s>", "d"]
-    source = SourceConfig([write_jsonl(tmp_path / "a.jsonl", texts)], special_tokens_in_text=setting)
-    tokenizer, cache = TokenizerConfig(bpe_path), str(tmp_path / "cache")
+    source = SourceConfig(
+        [write_jsonl(tmp_path / "a.jsonl", texts)], special_tokens_in_text=setting
+    )
+    tokenizer = TokenizerConfig(bpe_path)
+    cache = str(tmp_path / "cache")
     if setting == "error":
-        with pytest.raises(SourceError, match=r"a.jsonl, line 2.*special token '</s>'.*--special-tokens-in-text text"):
+        with pytest.raises(
+            SourceError,
+            match=r"a.jsonl, line 2.*special token '</s>'.*--special-tokens-in-text text",
+        ):
             build_cache(source, tokenizer, str(tmp_path / "refused"), progress=False)
-        source, texts = replace(source, on_bad_line="skip"), ["a b", "d"]
+        source = replace(source, on_bad_line="skip")
+        texts = ["a b", "d"]
     for engine in ("inline", "pool"):
         output = f"{cache}-{engine}"
         report = build_cache(source, tokenizer, output, engine=engine, workers=1, progress=False)
         assert (report.documents, report.skipped_lines) == (len(texts), 4 - len(texts))
-        opened, alone = TokenCache.open(output), load_tokenizer(tokenizer).reading_special(setting)
+        opened = TokenCache.open(output)
+        alone = load_tokenizer(tokenizer).reading_special(setting)
         for i, text in enumerate(texts):
             assert opened.document(i).tolist() == alone.encode_batch([text])[0].tolist()
     assert opened.ledger.metadata["source"].get("special_tokens_in_text", "token") == setting
     assert ("special_tokens_in_text" in opened.ledger.metadata["source"]) == (setting != "token")
-    assert (f"--special-tokens-in-text {setting}" in build_command(output, opened.ledger)) == (setting != "token")
+    assert (f"--special-tokens-in-text {setting}" in build_command(output, opened.ledger)) == (
+        setting != "token"
+    )
     (tmp_path / "cache-pool/parts/00000/input_ids/data/c/0").unlink()
     assert repair(output, verify(output, deep=True).damages).rebuilt == ["00000"]
     other = replace(source, special_tokens_in_text="text" if setting == "token" else "token")
@@ -300,10 +365,23 @@ CHATS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "chat",
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        {"messages": [{"role": "user", "content": "a </"}, {"role": "assistant", "content": "s> b"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "a </"},
+                {"role": "assistant", "content": "s> b"},
+            ]
+        },
     ),
-    ("chat", {"messages": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user</s>", "content": "a"}]}),
-    ("preference", {"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": "p", "chosen": "a", "rejected": "</s>"}),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user</s>", "content": "a"}]},
+    ),
+    (
+        "preference",
+        {"prompt": "p", "chosen": "a", "rejected": "b"},
+        {"prompt": "p", "chosen": "a", "rejected": "</s>"},
+    ),
     ("prompts", {"prompt": "p"}, {"prompt": "p <s>"}),
 ]
 
@@ -313,24 +391,33 @@ def test_special_tokens_in_messages_are_refused_and_those_of_the_template_are_no
     bpe_path: str, tmp_path: Path, kind: Kind, good: dict[str, Any], bad: dict[str, Any]
 ):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (good, bad)))
-    source = SourceConfig([str(tmp_path / "a.jsonl")], kind=kind, on_bad_line="skip", chat=ChatConfig(TEMPLATE))
-    tokenizer, documents = TokenizerConfig(bpe_path), 2 if kind == "preference" else 1
+    source = SourceConfig(
+        [str(tmp_path / "a.jsonl")], kind=kind, on_bad_line="skip", chat=ChatConfig(TEMPLATE)
+    )
+    tokenizer = TokenizerConfig(bpe_path)
+    documents = 2 if kind == "preference" else 1
     usual = build_cache(source, tokenizer, str(tmp_path / "usual"), progress=False, engine="inline")
     assert (usual.documents, usual.skipped_lines) == (2 * documents, 0)
     source = replace(source, special_tokens_in_text="error")
-    report = build_cache(source, tokenizer, str(tmp_path / "cache"), progress=False, engine="inline")
+    report = build_cache(
+        source, tokenizer, str(tmp_path / "cache"), progress=False, engine="inline"
+    )
     assert (report.documents, report.skipped_lines) == (documents, 1)
     assert "spells out the special token" in report.first_skipped
     caches = [TokenCache.open(str(tmp_path / name)) for name in ("usual", "cache")]
     for i in range(documents):
         assert np.array_equal(*(cache.document(i) for cache in caches))
     source = replace(source, special_tokens_in_text="text")
-    with pytest.raises(ConfigError, match=f"'text': is not for documents of kind '{kind}'. Say error"):
+    with pytest.raises(
+        ConfigError, match=f"'text': is not for documents of kind '{kind}'. Say error"
+    ):
         build_cache(source, tokenizer, str(tmp_path / "other"), progress=False)
 
 
 def test_ready_ids_spell_out_nothing(bpe_path: str, tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"input_ids": [1, 2]}\n')
     source = SourceConfig([str(tmp_path / "a.jsonl")], kind="tokens", special_tokens_in_text="text")
-    with pytest.raises(ConfigError, match=r"'text': is not for documents of kind 'tokens'\. Leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"'text': is not for documents of kind 'tokens'\. Leave it out"
+    ):
         build_cache(source, TokenizerConfig(bpe_path), str(tmp_path / "cache"), progress=False)

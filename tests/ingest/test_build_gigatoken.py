@@ -19,7 +19,9 @@ Tree = Callable[[str | Path], dict[str, bytes]]
 @pytest.fixture(autouse=True)
 def quick_comparison(monkeypatch: pytest.MonkeyPatch):
     """All code points take too long for a test: ² stands for those that differ."""
-    monkeypatch.setattr(gigatoken_encoder, "code_points_of", lambda tokenizer: ((ord("²"), ord("²") + 1),))
+    monkeypatch.setattr(
+        gigatoken_encoder, "code_points_of", lambda tokenizer: ((ord("²"), ord("²") + 1),)
+    )
 
 
 @pytest.fixture
@@ -27,15 +29,28 @@ def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name in ("a", "b", "c"):
-        texts = [f"document {i} of {name}: " + "word " * (i % 50) + "²" * (i % 97 == 3) for i in range(1500)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in [*texts, ""]))
+        texts = [
+            f"document {i} of {name}: " + "word " * (i % 50) + "²" * (i % 97 == 3)
+            for i in range(1500)
+        ]
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": t}) + "\n" for t in [*texts, ""])
+        )
     return folder
 
 
-def built(corpus: Path, path: str, output: Path, library: str, engine: Engine = "inline") -> build.BuildReport:
+def built(
+    corpus: Path, path: str, output: Path, library: str, engine: Engine = "inline"
+) -> build.BuildReport:
     config = TokenizerConfig(path, eos="</s>", engine=library)  # pyright: ignore[reportArgumentType]
     return build_cache(
-        SourceConfig([str(corpus)]), config, str(output), engine=engine, workers=2, part_bytes=1, progress=False
+        SourceConfig([str(corpus)]),
+        config,
+        str(output),
+        engine=engine,
+        workers=2,
+        part_bytes=1,
+        progress=False,
     )
 
 
@@ -52,21 +67,30 @@ def check_engine(engine: Engine, corpus: Path, path: str, tmp_path: Path, tree: 
 
 
 @pytest.mark.parametrize("engine", ["inline", "pool"])
-def test_the_cache_is_the_same(engine: Engine, corpus: Path, bpe_path: str, tmp_path: Path, tree: Tree):
+def test_the_cache_is_the_same(
+    engine: Engine, corpus: Path, bpe_path: str, tmp_path: Path, tree: Tree
+):
     check_engine(engine, corpus, bpe_path, tmp_path, tree)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "zephyr"])
-def test_the_cache_is_the_same_on_clusters(engine: Engine, corpus: Path, bpe_path: str, tmp_path: Path, tree: Tree):
+def test_the_cache_is_the_same_on_clusters(
+    engine: Engine, corpus: Path, bpe_path: str, tmp_path: Path, tree: Tree
+):
     check_engine(engine, corpus, bpe_path, tmp_path, tree)
 
 
 @pytest.mark.parametrize("wrong", [3, 1400])
 def test_a_difference_takes_tokenizers_for_the_part(
-    wrong: int, corpus: Path, bpe_path: str, tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch,
+    wrong: int,
+    corpus: Path,
+    bpe_path: str,
+    tmp_path: Path,
+    tree: Tree,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-):  # fmt: skip
+):
     """Wrong from document 3 of b on: among the first; or from 1,400 on: only where the sample says, so it may pass."""
     load = gigatoken_encoder._load
 
@@ -75,7 +99,11 @@ def test_a_difference_takes_tokenizers_for_the_part(
 
         def one(text: str) -> np.ndarray:
             number, of, name = (*text.split(), "-1", "-1", "-1", "-1")[1:4]
-            return encode(text)[::-1].copy() if of == "of" and name == "b:" and int(number) >= wrong else encode(text)
+            return (
+                encode(text)[::-1].copy()
+                if of == "of" and name == "b:" and int(number) >= wrong
+                else encode(text)
+            )
 
         return one
 
@@ -106,7 +134,9 @@ def test_resumed_with_the_other_engine(corpus: Path, bpe_path: str, tmp_path: Pa
 def test_refused_before_anything_is_written(corpus: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"tokenizer\.engine.*no tokenizer\.json"):
         build_cache(
-            SourceConfig([str(corpus)]), TokenizerConfig("bytes", engine="gigatoken"), str(tmp_path / "cache"),
+            SourceConfig([str(corpus)]),
+            TokenizerConfig("bytes", engine="gigatoken"),
+            str(tmp_path / "cache"),
             progress=False,
-        )  # fmt: skip
+        )
     assert not (tmp_path / "cache").exists()

@@ -22,12 +22,25 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
-MESSAGES = [{"role": "user", "content": "Warum? 日本"}, {"role": "assistant", "content": "Deshalb."}]
+MESSAGES = [
+    {"role": "user", "content": "Warum? 日本"},
+    {"role": "assistant", "content": "Deshalb."},
+]
 RECORDS: dict[str, list[dict[str, Any]]] = {
-    "text": [{"text": f"line {i} Ünïcode\n" * (i % 5), "id": f"doc-{i}", "score": i / 4} for i in range(60)],
-    "tokens": [{"input_ids": list(range(i % 7)), "id": f"doc-{i}", "score": 0.5} for i in range(60)],
-    "chat": [{"messages": MESSAGES * (1 + i % 3), "id": f"doc-{i}", "score": 0.0} for i in range(20)],
-    "preference": [{"prompt": "2+2=", "chosen": "4", "rejected": "5" * i, "id": f"p{i}", "score": 1} for i in range(9)],
+    "text": [
+        {"text": f"line {i} Ünïcode\n" * (i % 5), "id": f"doc-{i}", "score": i / 4}
+        for i in range(60)
+    ],
+    "tokens": [
+        {"input_ids": list(range(i % 7)), "id": f"doc-{i}", "score": 0.5} for i in range(60)
+    ],
+    "chat": [
+        {"messages": MESSAGES * (1 + i % 3), "id": f"doc-{i}", "score": 0.0} for i in range(20)
+    ],
+    "preference": [
+        {"prompt": "2+2=", "chosen": "4", "rejected": "5" * i, "id": f"p{i}", "score": 1}
+        for i in range(9)
+    ],
     "prompts": [{"prompt": "x" * i, "id": f"q{i}", "score": -1.5} for i in range(9)],
 }
 
@@ -40,7 +53,15 @@ def pinned(kind: Any, folder: Path) -> dict[str, Any]:
     leaves = {"id": LeafConfig("id"), "score": LeafConfig("score", "float32")}
     source = SourceConfig([str(folder)], kind=kind, leaves=leaves, chat=ChatConfig(TEMPLATE))
     root = folder / "cache"
-    build_cache(source, TokenizerConfig(), str(root), part_bytes=1500, chunk_tokens=64, shard_chunks=4, progress=False)
+    build_cache(
+        source,
+        TokenizerConfig(),
+        str(root),
+        part_bytes=1500,
+        chunk_tokens=64,
+        shard_chunks=4,
+        progress=False,
+    )
     files = {
         str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()[:16]
         for p in sorted(root.rglob("*"))
@@ -48,7 +69,12 @@ def pinned(kind: Any, folder: Path) -> dict[str, Any]:
     }
     cache = TokenCache.open(root)
     whole = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-    return {"tokens": cache.num_tokens, "parts": len(cache.parts), "fingerprint": cache.fingerprint, "files": whole}
+    return {
+        "tokens": cache.num_tokens,
+        "parts": len(cache.parts),
+        "fingerprint": cache.fingerprint,
+        "files": whole,
+    }
 
 
 @pytest.mark.parametrize("kind", RECORDS)

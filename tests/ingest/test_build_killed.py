@@ -104,7 +104,12 @@ def corpus_of(folder: Path, files: int, write_jsonl: Callable[..., str], bytes_e
 
 @pytest.mark.parametrize(("restart", "files"), [("resume", 3), ("restart", 1)])
 def test_killed_before_every_operation_on_a_file(
-    tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree, restart: str, files: int
+    tmp_path: Path,
+    write_jsonl: Callable[..., str],
+    bpe_path: str,
+    tree: Tree,
+    restart: str,
+    files: int,
 ):
     corpus = corpus_of(tmp_path / "corpus", files, write_jsonl, 1500)
     done = subprocess.run(
@@ -123,15 +128,28 @@ def test_killed_before_every_operation_on_a_file(
 
 
 @pytest.mark.slow
-def test_a_command_line_killed_from_outside(tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree):
+def test_a_command_line_killed_from_outside(
+    tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree
+):
     corpus = corpus_of(tmp_path / "corpus", 24, write_jsonl, 20_000)
 
     def start(root: Path) -> subprocess.Popen[str]:
-        command = ["build", corpus, "--output", str(root), "--tokenizer", bpe_path, "--chunk-tokens", "512"]
+        command = [
+            "build",
+            corpus,
+            "--output",
+            str(root),
+            "--tokenizer",
+            bpe_path,
+            "--chunk-tokens",
+            "512",
+        ]
         return subprocess.Popen(
             [sys.executable, "-m", "headrace", *command, "--part-bytes", "20000"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def finished_parts(root: Path) -> int:
         return len(list(root.glob("parts/*/part.json")))
@@ -170,7 +188,11 @@ def test_a_command_line_killed_from_outside(tmp_path: Path, write_jsonl: Callabl
         output, _ = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), output
         killed += process.returncode != 0
-        if process.returncode != 0 and (root / "ledger.json").exists() and finished_parts(root) < parts:
+        if (
+            process.returncode != 0
+            and (root / "ledger.json").exists()
+            and finished_parts(root) < parts
+        ):
             with pytest.raises(CacheUnfinishedError):
                 TokenCache.open(str(root))
         if process.returncode == 0 or root is not chain:

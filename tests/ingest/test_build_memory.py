@@ -49,12 +49,21 @@ def held(pid: int) -> int:
 
 def peak_of_build(source: Path, tokenizer: str, output: Path, engine: str) -> tuple[int, int]:
     """Builds in a process of its own; most bytes that it and its workers held together, and that any held alone."""
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(source), tokenizer, str(output), engine]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(PROGRAM),
+        str(source),
+        tokenizer,
+        str(output),
+        engine,
+    ]
     together = alone = 0
     with subprocess.Popen(command) as process:
         while process.poll() is None:
             now = [held(pid) for pid in family(process.pid)]
-            together, alone = max(together, sum(now)), max(alone, *now)
+            together = max(together, sum(now))
+            alone = max(alone, *now)
             time.sleep(0.02)
     assert process.returncode == 0
     return together, alone
@@ -64,7 +73,10 @@ def write_packed(folder: Path, files: int, megabytes: float) -> Path:
     """Files that cannot be cut, so each is a part, of so many megabytes of text."""
     folder.mkdir()
     pick = random.Random(1)
-    lines = [json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "gamma"], k=2000))}) + "\n" for _ in range(80)]
+    lines = [
+        json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "gamma"], k=2000))}) + "\n"
+        for _ in range(80)
+    ]
     block = "".join(lines).encode()
     for i in range(files):
         with gzip.open(folder / f"{i}.jsonl.gz", "wb", compresslevel=1) as f:
@@ -75,10 +87,20 @@ def write_packed(folder: Path, files: int, megabytes: float) -> Path:
 
 def check_bound(tmp_path: Path, tokenizer: str, small: float, large: float) -> None:
     peaks = {
-        size: peak_of_build(write_packed(tmp_path / f"{size}", 4, size), tokenizer, tmp_path / f"cache-{size}", "pool")
+        size: peak_of_build(
+            write_packed(tmp_path / f"{size}", 4, size),
+            tokenizer,
+            tmp_path / f"cache-{size}",
+            "pool",
+        )
         for size in (small, large)
     }
-    print({f"{size} MB a file": [f"{n / 2**20:.0f} MiB" for n in peak] for size, peak in peaks.items()})
+    print(
+        {
+            f"{size} MB a file": [f"{n / 2**20:.0f} MiB" for n in peak]
+            for size, peak in peaks.items()
+        }
+    )
     assert peaks[large][0] < 1.3 * peaks[small][0] + (32 << 20)
     assert peaks[large][1] < WORKER_BYTES  # what the pool reckons with
 

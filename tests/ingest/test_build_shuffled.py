@@ -23,7 +23,12 @@ from headrace.store.verify import invalidate
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
-SMALL: dict[str, Any] = {"part_bytes": 1500, "chunk_tokens": 64, "progress": False, "engine": "inline"}
+SMALL: dict[str, Any] = {
+    "part_bytes": 1500,
+    "chunk_tokens": 64,
+    "progress": False,
+    "engine": "inline",
+}
 HOW = ReshuffleConfig(7, part_bytes=2000)
 
 
@@ -37,7 +42,10 @@ def scratch() -> Iterator[Path]:
 @pytest.fixture
 def source(scratch: Path) -> SourceConfig:
     for i in range(3):
-        lines = [json.dumps({"text": f"file {i} line {j} " * (j % 5), "id": f"{i}/{j}"}) for j in range(25)]
+        lines = [
+            json.dumps({"text": f"file {i} line {j} " * (j % 5), "id": f"{i}/{j}"})
+            for j in range(25)
+        ]
         (scratch / "corpus").mkdir(exist_ok=True)
         (scratch / "corpus" / f"{i}.jsonl").write_text("\n".join(lines))
     return SourceConfig([str(scratch / "corpus")], leaves={"id": LeafConfig("id")})
@@ -52,7 +60,8 @@ def test_it_is_what_two_commands_give(source: SourceConfig, scratch: Path, tree:
     reshuffle(str(scratch / "plain"), str(scratch / "two"), HOW, progress=False)
     costs: list[Any] = []
     report = build(source, scratch / "one", announce=costs.append)
-    one, two = tree(scratch / "one"), tree(scratch / "two")
+    one = tree(scratch / "one")
+    two = tree(scratch / "two")
     for ledger in ("ledger.json", "ledger.bin"):  # they tell where they came from
         assert one.pop(ledger) != two.pop(ledger)
     assert one == two
@@ -60,11 +69,21 @@ def test_it_is_what_two_commands_give(source: SourceConfig, scratch: Path, tree:
     shuffled = [dict(ledger.metadata["shuffled"]) for ledger in ledgers]
     assert [s.pop("cache") for s in shuffled] == [None, str(scratch / "plain")]
     assert shuffled[0] == shuffled[1]
-    assert (report.documents, report.tokens, report.path) == (plain.documents, plain.tokens, str(scratch / "one"))
+    assert (report.documents, report.tokens, report.path) == (
+        plain.documents,
+        plain.tokens,
+        str(scratch / "one"),
+    )
     assert costs[0].documents == plain.documents
-    assert TokenCache.open(scratch / "one").fingerprint == TokenCache.open(scratch / "two").fingerprint
+    assert (
+        TokenCache.open(scratch / "one").fingerprint == TokenCache.open(scratch / "two").fingerprint
+    )
     again = build(source, scratch / "one")
-    assert (again.parts_built, again.documents, again.text_bytes) == (0, plain.documents, plain.text_bytes)
+    assert (again.parts_built, again.documents, again.text_bytes) == (
+        0,
+        plain.documents,
+        plain.text_bytes,
+    )
 
 
 class StoppedError(Exception):
@@ -74,9 +93,11 @@ class StoppedError(Exception):
 def test_stopped_anywhere_it_goes_on(source: SourceConfig, scratch: Path, tree: Tree):
     build(source, scratch / "whole")
     whole = tree(scratch / "whole")
-    really, stopped = files.write_atomic, 0
+    really = files.write_atomic
+    stopped = 0
     for stop_at in [1, 2, 3, *range(5, 200, 3)]:
-        root, calls = scratch / f"at{stop_at}", 0
+        root = scratch / f"at{stop_at}"
+        calls = 0
 
         def dying(*given: Any, stop_at: int = stop_at, **named: Any) -> None:
             nonlocal calls
@@ -98,7 +119,9 @@ def test_stopped_anywhere_it_goes_on(source: SourceConfig, scratch: Path, tree: 
     assert stopped > 5
 
 
-def test_other_settings_and_changed_sources_are_refused(source: SourceConfig, scratch: Path, tree: Tree):
+def test_other_settings_and_changed_sources_are_refused(
+    source: SourceConfig, scratch: Path, tree: Tree
+):
     root = scratch / "c"
     build(source, root)
     before = tree(root)
@@ -111,13 +134,17 @@ def test_other_settings_and_changed_sources_are_refused(source: SourceConfig, sc
             source, TokenizerConfig("bytes"), str(scratch / "plain"), **SMALL
         ) else None
     (scratch / "corpus" / "0.jsonl").write_text('{"text": "new", "id": "n"}')
-    with pytest.raises(SourceError, match=r"0\.jsonl: changed after the cache was built.*--restart"):
+    with pytest.raises(
+        SourceError, match=r"0\.jsonl: changed after the cache was built.*--restart"
+    ):
         build(source, root)
     assert tree(root) == before
     assert build(source, root, restart=True).documents == 51
 
 
-def test_a_part_that_is_lost_is_made_anew_from_the_sources(source: SourceConfig, scratch: Path, tree: Tree):
+def test_a_part_that_is_lost_is_made_anew_from_the_sources(
+    source: SourceConfig, scratch: Path, tree: Tree
+):
     root = scratch / "c"
     build(source, root)
     before = tree(root)

@@ -30,16 +30,30 @@ SOME = range(0xA0, 0x250)
 def rules(bpe_path: str, regex: str) -> dict[str, object]:
     content = json.loads(Path(bpe_path).read_text())
     split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    last = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     steps = {"type": "Sequence", "pretokenizers": [split, last]}
-    return {**content, "pre_tokenizer": steps, "truncation": None, "padding": None, "post_processor": None}
+    return {
+        **content,
+        "pre_tokenizer": steps,
+        "truncation": None,
+        "padding": None,
+        "post_processor": None,
+    }
 
 
 def encode_with(content: dict[str, object]) -> Encode:
     library = Tokenizer.from_str(json.dumps(content))
 
     def encode(texts: Sequence[str]) -> list[bytes]:
-        return [ids_as_bytes(e.ids) for e in library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            ids_as_bytes(e.ids)
+            for e in library.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     return encode
 
@@ -47,8 +61,11 @@ def encode_with(content: dict[str, object]) -> Encode:
 def compared(bpe_path: str, regex: str, points: range = SOME) -> set[int]:
     """The code points whose class another regex has otherwise."""
     one, other = (rules(bpe_path, r) for r in (GPT2, regex))
-    plain, probe = (encode_with(one), encode_with(other)), (encode_with(probe_of(one)), encode_with(probe_of(other)))
-    return {p for start, stop in differing_code_points(plain, probe, points) for p in range(start, stop)}
+    plain = (encode_with(one), encode_with(other))
+    probe = (encode_with(probe_of(one)), encode_with(probe_of(other)))
+    return {
+        p for start, stop in differing_code_points(plain, probe, points) for p in range(start, stop)
+    }
 
 
 def test_encoders_that_agree(bpe_path: str):
@@ -58,7 +75,12 @@ def test_encoders_that_agree(bpe_path: str):
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("a digit", GPT2.replace(r"\p{N}+", r"[\p{N}&&[^²]]+").replace(r"[^\s\p{L}\p{N}]+", r"(?:[^\s\p{L}\p{N}]|²)+")),
+        (
+            "a digit",
+            GPT2.replace(r"\p{N}+", r"[\p{N}&&[^²]]+").replace(
+                r"[^\s\p{L}\p{N}]+", r"(?:[^\s\p{L}\p{N}]|²)+"
+            ),
+        ),
         ("letters", GPT2.replace(r"\p{L}+", r"[\p{L}&&[^ÀÁ]]+")),
         ("punctuation", GPT2.replace(r"\p{L}+", r"[\p{L}«]+").replace(r"[^\s", r"[^\s«")),
         ("a space", GPT2.replace(r"[^\s\p{L}\p{N}]+", r"(?:[^\s\p{L}\p{N}]|\u00a0)+")),
@@ -71,7 +93,9 @@ def test_a_code_point_of_another_class_is_found(bpe_path: str, name: str, instea
 
 def test_the_tokenizers_own_ids_would_not_show_it(bpe_path: str):
     """What the probe is for: no token of this tokenizer reaches across the cut."""
-    one, other = (encode_with(rules(bpe_path, r)) for r in (GPT2, GPT2.replace(r"\p{L}+", r"[\p{L}«]+")))
+    one, other = (
+        encode_with(rules(bpe_path, r)) for r in (GPT2, GPT2.replace(r"\p{L}+", r"[\p{L}«]+"))
+    )
     assert one(["a«a", "«", "!«!"]) == other(["a«a", "«", "!«!"])
 
 
@@ -98,12 +122,15 @@ def test_a_difference_that_no_single_code_point_shows_takes_them_all():
     def same(texts: Sequence[str]) -> list[bytes]:
         return [b"\0"] * len(texts)
 
-    assert differing_code_points((pairs, same), (same, same), range(0x2500, 0x2510)) == ((0x2500, 0x2510),)
+    assert differing_code_points((pairs, same), (same, same), range(0x2500, 0x2510)) == (
+        (0x2500, 0x2510),
+    )
 
 
 def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    digest, calls = digest_of(b"{}", "one 1.0"), list[int]()
+    digest = digest_of(b"{}", "one 1.0")
+    calls = list[int]()
     assert digest != digest_of(b"{}", "one 1.1") != digest_of(b"{ }", "one 1.1")
 
     def compute() -> code_points.Ranges:
@@ -130,7 +157,9 @@ def test_byte_names_are_those_of_byte_level_vocabularies():
 
 
 @pytest.mark.slow
-def test_all_code_points_of_the_real_libraries(bpe_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_code_points_of_the_real_libraries(
+    bpe_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Those that differ are younger than the Unicode of one library, and so unassigned in Python's."""
     from headrace.ingest.gigatoken_encoder import code_points_of
     from headrace.ingest.tokenize import FileTokenizer

@@ -11,9 +11,12 @@ from headrace.ingest.comparison import FIRST_BYTES, FIRST_DOCUMENTS, ONE_IN, com
 def test_the_sample_does_not_depend_on_how_a_part_is_cut_into_batches(total: int, cuts: list[int]):
     sizes = np.ones(total, int).tolist()
     whole = compared_indices("00003", 0, sizes)
-    pieces, start = list[int](), 0
+    pieces = list[int]()
+    start = 0
     for length in [FIRST_DOCUMENTS, *cuts, total]:
-        pieces += [start + i for i in compared_indices("00003", start, sizes[start : start + length])]
+        pieces += [
+            start + i for i in compared_indices("00003", start, sizes[start : start + length])
+        ]
         start += length
     assert pieces == whole
     after = [i for i in whole if i >= FIRST_DOCUMENTS]

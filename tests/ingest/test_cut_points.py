@@ -25,7 +25,9 @@ def trained(pre_tokenizer: object, normalizer: object = None) -> Tokenizer:
         tokenizer.normalizer = normalizer
     if pre_tokenizer is not None:
         tokenizer.pre_tokenizer = pre_tokenizer
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<unk>", "</s>"], show_progress=False
+    )
     tokenizer.train_from_iterator([real_text()[:20_000], "日本語。日本語，"], trainer)
     return tokenizer
 
@@ -49,7 +51,8 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("name", ["byte level", "words", "stripped"])
 def test_pieces_give_the_ids_of_the_whole(name: str):
-    tokenizer, text = TOKENIZERS[name], real_text() + "日本語。日本語，日本語。" * 500
+    tokenizer = TOKENIZERS[name]
+    text = real_text() + "日本語。日本語，日本語。" * 500
     cuts = list(cut_points(text, lambda t: ids(tokenizer, t), piece_chars=1000))
     assert len(cuts) > len(text) / 4000
     assert [i for p in pieces(text, cuts) for i in ids(tokenizer, p)] == ids(tokenizer, text)
@@ -59,7 +62,9 @@ def test_pieces_give_the_ids_of_the_whole(name: str):
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_any_text_any_tokenizer(name: str, text: str):
     tokenizer = TOKENIZERS[name]
-    cuts = list(cut_points(text, lambda t: ids(tokenizer, t), piece_chars=20, max_piece_chars=10_000))
+    cuts = list(
+        cut_points(text, lambda t: ids(tokenizer, t), piece_chars=20, max_piece_chars=10_000)
+    )
     assert all(0 < a < b < len(text) for a, b in pairwise([*cuts, len(text)]) if b != len(text))
     # All texts here are shorter than max_piece_chars, so no cut was forced: each one was shown to change nothing.
     assert [i for p in pieces(text, cuts) for i in ids(tokenizer, p)] == ids(tokenizer, text)
@@ -76,11 +81,13 @@ def test_no_piece_is_longer_than_the_limit(text: str):
 @given(text=TEXT, first=st.integers(0, 30), missing=st.integers(0, 30))
 def test_candidates_are_where_words_begin_and_sentences_end(text: str, first: int, missing: int):
     stop = max(len(text) - missing, 0)
-    before, after = (
-        r"(?<=\S\n)(?=[^\W\d_])|(?<=\S)(?= [^\W\d_])",
-        r"(?<=\w)(?=[。！？；，、])|(?<=[。！？；，、])(?=\w)",
-    )
-    expected = [match.start() for match in re.finditer(f"{before}|{after}", text[:stop]) if match.start() >= first]
+    before = r"(?<=\S\n)(?=[^\W\d_])|(?<=\S)(?= [^\W\d_])"
+    after = r"(?<=\w)(?=[。！？；，、])|(?<=[。！？；，、])(?=\w)"
+    expected = [
+        match.start()
+        for match in re.finditer(f"{before}|{after}", text[:stop])
+        if match.start() >= first
+    ]
     assert list(_candidates(text, first, stop)) == expected
 
 
@@ -90,5 +97,10 @@ def test_short_texts_are_not_touched():
 
 def test_a_text_without_any_place_to_cut_is_whole_up_to_the_limit():
     encode = TOKENIZERS["byte level"].encode
-    assert list(cut_points("x" * 1000, lambda t: encode(t).ids, piece_chars=10, max_piece_chars=1000)) == []
-    assert list(cut_points("x" * 1001, lambda t: encode(t).ids, piece_chars=10, max_piece_chars=1000)) == [1000]
+    assert (
+        list(cut_points("x" * 1000, lambda t: encode(t).ids, piece_chars=10, max_piece_chars=1000))
+        == []
+    )
+    assert list(
+        cut_points("x" * 1001, lambda t: encode(t).ids, piece_chars=10, max_piece_chars=1000)
+    ) == [1000]

@@ -51,7 +51,8 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(
-    lines=st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b""))), places=st.lists(st.integers(0, 200))
+    lines=st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b""))),
+    places=st.lists(st.integers(0, 200)),
 )
 def test_lines_do_not_depend_on_blocks(lines: list[bytes], places: list[int]):
     data = b"\n".join(lines)
@@ -150,7 +151,10 @@ def test_several_streams_in_one_file(tmp_path: Path, packing: str):
     pack = gzip.compress if packing == ".gz" else zstandard.ZstdCompressor().compress
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(
-        pack(b'{"text": "a"}\n{"te') + pack(b'xt": "b"}\n') + pack(b"") + (b"\0" * 40 if packing == ".gz" else b"")
+        pack(b'{"text": "a"}\n{"te')
+        + pack(b'xt": "b"}\n')
+        + pack(b"")
+        + (b"\0" * 40 if packing == ".gz" else b"")
     )
     assert texts(path) == ["a", "b"]
 
@@ -174,7 +178,10 @@ BAD_LINES = {
     "not an object": (b'["x"]', r"holds a JSON list, not an object.*jq"),
     "a number": (b"17", "holds a JSON number"),
     "null": (b"null", "holds a JSON null"),
-    "missing field": (b'{"content": "x", "id": 3}', r"has no field 'text' \(it has 'content', 'id'\).*--text-field"),
+    "missing field": (
+        b'{"content": "x", "id": 3}',
+        r"has no field 'text' \(it has 'content', 'id'\).*--text-field",
+    ),
     "empty object": (b"{}", "the object is empty"),
     "wrong type": (b'{"text": null}', "holds a null in field 'text', not a string"),
     "number as text": (b'{"text": 3.5}', "holds a number in field 'text'"),
@@ -182,9 +189,15 @@ BAD_LINES = {
     "cut utf-8": (b'{"text": "\xc3', "is not UTF-8"),
     "overlong utf-8": (b'{"text": "\xc0\x80"}', "byte 0xc0"),
     "encoded surrogate": (b'{"text": "\xed\xa0\x80"}', "byte 0xed"),
-    "lone surrogate": (b'{"text": "ab\\ud800"}', r"half a character \(\\ud800, a lone surrogate, at character 3"),
+    "lone surrogate": (
+        b'{"text": "ab\\ud800"}',
+        r"half a character \(\\ud800, a lone surrogate, at character 3",
+    ),
     "huge number": (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "JSON that cannot be read"),
-    "endless nesting": (b'{"text": "x", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON that cannot be read"),
+    "endless nesting": (
+        b'{"text": "x", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        "JSON that cannot be read",
+    ),
     "a pretty-printed file": (b"{", r"one object on each line.*jq"),
 }
 
@@ -225,7 +238,9 @@ def test_a_text_file_with_a_bad_byte(tmp_path: Path):
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
 @pytest.mark.parametrize("policy", ["error", "skip"])
-def test_a_file_that_is_cut_off_is_an_error_whatever_the_policy(tmp_path: Path, packing: str, policy: str):
+def test_a_file_that_is_cut_off_is_an_error_whatever_the_policy(
+    tmp_path: Path, packing: str, policy: str
+):
     data = b"".join(json.dumps({"text": str(i) * 50}).encode() + b"\n" for i in range(2000))
     whole = gzip.compress(data) if packing == ".gz" else zstandard.ZstdCompressor().compress(data)
     path = tmp_path / f"a.jsonl{packing}"
@@ -259,14 +274,18 @@ def test_zstd_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("compression", "pack", "most"), [("gzip", gzip.compress, 20 << 20), ("zstd", zstandard.compress, 64 << 20)]
+    ("compression", "pack", "most"),
+    [("gzip", gzip.compress, 20 << 20), ("zstd", zstandard.compress, 64 << 20)],
 )
-def test_what_is_unpacked_at_once_is_bounded(compression: str, pack: Callable[[bytes], bytes], most: int):
+def test_what_is_unpacked_at_once_is_bounded(
+    compression: str, pack: Callable[[bytes], bytes], most: int
+):
     bomb = pack(b"\0" * (96 << 20))
     blocks = [bomb[i : i + PACKED_BLOCK_BYTES] for i in range(0, len(bomb), PACKED_BLOCK_BYTES)]
     largest = total = 0
     for block in unpack(blocks, compression, "a"):
-        largest, total = max(largest, len(block)), total + len(block)
+        largest = max(largest, len(block))
+        total = total + len(block)
     assert total == 96 << 20
     assert largest <= most
 
@@ -322,8 +341,12 @@ def test_a_line_belongs_to_the_slice_in_which_it_begins(
     packing=st.sampled_from(["gz", "zst"]),
     bom=st.booleans(),
 )
-def test_slices_of_a_compressed_file_hold_each_document_once(tmp_path_factory, lines, cuts, packing, bom):
-    data = (b"\xef\xbb\xbf" if bom else b"") + b"".join(json.dumps({"text": t}).encode() + b"\n" for t in lines)
+def test_slices_of_a_compressed_file_hold_each_document_once(
+    tmp_path_factory, lines, cuts, packing, bom
+):
+    data = (b"\xef\xbb\xbf" if bom else b"") + b"".join(
+        json.dumps({"text": t}).encode() + b"\n" for t in lines
+    )
     path = tmp_path_factory.mktemp("packed") / f"a.jsonl.{packing}"
     path.write_bytes(gzip.compress(data) if packing == "gz" else zstandard.compress(data))
     config = SourceConfig([str(path)])
@@ -344,9 +367,14 @@ def test_a_compressed_file_is_cut_where_it_unpacks_to_about_as_much(tmp_path, pa
     (whole,) = config.files()
     assert whole.size
     for pieces, expected in ((3, 3), (50, 8), (1, 0)):
-        slices = JsonlReader.split_packed(whole.path, whole.size, whole.compression, whole.size // pieces)
+        slices = JsonlReader.split_packed(
+            whole.path, whole.size, whole.compression, whole.size // pieces
+        )
         assert len(slices) == max(expected, 1)
-        counts = [sum(1 for _ in DocumentReader(replace(whole, part=s), config, maker(config))) for s in slices]
+        counts = [
+            sum(1 for _ in DocumentReader(replace(whole, part=s), config, maker(config)))
+            for s in slices
+        ]
         assert sum(counts) == len(lines)
         assert min(counts) > 0.4 * max(counts)
         assert sum(s.num_bytes for s in slices) == whole.size
@@ -361,7 +389,11 @@ def test_slices_of_bytes_cover_the_file(size: int, target: int):
     assert (slices[0].start, slices[-1].stop) == (0, None)
     assert sum(s.num_bytes for s in slices) == size
     assert (
-        len(slices) == 1 or target <= min(s.num_bytes for s in slices) <= max(s.num_bytes for s in slices) < 2 * target
+        len(slices) == 1
+        or target
+        <= min(s.num_bytes for s in slices)
+        <= max(s.num_bytes for s in slices)
+        < 2 * target
     )
 
 

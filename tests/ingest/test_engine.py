@@ -29,7 +29,9 @@ LAYOUT = CacheLayout("uint16", chunk_elements=64, shard_chunks=4)
 
 def job_of(root: Path, corpus: Path, **settings: object) -> tuple[BuildJob, list[PartTask]]:
     source = SourceConfig([str(corpus)], **settings)
-    return BuildJob(str(root), source, ByteTokenizer().record(), LAYOUT), plan_parts(source.files(), part_bytes=1)
+    return BuildJob(str(root), source, ByteTokenizer().record(), LAYOUT), plan_parts(
+        source.files(), part_bytes=1
+    )
 
 
 @given(
@@ -81,7 +83,12 @@ def test_the_parts_before_a_bad_line_are_kept(tmp_path: Path, write_jsonl: Calla
     with pytest.raises(SourceError, match=r"2\.jsonl, line 51"):
         done.extend(run_parts(job, tasks, batch_bytes=64))
     assert [r.name for r in done] == ["00000", "00001"]
-    assert [read_part_record(job.root, t.name) is not None for t in tasks] == [True, True, False, False]
+    assert [read_part_record(job.root, t.name) is not None for t in tasks] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 class Failing(ByteTokenizer):
@@ -98,7 +105,9 @@ class Failing(ByteTokenizer):
         return super().encode_batch(texts)
 
 
-def test_a_part_with_a_failed_batch_is_never_complete(tmp_path: Path, write_jsonl: Callable[..., str]):
+def test_a_part_with_a_failed_batch_is_never_complete(
+    tmp_path: Path, write_jsonl: Callable[..., str]
+):
     write_jsonl(tmp_path / "corpus" / "0.jsonl", [f"text {j}" for j in range(20)])
     write_jsonl(tmp_path / "corpus" / "1.jsonl", ["more"])
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
@@ -107,7 +116,9 @@ def test_a_part_with_a_failed_batch_is_never_complete(tmp_path: Path, write_json
     assert [read_part_record(job.root, t.name) for t in tasks] == [None, None]
 
 
-def test_a_build_that_is_given_up_leaves_no_threads(tmp_path: Path, write_jsonl: Callable[..., str]):
+def test_a_build_that_is_given_up_leaves_no_threads(
+    tmp_path: Path, write_jsonl: Callable[..., str]
+):
     for i in range(6):
         write_jsonl(tmp_path / "corpus" / f"{i}.jsonl", ["some text"] * 500)
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
@@ -169,12 +180,18 @@ def test_a_document_larger_than_every_limit(tmp_path: Path, write_jsonl: Callabl
 
 
 @given(
-    texts=st.lists(st.sampled_from(["good", "good bad", "", "größer", "bäd good"]), min_size=1, max_size=30),
+    texts=st.lists(
+        st.sampled_from(["good", "good bad", "", "größer", "bäd good"]), min_size=1, max_size=30
+    ),
     broken=st.sets(st.integers(0, 29)),
     batch_bytes=st.sampled_from([1, 40, 1 << 20]),
 )
 def test_what_the_tokenizer_panics_at_is_a_bad_line(
-    tmp_path_factory: pytest.TempPathFactory, panicking_path: str, texts: list[str], broken: set[int], batch_bytes: int
+    tmp_path_factory: pytest.TempPathFactory,
+    panicking_path: str,
+    texts: list[str],
+    broken: set[int],
+    batch_bytes: int,
 ):
     """Skipped and counted like a line that is no JSON, the first of both kinds named; whatever the batches."""
     folder = tmp_path_factory.mktemp("panics")
@@ -182,7 +199,8 @@ def test_what_the_tokenizer_panics_at_is_a_bad_line(
     (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
     source = SourceConfig([str(folder)], on_bad_line="skip")
     tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))
-    job, tasks = BuildJob(str(folder / "out"), source, tokenizer.record(), LAYOUT), plan_parts(source.files(), 1)
+    job = BuildJob(str(folder / "out"), source, tokenizer.record(), LAYOUT)
+    tasks = plan_parts(source.files(), 1)
     (record,) = run_parts(job, tasks, tokenizer=tokenizer, batch_bytes=batch_bytes)
     bad = [i for i, t in enumerate(texts) if i in broken or not t.isascii()]
     kept = [t for i, t in enumerate(texts) if i not in bad]
@@ -190,10 +208,14 @@ def test_what_the_tokenizer_panics_at_is_a_bad_line(
     assert record.extra["text_bytes"] == sum(map(len, kept))
     assert record.extra["empty_documents"] == kept.count("")
     assert record.extra["skipped_lines"] == len(bad)
-    assert str(record.extra["first_skipped"]).startswith(f"{folder}/a.jsonl, line {bad[0] + 1}: " if bad else "")
+    assert str(record.extra["first_skipped"]).startswith(
+        f"{folder}/a.jsonl, line {bad[0] + 1}: " if bad else ""
+    )
 
 
-def test_a_pair_of_which_one_answer_cannot_be_encoded_is_left_out_whole(tmp_path: Path, panicking_path: str):
+def test_a_pair_of_which_one_answer_cannot_be_encoded_is_left_out_whole(
+    tmp_path: Path, panicking_path: str
+):
     pairs = [("good", "bad"), ("good", "bäd"), ("größer", "bad"), ("bad", "good")]
     records = [json.dumps({"prompt": "good", "chosen": a, "rejected": b}) for a, b in pairs]
     (tmp_path / "a.jsonl").write_text("\n".join(records))
@@ -201,6 +223,10 @@ def test_a_pair_of_which_one_answer_cannot_be_encoded_is_left_out_whole(tmp_path
     tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))
     for k, batch_bytes in enumerate((1, 10, 1 << 20)):
         job = BuildJob(str(tmp_path / f"out{k}"), source, tokenizer.record(), LAYOUT, "preference")
-        (record,) = run_parts(job, plan_parts(source.files(), 1), tokenizer=tokenizer, batch_bytes=batch_bytes)
+        (record,) = run_parts(
+            job, plan_parts(source.files(), 1), tokenizer=tokenizer, batch_bytes=batch_bytes
+        )
         assert (record.documents, record.extra["skipped_lines"]) == (4, 2)
-        assert str(record.extra["first_skipped"]).startswith(f"{tmp_path}/a.jsonl, line 2: cannot be encoded by this")
+        assert str(record.extra["first_skipped"]).startswith(
+            f"{tmp_path}/a.jsonl, line 2: cannot be encoded by this"
+        )

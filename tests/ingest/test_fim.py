@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.ingest.fim import FillInMiddle
 
-PRE, SUF, MID, EOS = 250, 251, 252, 0
+PRE = 250
+SUF = 251
+MID = 252
+EOS = 0
 
 
 documents = st.lists(st.lists(st.integers(1, 200), max_size=12), min_size=1, max_size=12)
@@ -19,7 +22,9 @@ def test_a_psm_document_is_the_document_in_another_order(docs, seed, rate, eos):
     docs = [[*d, EOS] if eos else d for d in docs]
     lengths = np.array([len(d) for d in docs])
     numbers = np.arange(len(docs)) * 7 + 3
-    fim = FillInMiddle(PRE, SUF, MID, seed=seed, rate=rate, spm_rate=0.0, eos_id=EOS if eos else None)
+    fim = FillInMiddle(
+        PRE, SUF, MID, seed=seed, rate=rate, spm_rate=0.0, eos_id=EOS if eos else None
+    )
     tokens = np.array([t for d in docs for t in d], np.uint8)
     out, sizes = fim(tokens, lengths, numbers)
     assert out.dtype == np.uint8
@@ -29,13 +34,16 @@ def test_a_psm_document_is_the_document_in_another_order(docs, seed, rate, eos):
         assert chosen.tolist() == (lengths > 1).tolist()
     bounds = np.cumsum([0, *sizes.tolist()])
     for k, (document, is_chosen) in enumerate(zip(docs, chosen.tolist(), strict=True)):
-        found = out[bounds[k] : bounds[k + 1]].tolist()  # the document mask: lengths say where documents lie
+        found = out[
+            bounds[k] : bounds[k + 1]
+        ].tolist()  # the document mask: lengths say where documents lie
         assert (PRE in found) == is_chosen
         if not is_chosen:
             assert found == document
             continue
         body = found[:-1] if eos else found
-        suf, mid = body.index(SUF), body.index(MID)
+        suf = body.index(SUF)
+        mid = body.index(MID)
         assert body[1:suf] + body[mid + 1 :] + body[suf + 1 : mid] == document[: len(body) - 3]
         assert not eos or found[-1] == EOS
         one, size = fim(np.array(document, np.uint8), np.array([len(document)]), numbers[k : k + 1])
@@ -44,9 +52,12 @@ def test_a_psm_document_is_the_document_in_another_order(docs, seed, rate, eos):
 
 @given(documents, st.integers(0, 1000))
 def test_an_spm_document_is_suffix_then_prefix_and_middle(docs, seed):
-    lengths, numbers = np.array([len(d) for d in docs]), np.arange(len(docs))
+    lengths = np.array([len(d) for d in docs])
+    numbers = np.arange(len(docs))
     tokens = np.array([t for d in docs for t in d], np.int64)
-    out, sizes = FillInMiddle(PRE, SUF, MID, seed=seed, rate=1.0, spm_rate=1.0)(tokens, lengths, numbers)
+    out, sizes = FillInMiddle(PRE, SUF, MID, seed=seed, rate=1.0, spm_rate=1.0)(
+        tokens, lengths, numbers
+    )
     bounds = np.cumsum([0, *sizes.tolist()])
     for k, document in enumerate(docs):
         found = out[bounds[k] : bounds[k + 1]].tolist()
@@ -60,7 +71,9 @@ def test_an_spm_document_is_suffix_then_prefix_and_middle(docs, seed):
 def test_a_first_token_that_opens_documents_stays_first(docs, seed, eos):
     bos = 249
     plain = FillInMiddle(PRE, SUF, MID, seed=seed, rate=1.0)
-    framed = FillInMiddle(PRE, SUF, MID, seed=seed, rate=1.0, eos_id=EOS if eos else None, bos_id=bos)
+    framed = FillInMiddle(
+        PRE, SUF, MID, seed=seed, rate=1.0, eos_id=EOS if eos else None, bos_id=bos
+    )
     for k, document in enumerate(docs):
         closes = [EOS] if eos else []
         whole = np.array([bos, *document, *closes])
@@ -69,13 +82,16 @@ def test_a_first_token_that_opens_documents_stays_first(docs, seed, eos):
         if len(document) > 1:
             assert out.tolist() == [bos, *inner.tolist(), *closes]
         assert size.tolist() == framed.lengths(np.array([whole.size]), np.array([k])).tolist()
-        assert sorted(out.tolist()) == sorted([*whole.tolist(), *([PRE, SUF, MID] if size[0] > whole.size else [])])
+        assert sorted(out.tolist()) == sorted(
+            [*whole.tolist(), *([PRE, SUF, MID] if size[0] > whole.size else [])]
+        )
         assert size[0] == whole.size or document  # nothing but its frame: nothing to fill
 
 
 def test_shares_and_cuts_are_what_was_asked_for():
     n = 20_000
-    lengths, numbers = np.full(n, 9), np.arange(n)
+    lengths = np.full(n, 9)
+    numbers = np.arange(n)
     fim = FillInMiddle(PRE, SUF, MID, seed=1, rate=0.3, spm_rate=0.25)
     chosen = fim.rearranges(lengths, numbers)
     assert abs(chosen.mean() - 0.3) < 0.02
@@ -94,7 +110,8 @@ def test_the_order_of_calls_changes_nothing():
     fim = FillInMiddle(PRE, SUF, MID, rate=0.5)
     numbers = np.random.default_rng(0).permutation(100)
     lengths = np.full(100, 20)
-    forward, backward = fim.rearranges(lengths, numbers), fim.rearranges(lengths, numbers[::-1])
+    forward = fim.rearranges(lengths, numbers)
+    backward = fim.rearranges(lengths, numbers[::-1])
     assert forward.tolist() == backward[::-1].tolist()
     other = FillInMiddle(PRE, SUF, MID, rate=0.5, seed=1).rearranges(lengths, numbers)
     assert forward.tolist() != other.tolist()
@@ -121,7 +138,9 @@ def test_bad_input_is_named():
 
 
 def test_pinned():
-    out, sizes = FillInMiddle(PRE, SUF, MID, seed=3, rate=0.7)(np.arange(1, 31), np.full(5, 6), np.arange(5))
+    out, sizes = FillInMiddle(PRE, SUF, MID, seed=3, rate=0.7)(
+        np.arange(1, 31), np.full(5, 6), np.arange(5)
+    )
     assert (sizes.tolist(), out.tolist()) == PINNED
 
 

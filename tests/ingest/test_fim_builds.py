@@ -30,9 +30,10 @@ def filled(ids, signs):
 
 @settings(max_examples=50)
 @given(
-    texts=st.lists(st.text(max_size=30), min_size=1, max_size=8), seed=st.integers(0, 99),
+    texts=st.lists(st.text(max_size=30), min_size=1, max_size=8),
+    seed=st.integers(0, 99),
     rate=st.sampled_from([0.5, 1.0]),
-)  # fmt: skip
+)
 def test_documents_are_those_of_the_plain_cache_rearranged(tokenizer_path, texts, seed, rate):
     tokenizer = load_tokenizer(TokenizerConfig(tokenizer_path, bos="<s>", eos="</s>"))
     ids = [tokenizer.id_of(sign) for sign in SIGNS]
@@ -54,11 +55,15 @@ def test_documents_are_those_of_the_plain_cache_rearranged(tokenizer_path, texts
 
 def test_the_cache_is_the_same_whatever_builds_it(tmp_path, tokenizer_path, write_jsonl, tree):
     texts = [f"document {k} " + "word " * (k % 17) for k in range(200)]
-    source = SourceConfig([write_jsonl(tmp_path / "in.jsonl", texts)], fim=FimConfig(*SIGNS, rate=0.5))
+    source = SourceConfig(
+        [write_jsonl(tmp_path / "in.jsonl", texts)], fim=FimConfig(*SIGNS, rate=0.5)
+    )
     tokenizer = TokenizerConfig(tokenizer_path, eos="</s>")
 
     def built(name, config=source, **options):
-        build_cache(config, tokenizer, str(tmp_path / name), progress=False, part_bytes=2000, **options)
+        build_cache(
+            config, tokenizer, str(tmp_path / name), progress=False, part_bytes=2000, **options
+        )
         return TokenCache.open(str(tmp_path / name))
 
     cache = built("inline", engine="inline")
@@ -77,12 +82,22 @@ def test_the_cache_is_the_same_whatever_builds_it(tmp_path, tokenizer_path, writ
 @pytest.mark.parametrize(
     ("fim", "settings", "field", "message"),
     [
-        (("<prefix>", "<suf>", "<mid>"), {}, "fim.prefix", r"is not a token of this tokenizer.*Did you mean '<pre>'"),
+        (
+            ("<prefix>", "<suf>", "<mid>"),
+            {},
+            "fim.prefix",
+            r"is not a token of this tokenizer.*Did you mean '<pre>'",
+        ),
         (("<pre>", "<pre>", "<mid>"), {}, "fim.suffix", "is no token of its own"),
         (("none", "<suf>", "<mid>"), {}, "fim.prefix", "is no token of its own"),
         ((*SIGNS, 1.5), {}, "rate", "must be a share"),
         (SIGNS, {"kind": "chat"}, "fim", "is for whole texts; of chat documents"),
-        (SIGNS, {"kind": "tokens", "fields": {"loss_mask": "m"}}, "fim", "is for whole texts; of tokens documents"),
+        (
+            SIGNS,
+            {"kind": "tokens", "fields": {"loss_mask": "m"}},
+            "fim",
+            "is for whole texts; of tokens documents",
+        ),
     ],
 )
 def test_bad_input_is_named(tokenizer_path, fim, settings, field, message):

@@ -69,11 +69,23 @@ PIECES = [
 
 
 @pytest.fixture(scope="session", params=list(SPLITS))
-def path(request: pytest.FixtureRequest, bpe_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def path(
+    request: pytest.FixtureRequest, bpe_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     content = json.loads(Path(bpe_path).read_text())
     if (regex := SPLITS[request.param]) is not None:
-        split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-        last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": regex},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        last = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        }
         content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, last]}
     file = tmp_path_factory.mktemp("split") / "tokenizer.json"
     file.write_text(json.dumps(content))
@@ -89,7 +101,9 @@ def same(tokenizer: FileTokenizer, texts: list[str], code_points: Ranges) -> Enc
 
 
 def check_same(tokenizer: FileTokenizer, faster: FileTokenizer, texts: list[str]) -> EncoderCounts:
-    for values, wanted in zip(faster.encode_batch(texts), tokenizer.encode_batch(texts), strict=True):
+    for values, wanted in zip(
+        faster.encode_batch(texts), tokenizer.encode_batch(texts), strict=True
+    ):
         assert values.dtype == wanted.dtype
         assert np.array_equal(values, wanted)
     assert isinstance(faster.encoder, GigatokenEncoder)
@@ -106,27 +120,37 @@ def both(path: str) -> tuple[FileTokenizer, FileTokenizer]:
 
 
 TEXTS = st.lists(
-    st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=8).map("".join)), max_size=6
+    st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=8).map("".join)),
+    max_size=6,
 )
 
 
 @given(texts=TEXTS)
-def test_the_ids_are_those_of_tokenizers(both: tuple[FileTokenizer, FileTokenizer], texts: list[str]):
+def test_the_ids_are_those_of_tokenizers(
+    both: tuple[FileTokenizer, FileTokenizer], texts: list[str]
+):
     counts = check_same(*both, texts)
     assert counts.fast + counts.slow == len(texts)
 
 
 def test_texts_with_a_code_point_that_differs_go_to_tokenizers(path: str):
     texts = ["plain", "has ² in it", "é alone", "", "² first", "last ²"]
-    assert same(tokenizer_of(path), texts, ((ord("²"), ord("²") + 1),)) == EncoderCounts(fast=3, slow=3)
+    assert same(tokenizer_of(path), texts, ((ord("²"), ord("²") + 1),)) == EncoderCounts(
+        fast=3, slow=3
+    )
     texts = ["plain", "has \x1c in it", "é alone", "é and \x1c"]
-    assert same(tokenizer_of(path), texts, ((0x1C, 0x1D), (0x110, 0x120))) == EncoderCounts(fast=2, slow=2)
+    assert same(tokenizer_of(path), texts, ((0x1C, 0x1D), (0x110, 0x120))) == EncoderCounts(
+        fast=2, slow=2
+    )
 
 
 def test_it_starts_anew_at_a_bound(bpe_path: str):
     """Where the system tells what the process holds, and where it does not."""
     text = "word " * (1 << 18)
-    for resident, texts, expected in ((lambda: None, 30, 1), (iter(range(0, 1 << 40, 100 << 20)).__next__, 12, 4)):
+    for resident, texts, expected in (
+        (lambda: None, 30, 1),
+        (iter(range(0, 1 << 40, 100 << 20)).__next__, 12, 4),
+    ):
         encoder = GigatokenEncoder(tokenizer_of(bpe_path), (), resident)
         ids = [encoder([text])[0] for _ in range(texts)]
         assert all(np.array_equal(one, ids[0]) for one in ids)
@@ -134,7 +158,9 @@ def test_it_starts_anew_at_a_bound(bpe_path: str):
         assert encoder.take_counts() == EncoderCounts()
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), type("PanicException", (BaseException,), {})("panicked")])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), type("PanicException", (BaseException,), {})("panicked")]
+)
 def test_a_text_at_which_it_fails_goes_to_tokenizers(
     bpe_path: str, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ):
@@ -151,7 +177,9 @@ def test_a_text_at_which_it_fails_goes_to_tokenizers(
         return one
 
     monkeypatch.setattr(gigatoken_encoder, "_load", failing)
-    assert same(tokenizer_of(bpe_path), ["good", "bad", "good again"], ()) == EncoderCounts(fast=2, slow=1)
+    assert same(tokenizer_of(bpe_path), ["good", "bad", "good again"], ()) == EncoderCounts(
+        fast=2, slow=1
+    )
 
 
 def test_what_ends_the_process_is_no_failure(bpe_path: str, monkeypatch: pytest.MonkeyPatch):
@@ -191,14 +219,20 @@ def with_whitespace(library: Library) -> None:
 
 
 def with_digits(library: Library) -> None:
-    steps = [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    steps = [
+        pre_tokenizers.Digits(),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
     library.pre_tokenizer = pre_tokenizers.Sequence(steps)  # pyright: ignore[reportArgumentType]
 
 
 def with_another_regex(library: Library) -> None:
     from tokenizers import Regex
 
-    steps = [pre_tokenizers.Split(Regex(r"\w+|\W"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    steps = [
+        pre_tokenizers.Split(Regex(r"\w+|\W"), "isolated"),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ]
     library.pre_tokenizer = pre_tokenizers.Sequence(steps)  # pyright: ignore[reportArgumentType]
 
 
@@ -228,7 +262,9 @@ def test_what_is_not_covered_is_named(bpe_path: str, name: str):
     assert reason in str(error.value)
     assert "Say tokenizers, or auto" in str(error.value)
     check_tokenizer_engine("auto", tokenizer, "text")
-    assert plan_encoding("auto", tokenizer, "text", [FROM_BYTES]).reason == why_not(tokenizer, "text")
+    assert plan_encoding("auto", tokenizer, "text", [FROM_BYTES]).reason == why_not(
+        tokenizer, "text"
+    )
 
 
 def test_other_models_tokenizers_and_kinds(bpe_path: str, panicking_path: str):
@@ -254,7 +290,10 @@ def test_not_installed(bpe_path: str, monkeypatch: pytest.MonkeyPatch):
         check_tokenizer_engine("gigatoken", tokenizer_of(bpe_path), "text")
     assert "pip install 'headrace[gigatoken]'" in str(error.value)
     encoding = plan_encoding("auto", tokenizer_of(bpe_path), "text", [FROM_BYTES])
-    assert (encoding.engine, encoding.reason) == ("tokenizers", "the package gigatoken is not installed")
+    assert (encoding.engine, encoding.reason) == (
+        "tokenizers",
+        "the package gigatoken is not installed",
+    )
 
 
 def test_no_engine(bpe_path: str):
@@ -266,8 +305,10 @@ def test_auto_takes_it_where_there_is_enough_to_do(bpe_path: str, monkeypatch: p
     monkeypatch.setattr(gigatoken_encoder, "code_points_of", lambda tokenizer: ((7, 9),))
     tokenizer = tokenizer_of(bpe_path)
     assert plan_encoding("auto", tokenizer, "text", [FROM_BYTES // 2] * 2).report() == {
-        "tokenizer_engine": "gigatoken", "engine_reason": "", "differing_code_points": 2,
-    }  # fmt: skip
+        "tokenizer_engine": "gigatoken",
+        "engine_reason": "",
+        "differing_code_points": 2,
+    }
     assert plan_encoding("gigatoken", tokenizer, "text", [1]).engine == "gigatoken"
     assert plan_encoding("auto", tokenizer, "text", [FROM_BYTES - 1]) == ("tokenizers", "", None)
     assert plan_encoding("tokenizers", tokenizer, "text", [FROM_BYTES]) == ("tokenizers", "", None)
@@ -277,7 +318,13 @@ def test_auto_takes_it_where_there_is_enough_to_do(bpe_path: str, monkeypatch: p
 
 def awkward_texts(count: int, rng: random.Random) -> list[str]:
     """Documents of random code points, of pieces that are special somewhere, and of long runs."""
-    pools = [range(0x110000), range(0x3000), range(0x80), range(0x2000, 0x2100), [ord(c) for c in "aA1² \n\u00a0'!é"]]
+    pools = [
+        range(0x110000),
+        range(0x3000),
+        range(0x80),
+        range(0x2000, 0x2100),
+        [ord(c) for c in "aA1² \n\u00a0'!é"],
+    ]
     texts: list[str] = []
     for i in range(count):
         length = rng.randrange(1, 60)
@@ -298,8 +345,11 @@ def awkward_texts(count: int, rng: random.Random) -> list[str]:
 @pytest.mark.slow
 def test_a_hundred_thousand_awkward_documents(path: str):
     tokenizer = tokenizer_of(path)
-    code_points = gigatoken_encoder.code_points_of(tokenizer)  # in the user's own folder: 20 s of CPU once
-    rng, counts = random.Random(16), EncoderCounts()
+    code_points = gigatoken_encoder.code_points_of(
+        tokenizer
+    )  # in the user's own folder: 20 s of CPU once
+    rng = random.Random(16)
+    counts = EncoderCounts()
     faster = with_gigatoken(tokenizer, code_points)
     for _ in range(100):
         counts += check_same(tokenizer, faster, awkward_texts(1000, rng))
@@ -308,7 +358,15 @@ def test_a_hundred_thousand_awkward_documents(path: str):
 
 
 SCRIPTS = [
-    *((0x41, 0x5B), (0x61, 0x7B), (0xC0, 0x250), (0x370, 0x530), (0x590, 0x6FF), (0x900, 0xE00), (0x3040, 0x30FF)),
+    *(
+        (0x41, 0x5B),
+        (0x61, 0x7B),
+        (0xC0, 0x250),
+        (0x370, 0x530),
+        (0x590, 0x6FF),
+        (0x900, 0xE00),
+        (0x3040, 0x30FF),
+    ),
     *((0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x1F300, 0x1F64F)),
 ]
 
@@ -316,8 +374,23 @@ SCRIPTS = [
 @functools.cache
 def files_here() -> list[Path]:
     folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
-    endings = (".py", ".pyi", ".txt", ".md", ".rst", ".json", ".html", ".js", ".css", ".h", ".po", ".svg")
-    return [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in endings]
+    endings = (
+        ".py",
+        ".pyi",
+        ".txt",
+        ".md",
+        ".rst",
+        ".json",
+        ".html",
+        ".js",
+        ".css",
+        ".h",
+        ".po",
+        ".svg",
+    )
+    return [
+        path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in endings
+    ]
 
 
 def kinds_of_text(rng: random.Random) -> list[str]:
@@ -326,7 +399,10 @@ def kinds_of_text(rng: random.Random) -> list[str]:
     for path in rng.sample(files_here(), 120):
         texts.append(path.read_text(errors="replace")[:100_000])
     for start, stop in SCRIPTS:
-        words = ("".join(chr(rng.randrange(start, stop)) for _ in range(rng.randrange(1, 12))) for _ in range(600))
+        words = (
+            "".join(chr(rng.randrange(start, stop)) for _ in range(rng.randrange(1, 12)))
+            for _ in range(600)
+        )
         texts.append(rng.choice([" ", "\n", ", ", " 1."]).join(words))
     texts.append(" ".join(str(rng.random()) for _ in range(2000)))
     return texts
@@ -340,7 +416,9 @@ def test_text_of_many_kinds_has_the_same_ids(bpe_path: str):
     """Other text with each seed, for five minutes; prints how much (``pytest -m soak -s``)."""
     tokenizer = tokenizer_of(bpe_path)
     faster = with_gigatoken(tokenizer, gigatoken_encoder.code_points_of(tokenizer))
-    began, total, seed = time.monotonic(), 0, 0
+    began = time.monotonic()
+    total = 0
+    seed = 0
     counts = EncoderCounts()
     while time.monotonic() - began < SOAK_S:
         texts = kinds_of_text(random.Random(seed))
@@ -368,7 +446,9 @@ for megabytes in range(400):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 print(faster.encoder.take_counts())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     early, late, counts = done.stdout.splitlines()
     print(f"peak {early} MiB after 100 MB, {late} MiB after 400 MB; {counts}")
     assert int(late) < int(early) + 150

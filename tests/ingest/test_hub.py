@@ -16,7 +16,12 @@ from headrace.errors import ConfigError
 from headrace.ingest import hub
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer, tokenizer_folder
+from headrace.ingest.tokenize import (
+    TokenizerConfig,
+    load_tokenizer,
+    recorded_tokenizer,
+    tokenizer_folder,
+)
 from headrace.store.cache import TokenCache
 from headrace.testing.servers import serve
 
@@ -51,10 +56,12 @@ class Hub(http.server.BaseHTTPRequestHandler):
             error = "RepoNotFound"
         elif rest not in ("", "main", COMMIT):
             error = "RevisionNotFound"
-        data, status = b"", 403 if error == "GatedRepo" else 404
+        data = b""
+        status = 403 if error == "GatedRepo" else 404
         if not error:
             siblings = [{"rfilename": name} for name in FILES[repo]]
-            data, status = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), 200
+            data = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
+            status = 200
         if file:
             data = content(file.partition("/")[2])
         self.send_response(status)
@@ -88,7 +95,9 @@ def asked(hub_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     names = ("reset_sessions", "close_session")  # of releases before 1.0, and since
-    next(getattr(hub_utils, name) for name in names if hasattr(hub_utils, name))()  # that of tests before is offline
+    next(
+        getattr(hub_utils, name) for name in names if hasattr(hub_utils, name)
+    )()  # that of tests before is offline
     monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub_constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
     Hub.asked.clear()
@@ -97,7 +106,9 @@ def asked(hub_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     hub._fetch.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["hf://owner/tiny", f"hf://owner/tiny@{COMMIT}", "owner/tiny", "hf://tiny", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["hf://owner/tiny", f"hf://owner/tiny@{COMMIT}", "owner/tiny", "hf://tiny", "tiny"]
+)
 def test_by_name(asked, name, caplog):
     tokenizer = load_tokenizer(TokenizerConfig(name, eos="none"))
     repo = "owner/tiny" if "owner" in name else "tiny"
@@ -125,7 +136,11 @@ def test_what_the_model_declares_counts_and_a_cache_needs_no_hub(asked, tmp_path
     assert Path(tokenizer_folder(config) or "", "tokenizer_config.json").exists()
     (tmp_path / "a.txt").write_text("a a")
     build_cache(
-        SourceConfig([str(tmp_path / "a.txt")]), config, str(tmp_path / "cache"), engine="inline", progress=False
+        SourceConfig([str(tmp_path / "a.txt")]),
+        config,
+        str(tmp_path / "cache"),
+        engine="inline",
+        progress=False,
     )
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(tmp_path / "hub")

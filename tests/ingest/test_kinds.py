@@ -35,7 +35,9 @@ MARKED = (
 )
 ROLES = st.sampled_from(["user", "assistant", "system"])
 CONVERSATIONS = st.lists(
-    st.builds(lambda role, content: {"role": role, "content": content}, ROLES, st.text(max_size=12)),
+    st.builds(
+        lambda role, content: {"role": role, "content": content}, ROLES, st.text(max_size=12)
+    ),
     min_size=1,
     max_size=5,
 )
@@ -45,7 +47,9 @@ def template(text: str, **variables: str) -> ChatTemplate:
     return ChatTemplate({"text": text, "tokens": {"bos_token": "<s>"}}, variables)
 
 
-def encoded(records: list[dict[str, Any]], kind: str, text: str | None = None, **settings: Any) -> Any:
+def encoded(
+    records: list[dict[str, Any]], kind: str, text: str | None = None, **settings: Any
+) -> Any:
     """Documents of records as lists: text of the ids, and each leaf."""
     tokenizer = ByteTokenizer()
     record = None if text is None else {"text": text, "tokens": {"bos_token": "<s>"}}
@@ -95,12 +99,16 @@ def test_turns_of_other_roles():
         {"role": "assistant", "content": "a"},
         {"role": "user", "content": "v"},
     ]
-    texts, leaves = encoded([{"messages": messages}], "chat", PLAIN, chat=ChatConfig(mask="roles", roles=["user"]))
+    texts, leaves = encoded(
+        [{"messages": messages}], "chat", PLAIN, chat=ChatConfig(mask="roles", roles=["user"])
+    )
     assert trained(texts, leaves["loss_mask"]) == ["<s><|user|>\nu</s>\n<|user|>\nv</s>\n"]
 
 
 @pytest.fixture(scope="module")
-def chat_folder(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[list[str]], str]) -> Path:
+def chat_folder(
+    tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[list[str]], str]
+) -> Path:
     """A tokenizer with a chat template, as models come with."""
     folder = tmp_path_factory.mktemp("chat")
     special = ["<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -122,7 +130,11 @@ def test_the_same_ids_and_masks_as_transformers(chat_folder: Path, messages: lis
 
     theirs = transformers.AutoTokenizer.from_pretrained(str(chat_folder))
     wanted = theirs.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
+        messages,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        add_generation_prompt=False,
     )
     ours = load_tokenizer(TokenizerConfig(str(chat_folder)))
     found = find_template(ChatConfig(), str(chat_folder))
@@ -170,7 +182,8 @@ class TestTemplates:
         chat = template("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
         with pytest.raises(BadRecordError, match=r"its turn 1 \(assistant\) is rendered otherwise"):
             chat.spans_of_turns(
-                [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], [True, False]
+                [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}],
+                [True, False],
             )
 
     def test_json_is_not_escaped_for_the_web(self):
@@ -181,7 +194,9 @@ PAIR = {"prompt": "Why?", "chosen": "So.", "rejected": "No"}
 
 
 def test_preference_pairs_of_texts():
-    texts, leaves = encoded([PAIR, {**PAIR, "chosen": "x"}], "preference", fields={"prompt": "prompt"})
+    texts, leaves = encoded(
+        [PAIR, {**PAIR, "chosen": "x"}], "preference", fields={"prompt": "prompt"}
+    )
     assert texts == ["Why?So.<eos>", "Why?No<eos>", "Why?x<eos>", "Why?No<eos>"]
     assert leaves["loss_mask"][0] == [0] * 4 + [1] * 4
     assert leaves["prompt_length"] == [[4]] * 4
@@ -189,16 +204,22 @@ def test_preference_pairs_of_texts():
 
 
 def test_what_records_may_lack_is_taken_where_it_is():
-    texts, leaves = encoded([PAIR, {**PAIR, "prompt": None}, {"chosen": "So.", "rejected": "No"}], "preference")
+    texts, leaves = encoded(
+        [PAIR, {**PAIR, "prompt": None}, {"chosen": "So.", "rejected": "No"}], "preference"
+    )
     assert texts == ["Why?So.<eos>", "Why?No<eos>", *["So.<eos>", "No<eos>"] * 2]
     assert leaves["prompt_length"] == [[4], [4], [0], [0], [0], [0]]
     assert encoded([PAIR], "preference", fields={"prompt": "none"})[0] == ["So.<eos>", "No<eos>"]
     with pytest.raises(BadRecordError, match="both answers begin with it"):
         encoded([{"prompt": "So", "chosen": "So.", "rejected": "So?"}], "preference")
-    with pytest.raises(BadRecordError, match="has no field 'prompt'"):  # what is named must be there
+    with pytest.raises(
+        BadRecordError, match="has no field 'prompt'"
+    ):  # what is named must be there
         encoded([{"chosen": "So.", "rejected": "No"}], "preference", fields={"prompt": "prompt"})
     rendered = "{% if tools %}[{{ tools | length }} tools]{% endif %}{{ messages[0].content }}"
-    chats: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": "x"}], "tools": [1, 2]}]
+    chats: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "x"}], "tools": [1, 2]}
+    ]
     chats.append({"messages": chats[0]["messages"]})
     how = {"chat": ChatConfig(mask="all")}
     assert encoded(chats, "chat", rendered, **how)[0] == ["[2 tools]x", "x"]
@@ -207,9 +228,14 @@ def test_what_records_may_lack_is_taken_where_it_is():
 
 def test_answers_that_hold_their_prompt_do_not_get_it_twice():
     ask = [{"role": "user", "content": "Why?"}]
-    pair = {n: [*ask, {"role": "assistant", "content": a}] for n, a in (("chosen", "So."), ("rejected", "No"))}
+    pair = {
+        n: [*ask, {"role": "assistant", "content": a}]
+        for n, a in (("chosen", "So."), ("rejected", "No"))
+    }
     alone = encoded([pair], "preference", PLAIN)
-    assert encoded([{**pair, "prompt": "Why?"}], "preference", PLAIN) == alone  # as UltraFeedback has it
+    assert (
+        encoded([{**pair, "prompt": "Why?"}], "preference", PLAIN) == alone
+    )  # as UltraFeedback has it
     assert encoded([{**pair, "prompt": ask}], "preference", PLAIN) == alone
     apart = {"prompt": ask, **{n: pair[n][1:] for n in pair}}
     assert encoded([apart], "preference", PLAIN) == alone
@@ -218,13 +244,20 @@ def test_answers_that_hold_their_prompt_do_not_get_it_twice():
 @pytest.mark.parametrize(
     ("has", "field", "masked"),
     [
-        ((True, True), None, True), ((False, False), None, False), ((True, True), "none", False),
+        ((True, True), None, True),
+        ((False, False), None, False),
+        ((True, True), "none", False),
         ((True, False), None, "has no field 'loss_mask'"),
         ((False, True), None, "the first record of the source has none"),
     ],
-)  # fmt: skip
-def test_masks_of_ready_ids_are_kept(tmp_path: Path, has: tuple[bool, bool], field: str | None, masked: bool | str):
-    rows = [{"input_ids": [1, 2, 3], **({"loss_mask": [0, 1, k]} if there else {})} for k, there in enumerate(has)]
+)
+def test_masks_of_ready_ids_are_kept(
+    tmp_path: Path, has: tuple[bool, bool], field: str | None, masked: bool | str
+):
+    rows = [
+        {"input_ids": [1, 2, 3], **({"loss_mask": [0, 1, k]} if there else {})}
+        for k, there in enumerate(has)
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {} if field is None else {"loss_mask": field}
     config = SourceConfig([str(tmp_path / "a.jsonl")], kind="tokens", fields=fields)
@@ -241,10 +274,14 @@ def test_masks_of_ready_ids_in_columns(tmp_path: Path):
     parquet = pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
     for name, mask in (("masked", {"loss_mask": [[0, 1], [0, 0, 0]]}), ("plain", {})):
-        parquet.write_table(arrow.table({"input_ids": [[1, 2], [3, 4, 5]], **mask}), tmp_path / f"{name}.parquet")
+        parquet.write_table(
+            arrow.table({"input_ids": [[1, 2], [3, 4, 5]], **mask}), tmp_path / f"{name}.parquet"
+        )
         config = SourceConfig([str(tmp_path / f"{name}.parquet")], kind="tokens")
         report = build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / name), progress=False)
-        assert (report.trained_tokens, report.untrained_documents) == ((1, 1) if mask else (None, 0))
+        assert (report.trained_tokens, report.untrained_documents) == (
+            (1, 1) if mask else (None, 0)
+        )
 
 
 TALK = [
@@ -259,14 +296,23 @@ TALK = [
 @pytest.mark.parametrize(
     ("mode", "wanted"),
     [
-        ("all_assistant_messages", "AB"), ("last_assistant_message", "B"), ("last_assistant_turn", "AB"),
-        ("all_messages", "SUATB"), ("all_user_and_system_messages", "SU"), ("customized", "SA"), ("roles", "AB"),
+        ("all_assistant_messages", "AB"),
+        ("last_assistant_message", "B"),
+        ("last_assistant_turn", "AB"),
+        ("all_messages", "SUATB"),
+        ("all_user_and_system_messages", "SU"),
+        ("customized", "SA"),
+        ("roles", "AB"),
     ],
-)  # fmt: skip
+)
 def test_turns_by_mode(mode: Any, wanted: str):
     said = [{**m, "trainable": m["content"] in "SA"} for m in TALK]
-    texts, leaves = encoded([{"messages": said}], "chat", "{% for m in messages %}{{ m.content }}{% endfor %}",
-                            chat=ChatConfig(mask=mode))  # fmt: skip
+    texts, leaves = encoded(
+        [{"messages": said}],
+        "chat",
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        chat=ChatConfig(mask=mode),
+    )
     assert trained(texts, leaves["loss_mask"]) == [wanted]
     weighed = [{**m, "weight": int(m["content"] in "SA")} for m in TALK]
     assert mode != "customized" or encoded(
@@ -279,11 +325,15 @@ def test_turns_by_mode(mode: Any, wanted: str):
 
 def test_masks_that_train_on_nothing_are_found_out(tmp_path: Path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}) + "\n" + json.dumps({"messages": TALK[:2]}) + "\n")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"messages": TALK}) + "\n" + json.dumps({"messages": TALK[:2]}) + "\n"
+    )
 
     def built(name: str, **chat: Any) -> Any:
         config = SourceConfig(
-            [str(tmp_path / "a.jsonl")], kind="chat", chat=ChatConfig(str(tmp_path / "t.jinja"), **chat)
+            [str(tmp_path / "a.jsonl")],
+            kind="chat",
+            chat=ChatConfig(str(tmp_path / "t.jinja"), **chat),
         )
         return build_cache(config, TokenizerConfig(), str(tmp_path / name), progress=False)
 
@@ -298,7 +348,9 @@ def test_masks_that_train_on_nothing_are_found_out(tmp_path: Path):
 
 
 def test_a_template_in_a_config_file(tmp_path: Path):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN, "eos_token": "</s>"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": PLAIN, "eos_token": "</s>"})
+    )
     assert find_template(ChatConfig(str(tmp_path / "tokenizer_config.json")), None)["text"] == PLAIN
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="is JSON without a chat_template"):
@@ -308,7 +360,10 @@ def test_a_template_in_a_config_file(tmp_path: Path):
 @pytest.mark.parametrize("text", [PLAIN, MARKED])
 def test_preference_pairs_of_messages(text: str):
     ask = [{"role": "user", "content": "Why?"}]
-    pair = {n: [*ask, {"role": "assistant", "content": a}] for n, a in (("chosen", "So."), ("rejected", "Söö"))}
+    pair = {
+        n: [*ask, {"role": "assistant", "content": a}]
+        for n, a in (("chosen", "So."), ("rejected", "Söö"))
+    }
     texts, leaves = encoded([pair], "preference", text)
     head = "<s><|user|>\nWhy?</s>\n<|assistant|>\n"
     assert texts == [f"{head}So.</s>\n", f"{head}Söö</s>\n"]
@@ -321,7 +376,10 @@ def test_preference_pairs_of_messages(text: str):
 
 def test_prompts():
     texts, leaves = encoded(
-        [{"prompt": "2+2=", "answer": "4"}, {"prompt": [{"role": "user", "content": "Why?"}], "answer": "é"}],
+        [
+            {"prompt": "2+2=", "answer": "4"},
+            {"prompt": [{"role": "user", "content": "Why?"}], "answer": "é"},
+        ],
         "prompts",
         PLAIN,
         leaves={"answer": LeafConfig("answer")},
@@ -350,18 +408,53 @@ def test_a_token_is_marked_if_a_character_of_it_is(places: list[tuple[int, int]]
         ("chat", {"messages": [{"from": "human"}]}, {}, "a message without a role .*it has 'from'"),
         ("chat", {"conversation": []}, {}, r"has no field 'messages' \(it has 'conversation'\)"),
         ("preference", {**PAIR, "chosen": ["x"]}, {}, "holds a list and a string to choose from"),
-        ("tokens", {"input_ids": [1, 300]}, {}, "holds the id 300 at position 1, outside the vocabulary of 258"),
+        (
+            "tokens",
+            {"input_ids": [1, 300]},
+            {},
+            "holds the id 300 at position 1, outside the vocabulary of 258",
+        ),
         ("tokens", {"input_ids": [-1]}, {}, "holds the id -1 at position 0"),
-        ("tokens", {"input_ids": "abc"}, {}, "holds a string in field 'input_ids', not a list of numbers"),
+        (
+            "tokens",
+            {"input_ids": "abc"},
+            {},
+            "holds a string in field 'input_ids', not a list of numbers",
+        ),
         ("tokens", {"input_ids": [1.5]}, {}, "something else than integers"),
         ("tokens", {"input_ids": [1, True]}, {}, "holds true or false in field 'input_ids'"),
         ("tokens", {"input_ids": np.array([True])}, {}, "holds true or false in field 'input_ids'"),
-        ("tokens", {"input_ids": [1], "m": [1, 0]}, {"fields": {"loss_mask": "m"}}, "not a 0 or 1 for each"),
-        ("text", {"text": "x", "n": "y"}, {"leaves": {"n": LeafConfig("n", "int32")}}, "something else than integers"),
-        ("text", {"text": "x", "n": 300}, {"leaves": {"n": LeafConfig("n", "uint8")}}, "a number outside 0 .. 255"),
-        ("text", {"text": "x", "n": 1e39}, {"leaves": {"n": LeafConfig("n", "float32")}}, r"number beyond 3.4e\+38 in"),
+        (
+            "tokens",
+            {"input_ids": [1], "m": [1, 0]},
+            {"fields": {"loss_mask": "m"}},
+            "not a 0 or 1 for each",
+        ),
+        (
+            "text",
+            {"text": "x", "n": "y"},
+            {"leaves": {"n": LeafConfig("n", "int32")}},
+            "something else than integers",
+        ),
+        (
+            "text",
+            {"text": "x", "n": 300},
+            {"leaves": {"n": LeafConfig("n", "uint8")}},
+            "a number outside 0 .. 255",
+        ),
+        (
+            "text",
+            {"text": "x", "n": 1e39},
+            {"leaves": {"n": LeafConfig("n", "float32")}},
+            r"number beyond 3.4e\+38 in",
+        ),
         ("text", {"text": "x"}, {"leaves": {"n": LeafConfig("a.b")}}, "has no field 'a.b'"),
-        ("text", {"text": "x", "n": [1]}, {"leaves": {"n": LeafConfig("n", "int32")}}, "a list in field 'n', not one"),
+        (
+            "text",
+            {"text": "x", "n": [1]},
+            {"leaves": {"n": LeafConfig("n", "int32")}},
+            "a list in field 'n', not one",
+        ),
     ],
 )
 def test_a_bad_record(kind: str, record: dict[str, Any], settings: dict[str, Any], message: str):
@@ -389,10 +482,16 @@ def test_kinds_and_fields_that_do_not_exist():
 
 def test_a_cache_of_conversations_with_leaves(tmp_path: Path, chat_folder: Path):
     records = [
-        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}],
-         "meta": {"id": f"doc-{i}", "score": i / 2}, "votes": list(range(i))}
+        {
+            "messages": [
+                {"role": "user", "content": f"q{i}"},
+                {"role": "assistant", "content": f"a{i}"},
+            ],
+            "meta": {"id": f"doc-{i}", "score": i / 2},
+            "votes": list(range(i)),
+        }
         for i in range(20)
-    ]  # fmt: skip
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     leaves = {
         "id": LeafConfig("meta.id"),
@@ -404,8 +503,11 @@ def test_a_cache_of_conversations_with_leaves(tmp_path: Path, chat_folder: Path)
     build_cache(config, TokenizerConfig(str(chat_folder)), output, progress=False)
     cache = TokenCache.open(output)
     assert {leaf["name"]: leaf["kind"] for leaf in cache.ledger.leaves} == {
-        "loss_mask": "ragged", "id": "ragged", "score": "fixed", "votes": "ragged",
-    }  # fmt: skip
+        "loss_mask": "ragged",
+        "id": "ragged",
+        "score": "fixed",
+        "votes": "ragged",
+    }
     record = read_part_record(output, "00000")
     assert record is not None
     assert record.leaves["loss_mask"].elements == cache.num_tokens
@@ -421,11 +523,20 @@ def test_a_bad_conversation_is_named_or_counted(tmp_path: Path):
     (tmp_path / "chat_template.jinja").write_text(MARKED)
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": talk}) + '\n{"messages": 3}\n')
-    paths, chat = [str(tmp_path / "a.jsonl")], ChatConfig(str(tmp_path / "chat_template.jinja"))
+    paths = [str(tmp_path / "a.jsonl")]
+    chat = ChatConfig(str(tmp_path / "chat_template.jinja"))
     with pytest.raises(SourceError, match=r"a\.jsonl, line 2: holds no list of messages"):
-        build_cache(SourceConfig(paths, kind="chat", chat=chat), TokenizerConfig(), str(tmp_path / "c"), progress=False)
+        build_cache(
+            SourceConfig(paths, kind="chat", chat=chat),
+            TokenizerConfig(),
+            str(tmp_path / "c"),
+            progress=False,
+        )
     config = SourceConfig(paths, kind="chat", chat=chat, on_bad_line="skip")
-    assert build_cache(config, TokenizerConfig(), str(tmp_path / "d"), progress=False).skipped_lines == 1
+    assert (
+        build_cache(config, TokenizerConfig(), str(tmp_path / "d"), progress=False).skipped_lines
+        == 1
+    )
 
 
 TAUGHT = [
@@ -433,14 +544,19 @@ TAUGHT = [
     {"input_ids": [], "weights": [], "ids": [], "score": 2},
     {"input_ids": [4], "weights": [1], "ids": [[7, 8]], "score": 3},
 ]
-TAUGHT_LEAVES = ["loss_weights=weights:float32:token", "topk=ids:int32:token:2", "score=score:float32"]
+TAUGHT_LEAVES = [
+    "loss_weights=weights:float32:token",
+    "topk=ids:int32:token:2",
+    "score=score:float32",
+]
 
 
 @pytest.mark.parametrize("container", ["jsonl", "parquet", "flat"])
 def test_values_of_each_token_come_with_ready_ids(tmp_path: Path, container: str):
     path = tmp_path / f"a.{container.replace('flat', 'jsonl')}"
     if container == "parquet":
-        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        arrow = pytest.importorskip("pyarrow")
         parquet.write_table(arrow.Table.from_pylist(TAUGHT), path)
     else:
         path.write_text("".join(json.dumps(record) + "\n" for record in TAUGHT))
@@ -470,9 +586,13 @@ def test_values_of_each_token_come_with_ready_ids(tmp_path: Path, container: str
         ({"weights": [1, None, 2]}, "holds something else than numbers"),
     ],
 )
-def test_values_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path, change: dict[str, Any], words: str):
+def test_values_that_are_not_those_of_the_tokens_are_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+):
     (tmp_path / "a.jsonl").write_text(json.dumps({**TAUGHT[0], **change}))
-    config = SourceConfig([str(tmp_path / "a.jsonl")], kind="tokens", leaves=dict(map(parse_leaf, TAUGHT_LEAVES)))
+    config = SourceConfig(
+        [str(tmp_path / "a.jsonl")], kind="tokens", leaves=dict(map(parse_leaf, TAUGHT_LEAVES))
+    )
     with pytest.raises(SourceError, match=re.escape(words)):
         build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
 
@@ -480,11 +600,15 @@ def test_values_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path, cha
 def test_texts_have_no_values_for_tokens(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "ab", "weights": [1, 2]}))
     config = SourceConfig([str(tmp_path / "a.jsonl")], leaves=dict([parse_leaf(TAUGHT_LEAVES[0])]))
-    with pytest.raises(ConfigError, match=r"leaves.loss_weights = 'weights': has values for tokens.*--kind tokens"):
+    with pytest.raises(
+        ConfigError, match=r"leaves.loss_weights = 'weights': has values for tokens.*--kind tokens"
+    ):
         build_cache(config, TokenizerConfig(), str(tmp_path / "c"), progress=False)
 
 
-@pytest.mark.parametrize("text", ["a=b:int32:token:x", "a=b:int32:ragged:8", "a=b:int32:token:8:9", "a=b:int32:tokens"])
+@pytest.mark.parametrize(
+    "text", ["a=b:int32:token:x", "a=b:int32:ragged:8", "a=b:int32:token:8:9", "a=b:int32:tokens"]
+)
 def test_leaves_of_tokens_that_are_none(text: str):
     with pytest.raises(ConfigError, match="leaf"):
         parse_leaf(text)

@@ -29,7 +29,10 @@ def text_of(n: int) -> str:
 def write_jsonl(path: Path, numbers: range, packed: bool = False) -> None:
     """A line a document, with an empty line before each fifth one."""
     lines = ["" if n % 5 else "\n" for n in numbers]
-    text = "".join(blank + json.dumps({"text": text_of(n)}) + "\n" for blank, n in zip(lines, numbers, strict=True))
+    text = "".join(
+        blank + json.dumps({"text": text_of(n)}) + "\n"
+        for blank, n in zip(lines, numbers, strict=True)
+    )
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
 
 
@@ -96,28 +99,38 @@ def test_a_text_file_is_named_without_a_line(folder: Path):
         (folder / "texts" / f"{n}.txt").write_text(text_of(n))
     (folder / "texts" / "empty.txt").write_text("")
     origins = find_origins(build(SourceConfig(["texts"])), range(4))
-    assert [origin.origin for origin in origins.values()] == [f"texts/{name}.txt" for name in (0, 1, 2, "empty")]
+    assert [origin.origin for origin in origins.values()] == [
+        f"texts/{name}.txt" for name in (0, 1, 2, "empty")
+    ]
 
 
 def test_rows_of_a_table(folder: Path):
-    pq.write_table(pa.table({"text": [text_of(n) for n in range(5)]}), folder / "texts" / "a.parquet")
+    pq.write_table(
+        pa.table({"text": [text_of(n) for n in range(5)]}), folder / "texts" / "a.parquet"
+    )
     origins = find_origins(build(SourceConfig(["texts"])), [3])
     assert origins == {3: Origin("texts/a.parquet, row 3")}
 
 
 def test_skipped_lines_are_not_counted(folder: Path):
     lines = [json.dumps({"text": text_of(n)}) for n in range(6)]
-    (folder / "texts" / "a.jsonl").write_text("\n".join([lines[0], "{", lines[1], '{"text": 3}', *lines[2:]]))
+    (folder / "texts" / "a.jsonl").write_text(
+        "\n".join([lines[0], "{", lines[1], '{"text": 3}', *lines[2:]])
+    )
     check_lines(build(SourceConfig(["texts"], on_bad_line="skip")))
 
 
 def test_lines_whose_text_the_tokenizer_refused_are_not_counted(folder: Path, bpe_path: str):
     texts = ["one", "</s> within", "two", "three"]
-    (folder / "texts" / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    (folder / "texts" / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in texts)
+    )
     source = SourceConfig(["texts"], on_bad_line="skip", special_tokens_in_text="error")
     build_cache(source, TokenizerConfig(bpe_path), "cache", progress=False)
     origins = find_origins(TokenCache.open("cache"), range(3))
-    assert [origin.origin for origin in origins.values()] == [f"texts/a.jsonl, line {line}" for line in (1, 3, 4)]
+    assert [origin.origin for origin in origins.values()] == [
+        f"texts/a.jsonl, line {line}" for line in (1, 3, 4)
+    ]
 
 
 def test_both_documents_of_a_pair_are_in_its_line(folder: Path):
@@ -127,23 +140,33 @@ def test_both_documents_of_a_pair_are_in_its_line(folder: Path):
     assert [origin.origin for origin in origins.values()] == ["texts/a.jsonl, line 3"] * 2
 
 
-def test_a_cache_in_a_folder_below_the_one_that_the_build_was_started_in(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cache_in_a_folder_below_the_one_that_the_build_was_started_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     (folder / "texts" / "a.txt").write_text("one")
     build(SourceConfig(["texts"]), "first/caches/a")
     monkeypatch.chdir(folder / "first")
-    assert find_origins(TokenCache.open("caches/a"), [0]) == {0: Origin(str(folder / "texts" / "a.txt"))}
+    assert find_origins(TokenCache.open("caches/a"), [0]) == {
+        0: Origin(str(folder / "texts" / "a.txt"))
+    }
 
 
 def test_a_line_that_holds_something_else_now_is_not_named(folder: Path):
     write_jsonl(folder / "texts" / "a.jsonl", range(8))
     cache = build(SourceConfig(["texts"]))
     write_jsonl(folder / "texts" / "a.jsonl", range(100, 108))
-    assert find_origins(cache, [2]) == {2: Origin("", "the source changed after the cache was built")}
+    assert find_origins(cache, [2]) == {
+        2: Origin("", "the source changed after the cache was built")
+    }
     (folder / "texts" / "a.jsonl").write_text("{")
     assert find_origins(cache, [2])[2].origin_problem.startswith("texts/a.jsonl, line 1: ")
     os.unlink(folder / "texts" / "a.jsonl")
-    assert find_origins(cache, [2]) == {2: Origin("", "texts/a.jsonl is gone, or was meant from another folder")}
+    assert find_origins(cache, [2]) == {
+        2: Origin("", "texts/a.jsonl is gone, or was meant from another folder")
+    }
 
 
 def test_sources_that_are_not_files():
-    assert find_origins(tiny_cache(), [0]) == {0: Origin("", "the cache does not say what it was built from")}
+    assert find_origins(tiny_cache(), [0]) == {
+        0: Origin("", "the cache does not say what it was built from")
+    }

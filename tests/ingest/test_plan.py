@@ -19,7 +19,10 @@ SIZES = st.lists(st.one_of(st.none(), st.integers(0, 1000)), min_size=1, max_siz
 
 
 def made(sizes: list[int | None]) -> list[SourceFile]:
-    return [SourceFile(f"{i:04d}.txt", "text", size=s, version=f"mtime:{i}") for i, s in enumerate(sizes)]
+    return [
+        SourceFile(f"{i:04d}.txt", "text", size=s, version=f"mtime:{i}")
+        for i, s in enumerate(sizes)
+    ]
 
 
 @given(sizes=SIZES, part_bytes=st.integers(1, 2000))
@@ -31,7 +34,9 @@ def test_every_file_once_in_order(sizes: list[int | None], part_bytes: int):
     assert [t.name for t in tasks] == [f"{i:05d}" for i in range(len(tasks))]
 
 
-@given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60), part_bytes=st.integers(1, 2000))
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60), part_bytes=st.integers(1, 2000)
+)
 def test_a_part_ends_with_the_file_that_fills_it(sizes: list[int], part_bytes: int):
     for task in plan_parts(made(sizes), part_bytes)[:-1]:
         assert task.stored_bytes >= part_bytes
@@ -69,7 +74,9 @@ def halves(file: SourceFile, target: int) -> list[SourceFile]:
 
 
 @given(sizes=SIZES, part_bytes=st.integers(1, 2000))
-def test_slices_are_planned_in_order_and_survive_the_ledger(sizes: list[int | None], part_bytes: int):
+def test_slices_are_planned_in_order_and_survive_the_ledger(
+    sizes: list[int | None], part_bytes: int
+):
     tasks = plan_parts(made(sizes), part_bytes, halves)
     planned = [f for t in tasks for f in t.files]
     assert list(dict.fromkeys(f.path for f in planned)) == [f.path for f in made(sizes)]
@@ -111,10 +118,15 @@ def test_compressed_files_are_cut_for_want_of_parts_alone():
     assert asked[-1] == (1 << 30, 64 << 20)
 
 
-def test_workers_without_a_part_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_workers_without_a_part_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(engines, "build_on_zephyr", lambda *settings: iter(()))
     job: Any = None
-    for workers, parts, message in ((8, 5, "3 of 8 workers have nothing to do: 5 parts are to be built"), (5, 5, "")):
+    for workers, parts, message in (
+        (8, 5, "3 of 8 workers have nothing to do: 5 parts are to be built"),
+        (5, 5, ""),
+    ):
         caplog.clear()
         tasks = [PartTask(f"{i:05d}", ()) for i in range(parts)]
         assert [*engines.run_tasks("zephyr", job, tasks, workers, None)] == []

@@ -10,16 +10,23 @@ from headrace.ingest.plan import changed_sources, check_same_build, differences
 from headrace.store.ledger import Ledger
 
 TOKENIZER = {
-    "path": "tok.json", "file": "tokenizer.json", "fingerprint": "sha256:1", "vocab_size": 400,
-    "bos": None, "bos_id": None, "eos": "</s>", "eos_id": 2,
-}  # fmt: skip
+    "path": "tok.json",
+    "file": "tokenizer.json",
+    "fingerprint": "sha256:1",
+    "vocab_size": 400,
+    "bos": None,
+    "bos_id": None,
+    "eos": "</s>",
+    "eos_id": 2,
+}
 SOURCE = {"format": "auto", "text_field": "text", "on_bad_line": "error", "extensions": []}
 BEGUN = Ledger(
     finished=False,
     tokenizer=TOKENIZER,
     layout={"dtype": "uint16", "chunk_elements": 64, "shard_chunks": 2, "compression": "none"},
     sources=[
-        {"path": f"{n}.jsonl", "size": 10, "version": "mtime:1", "part": f"0000{i // 2}"} for i, n in enumerate("abcde")
+        {"path": f"{n}.jsonl", "size": 10, "version": "mtime:1", "part": f"0000{i // 2}"}
+        for i, n in enumerate("abcde")
     ],
     metadata={"paths": ["."], "source": SOURCE, "part_bytes": 100, "ingest_version": 1},
 )
@@ -32,21 +39,36 @@ def with_(part: str, **changes: Any) -> Ledger:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (with_("tokenizer", fingerprint="sha256:2"), r"tokenizer 'tok.json' there, 'tok.json' now \(their contents"),
+        (
+            with_("tokenizer", fingerprint="sha256:2"),
+            r"tokenizer 'tok.json' there, 'tok.json' now \(their contents",
+        ),
         (with_("tokenizer", fingerprint="x", path="b"), "tokenizer 'tok.json' there, 'b' now"),
         (with_("tokenizer", fingerprint="x", eos=None, eos_id=None), "eos '</s>' there, none now"),
         (with_("tokenizer", fingerprint="x", bos="<s>"), "bos none there, '<s>' now"),
         (with_("layout", dtype="uint32"), "dtype 'uint16' there, 'uint32' now"),
         (with_("layout", chunk_elements=128), "chunk_elements 64 there, 128 now"),
         (with_("layout", compression="zstd"), "compression 'none' there, 'zstd' now"),
-        (with_("metadata", source={**SOURCE, "text_field": "body"}), "text_field 'text' there, 'body' now"),
-        (with_("metadata", source={**SOURCE, "on_bad_line": "skip"}), "on_bad_line 'error' there, 'skip' now"),
+        (
+            with_("metadata", source={**SOURCE, "text_field": "body"}),
+            "text_field 'text' there, 'body' now",
+        ),
+        (
+            with_("metadata", source={**SOURCE, "on_bad_line": "skip"}),
+            "on_bad_line 'error' there, 'skip' now",
+        ),
         (with_("metadata", source={**SOURCE, "format": "text"}), "format 'auto' there, 'text' now"),
         (with_("metadata", part_bytes=5), "part_bytes 100 there, 5 now"),
         (with_("metadata", ingest_version=2), "ingest_version 1 there, 2 now"),
         (replace(BEGUN, sources=BEGUN.sources[1:]), r"1 source file missing \(a.jsonl\)"),
-        (replace(BEGUN, sources=[*BEGUN.sources, {"path": "f.jsonl"}]), r"1 source file added \(f.jsonl\)"),
-        (replace(BEGUN, sources=[]), r"5 source files missing \(a.jsonl, b.jsonl, c.jsonl, d.jsonl and 1 more\)"),
+        (
+            replace(BEGUN, sources=[*BEGUN.sources, {"path": "f.jsonl"}]),
+            r"1 source file added \(f.jsonl\)",
+        ),
+        (
+            replace(BEGUN, sources=[]),
+            r"5 source files missing \(a.jsonl, b.jsonl, c.jsonl, d.jsonl and 1 more\)",
+        ),
     ],
 )
 def test_a_difference_is_named(wanted: Ledger, message: str):
@@ -61,13 +83,21 @@ def test_what_decides_nothing_may_differ():
         BEGUN,
         with_("tokenizer", path="elsewhere/tok.json"),
         with_("metadata", paths=["a.jsonl", "b.jsonl", "c.jsonl"]),
-        replace(BEGUN, sources=[{**s, "size": 99, "version": "mtime:2", "part": "00000"} for s in BEGUN.sources]),
+        replace(
+            BEGUN,
+            sources=[
+                {**s, "size": 99, "version": "mtime:2", "part": "00000"} for s in BEGUN.sources
+            ],
+        ),
     ):
         check_same_build("out", BEGUN, wanted)
 
 
 def touched(*paths: str) -> list[dict[str, Any]]:
-    return [{**s, "version": "mtime:2", "part": "00000"} if s["path"] in paths else s for s in BEGUN.sources]
+    return [
+        {**s, "version": "mtime:2", "part": "00000"} if s["path"] in paths else s
+        for s in BEGUN.sources
+    ]
 
 
 def test_files_that_changed_before_their_part_was_built_are_taken_as_they_are():
@@ -78,5 +108,10 @@ def test_files_that_changed_before_their_part_was_built_are_taken_as_they_are():
 
 
 def test_files_that_changed_after_it_are_refused():
-    with pytest.raises(SourceError, match=r"a.jsonl, c.jsonl: changed after.*delete out/parts/00000, out/parts/00001"):
-        changed_sources("out", BEGUN.sources, touched("a.jsonl", "c.jsonl", "e.jsonl"), {"00000", "00001"})
+    with pytest.raises(
+        SourceError,
+        match=r"a.jsonl, c.jsonl: changed after.*delete out/parts/00000, out/parts/00001",
+    ):
+        changed_sources(
+            "out", BEGUN.sources, touched("a.jsonl", "c.jsonl", "e.jsonl"), {"00000", "00001"}
+        )

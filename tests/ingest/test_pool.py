@@ -44,10 +44,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> dict[str, bytes]:
+def whole(
+    corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree
+) -> dict[str, bytes]:
     """The cache as one process builds it."""
     root = tmp_path_factory.mktemp("whole") / "cache"
-    report = build_cache(SourceConfig([corpus]), TokenizerConfig(bpe_path), str(root), engine="inline", **SMALL)
+    report = build_cache(
+        SourceConfig([corpus]), TokenizerConfig(bpe_path), str(root), engine="inline", **SMALL
+    )
     assert report.parts_built == MEBIBYTES + 1
     return tree(root)
 
@@ -72,7 +76,12 @@ def test_any_number_of_workers(
     corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree, workers: int
 ):
     report = build_cache(
-        SourceConfig([corpus]), TokenizerConfig(bpe_path), str(tmp_path / "c"), engine="pool", workers=workers, **SMALL
+        SourceConfig([corpus]),
+        TokenizerConfig(bpe_path),
+        str(tmp_path / "c"),
+        engine="pool",
+        workers=workers,
+        **SMALL,
     )
     assert report.parts_built == MEBIBYTES + 1
     assert tree(tmp_path / "c") == whole
@@ -102,14 +111,23 @@ def worker_trial(corpus: str, tokenizer: str, root: Path, seed: int) -> None:
     over = threading.Event()
     killer = kill_workers(2, seed, over)
     try:
-        build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="pool", workers=2, **SMALL)
+        build_cache(
+            SourceConfig([corpus]),
+            TokenizerConfig(tokenizer),
+            str(root),
+            engine="pool",
+            workers=2,
+            **SMALL,
+        )
     finally:
         over.set()
         killer.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
-def test_killed_workers(corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree):
+def test_killed_workers(
+    corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree
+):
     worker_trial(corpus, bpe_path, tmp_path / "c", seed=1)
     assert tree(tmp_path / "c") == whole
     assert children() == []
@@ -130,7 +148,9 @@ def builder_trial(corpus: str, tokenizer: str, root: Path, seed: int) -> None:
     """Kills a builder at a random moment, again and again until one comes through. It has no ``__main__`` guard."""
     pick = random.Random(seed)
     for attempt in range(40):
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PROGRAM), corpus, tokenizer, str(root)])
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM), corpus, tokenizer, str(root)]
+        )
         try:
             process.wait(None if attempt > 3 else 0.5 + pick.random() * 3)
         except subprocess.TimeoutExpired:
@@ -142,7 +162,9 @@ def builder_trial(corpus: str, tokenizer: str, root: Path, seed: int) -> None:
     pytest.fail("the build never came through")
 
 
-def test_killed_builder(corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree):
+def test_killed_builder(
+    corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree
+):
     builder_trial(corpus, bpe_path, tmp_path / "c", seed=1)
     assert tree(tmp_path / "c") == whole
 
@@ -152,7 +174,13 @@ def test_killed_builder(corpus: str, bpe_path: str, whole: dict[str, bytes], tmp
 @pytest.mark.parametrize("trial", range(30))
 @pytest.mark.parametrize("kill", [worker_trial, builder_trial])
 def test_thirty_kills(
-    corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree, trial: int, kill: Callable
+    corpus: str,
+    bpe_path: str,
+    whole: dict[str, bytes],
+    tmp_path: Path,
+    tree: Tree,
+    trial: int,
+    kill: Callable,
 ):
     seed = time.time_ns()
     kill(corpus, bpe_path, tmp_path / "c", seed)
@@ -162,17 +190,29 @@ def test_thirty_kills(
 def test_an_error_in_a_worker_is_the_builds(corpus: str, tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text((Path(corpus) / "a.jsonl").read_text() + "{\n")
     with pytest.raises(SourceError, match=r"bad\.jsonl, line \d+: is not valid JSON") as caught:
-        build_cache(SourceConfig([str(tmp_path)]), TokenizerConfig(), str(tmp_path / "c"), engine="pool", **SMALL)
+        build_cache(
+            SourceConfig([str(tmp_path)]),
+            TokenizerConfig(),
+            str(tmp_path / "c"),
+            engine="pool",
+            **SMALL,
+        )
     lines = (tmp_path / "bad.jsonl").read_text().count("\n")
     assert str(caught.value.field).endswith(f"line {lines}")
     assert children() == []
 
 
-def test_a_function_of_the_users_module_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "users_own.py").write_text("def shard(i):\n    yield f'shard {i}'\nshard.num_shards = 3\n")
+def test_a_function_of_the_users_module_reaches_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "users_own.py").write_text(
+        "def shard(i):\n    yield f'shard {i}'\nshard.num_shards = 3\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     config = SourceConfig(["users_own:shard"], format="python")
-    report = build_cache(config, TokenizerConfig(), str(tmp_path / "c"), engine="pool", workers=2, **SMALL)
+    report = build_cache(
+        config, TokenizerConfig(), str(tmp_path / "c"), engine="pool", workers=2, **SMALL
+    )
     assert (report.documents, report.parts_built) == (3, 3)
 
 
@@ -187,20 +227,31 @@ def test_workers_fit_into_cores_parts_and_memory():
 def test_engines_that_do_not_exist(corpus: str, tmp_path: Path, engine: str, workers: int | None):
     with pytest.raises(ConfigError, match=r"engine|workers"):
         build_cache(
-            SourceConfig([corpus]), TokenizerConfig(), str(tmp_path / "c"), engine=engine, workers=workers, **SMALL
+            SourceConfig([corpus]),
+            TokenizerConfig(),
+            str(tmp_path / "c"),
+            engine=engine,
+            workers=workers,
+            **SMALL,
         )
     assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("engine", ["inline", "pool"])
-def test_a_document_at_which_the_tokenizer_panics_is_named_or_skipped(panicking_path: str, tmp_path: Path, engine: Any):
+def test_a_document_at_which_the_tokenizer_panics_is_named_or_skipped(
+    panicking_path: str, tmp_path: Path, engine: Any
+):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for k in range(2):
-        (corpus / f"{k}.jsonl").write_text('{"text": "good"}\n{"text": "b\u00e4d"}\n{"text": "bad"}\n')
+        (corpus / f"{k}.jsonl").write_text(
+            '{"text": "good"}\n{"text": "b\u00e4d"}\n{"text": "bad"}\n'
+        )
     tokenizer = TokenizerConfig(panicking_path, eos="none")
     settings: dict[str, Any] = {"engine": engine, "workers": 2, "part_bytes": 1, "progress": False}
-    with pytest.raises(SourceError, match=r"\d\.jsonl, line 2: cannot be encoded by this tokenizer .*panic") as caught:
+    with pytest.raises(
+        SourceError, match=r"\d\.jsonl, line 2: cannot be encoded by this tokenizer .*panic"
+    ) as caught:
         build_cache(SourceConfig([str(corpus)]), tokenizer, str(tmp_path / "a"), **settings)
     assert "memory" not in str(caught.value)
     assert "--on-bad-line skip" in str(caught.value)
@@ -210,8 +261,12 @@ def test_a_document_at_which_the_tokenizer_panics_is_named_or_skipped(panicking_
     assert report.first_skipped.startswith(f"{corpus}/0.jsonl, line 2: cannot be encoded")
 
 
-def test_a_source_that_wants_to_exit_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "gives_up.py").write_text("import sys\ndef shard():\n    sys.exit('no data')\n    yield ''\n")
+def test_a_source_that_wants_to_exit_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "gives_up.py").write_text(
+        "import sys\ndef shard():\n    sys.exit('no data')\n    yield ''\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     source = SourceConfig(["gives_up:shard"], format="python")
     with pytest.raises(RuntimeError, match="SystemExit: no data"):

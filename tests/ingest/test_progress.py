@@ -15,7 +15,12 @@ from headrace.ingest.tokenize import TokenizerConfig
 def build(folder: Path, *, progress: bool) -> None:
     if not (folder / "a.txt").exists():
         (folder / "a.txt").write_text("text")
-    build_cache(SourceConfig([f"{folder}/a.txt"]), TokenizerConfig("bytes"), f"{folder}/cache", progress=progress)
+    build_cache(
+        SourceConfig([f"{folder}/a.txt"]),
+        TokenizerConfig("bytes"),
+        f"{folder}/cache",
+        progress=progress,
+    )
 
 
 class Terminal(io.StringIO):
@@ -29,7 +34,9 @@ def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_a_terminal_sees_a_bar_unless_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, progress: bool):
+def test_a_terminal_sees_a_bar_unless_it_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, progress: bool
+):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     build(tmp_path, progress=progress)

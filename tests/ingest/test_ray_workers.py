@@ -31,14 +31,21 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     pick = random.Random(6)
     with path.open("w") as f:
         while f.tell() < 4 << 20:
-            f.write(json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "0123"], k=300))}) + "\n")
+            f.write(
+                json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "0123"], k=300))})
+                + "\n"
+            )
     return str(path)
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> dict[str, bytes]:
+def whole(
+    corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree
+) -> dict[str, bytes]:
     root = tmp_path_factory.mktemp("whole") / "cache"
-    build_cache(SourceConfig([corpus]), TokenizerConfig(bpe_path), str(root), engine="inline", **SMALL)
+    build_cache(
+        SourceConfig([corpus]), TokenizerConfig(bpe_path), str(root), engine="inline", **SMALL
+    )
     return tree(root)
 
 
@@ -50,11 +57,15 @@ def cluster(ray_nodes: Any) -> Iterator[Any]:
 
 
 def build(corpus: str, tokenizer: str, root: Path) -> None:
-    build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="ray", **SMALL)
+    build_cache(
+        SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="ray", **SMALL
+    )
 
 
 @pytest.mark.slow
-def test_a_cluster_builds_the_same(cluster: Any, corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree):
+def test_a_cluster_builds_the_same(
+    cluster: Any, corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree
+):
     build(corpus, bpe_path, tmp_path / "c")
     assert tree(tmp_path / "c") == whole
     (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
@@ -63,13 +74,17 @@ def test_a_cluster_builds_the_same(cluster: Any, corpus: str, bpe_path: str, who
 
 
 @pytest.mark.slow
-def test_a_document_at_which_the_tokenizer_panics_is_named(cluster: Any, panicking_path: str, tmp_path: Path):
+def test_a_document_at_which_the_tokenizer_panics_is_named(
+    cluster: Any, panicking_path: str, tmp_path: Path
+):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "b\u00e4d"}\n')
     tokenizer = TokenizerConfig(panicking_path, eos="none")
     for on_bad_line, root in (("error", "a"), ("skip", "b")):
         source = SourceConfig([str(tmp_path / "a.jsonl")], on_bad_line=on_bad_line)  # pyright: ignore[reportArgumentType]
         if on_bad_line == "error":
-            with pytest.raises(SourceError, match=r"a\.jsonl, line 2: cannot be encoded by this tokenizer .*panic"):
+            with pytest.raises(
+                SourceError, match=r"a\.jsonl, line 2: cannot be encoded by this tokenizer .*panic"
+            ):
                 build_cache(source, tokenizer, str(tmp_path / root), engine="ray", **SMALL)
         else:
             report = build_cache(source, tokenizer, str(tmp_path / root), engine="ray", **SMALL)
@@ -98,14 +113,24 @@ def test_a_killed_worker_and_a_lost_node(
 @pytest.mark.parametrize("trial", range(30))
 @pytest.mark.parametrize("what", ["worker", "node"])
 def test_thirty_kills(
-    cluster: Any, corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree, trial: int, what: str
+    cluster: Any,
+    corpus: str,
+    bpe_path: str,
+    whole: Any,
+    tmp_path: Path,
+    tree: Tree,
+    trial: int,
+    what: str,
 ):
     """Each trial is repeated until its kill came before the end of the build."""
     for attempt in range(10):
-        seed, root = time.time_ns(), tmp_path / str(attempt)
+        seed = time.time_ns()
+        root = tmp_path / str(attempt)
         pick = random.Random(seed)
         disaster = partial(cluster.kill_a_worker, pick) if what == "worker" else cluster.lose_a_node
-        hit = cluster.hit_while(partial(build, corpus, bpe_path, root), disaster, 2.5 * pick.random())
+        hit = cluster.hit_while(
+            partial(build, corpus, bpe_path, root), disaster, 2.5 * pick.random()
+        )
         assert tree(root) == whole, (what, trial, seed)
         cluster.fill_up()
         if hit:

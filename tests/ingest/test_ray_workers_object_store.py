@@ -33,7 +33,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 Tree = Callable[[str | Path], dict[str, bytes]]
-SMALL: dict[str, Any] = {"part_bytes": 1 << 20, "chunk_tokens": 4096, "shard_chunks": 16, "progress": False}
+SMALL: dict[str, Any] = {
+    "part_bytes": 1 << 20,
+    "chunk_tokens": 4096,
+    "shard_chunks": 16,
+    "progress": False,
+}
 
 
 @pytest.fixture
@@ -62,16 +67,26 @@ def cluster(bucket: str, ray_nodes: Any) -> Iterator[Any]:
 
 def read_all(root: str) -> dict[str, bytes]:
     filesystem, path = files.filesystem(root)
-    return {name.removeprefix(f"{path}/"): filesystem.cat_file(name) for name in filesystem.find(path)}
+    return {
+        name.removeprefix(f"{path}/"): filesystem.cat_file(name) for name in filesystem.find(path)
+    }
 
 
 def test_a_node_dies_with_a_part_in_work(
-    corpus: str, cluster: Any, bpe_path: str, bucket: str, tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch
+    corpus: str,
+    cluster: Any,
+    bpe_path: str,
+    bucket: str,
+    tmp_path: Path,
+    tree: Tree,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     tokenizer = Path(shutil.copy(bpe_path, tmp_path))
 
     def build(root: str, engine: Any = "ray") -> None:
-        build_cache(SourceConfig([corpus]), TokenizerConfig(str(tokenizer)), root, engine=engine, **SMALL)
+        build_cache(
+            SourceConfig([corpus]), TokenizerConfig(str(tokenizer)), root, engine=engine, **SMALL
+        )
 
     build(str(tmp_path / "c"), "inline")
     losses: list[Lost] = []
@@ -87,7 +102,9 @@ def test_a_node_dies_with_a_part_in_work(
         tokenizer.unlink(missing_ok=True)
         return cluster.lose_a_node(at_work=True)
 
-    for attempt in range(5):  # until the part that the node was at was not finished within that instant
+    for attempt in range(
+        5
+    ):  # until the part that the node was at was not finished within that instant
         shutil.copy(bpe_path, tmp_path)
         root = f"{bucket}/{attempt}"
         assert cluster.hit_while(partial(build, root), disaster, 0.0)

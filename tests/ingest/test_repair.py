@@ -33,7 +33,9 @@ DAMAGES = ["flip", "truncation", "deletion", "exchange"]
 
 
 def content(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +44,29 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     for part in range(4):
         pick = np.random.default_rng(part)
-        lines = [json.dumps({"text": " ".join("ab"[k] for k in pick.integers(0, 2, 30)), "n": k}) for k in range(6)]
+        lines = [
+            json.dumps({"text": " ".join("ab"[k] for k in pick.integers(0, 2, 30)), "n": k})
+            for k in range(6)
+        ]
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "<unk>": 2}, "unk_token": "<unk>"}
     parts = dict.fromkeys(["truncation", "padding", "normalizer", "post_processor", "decoder"])
     parts["pre_tokenizer"] = {"type": "Whitespace"}
-    (folder / "own.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], **parts, "model": model}))
+    (folder / "own.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], **parts, "model": model})
+    )
     for compression in ("none", "zstd"):
-        options = {"chunk_tokens": 32, "shard_chunks": 2, "compression": compression, "progress": False}
+        options = {
+            "chunk_tokens": 32,
+            "shard_chunks": 2,
+            "compression": compression,
+            "progress": False,
+        }
         source = SourceConfig([str(folder / f"{part}.jsonl") for part in range(4)])
         tokenizer = TokenizerConfig(str(folder / "own.json"), eos="none")
-        build_cache(source, tokenizer, str(folder / compression), part_bytes=1, engine="inline", **options)
+        build_cache(
+            source, tokenizer, str(folder / compression), part_bytes=1, engine="inline", **options
+        )
     return folder
 
 
@@ -63,7 +77,11 @@ def damage(root: Path, kind: str, how: str, pick: np.random.Generator) -> bool:
     if how == "deletion":
         shutil.rmtree(target) if target.is_dir() else target.unlink()
     elif how == "exchange":
-        others = [f for f in found if f != target and (f.is_dir() or f.read_bytes() != target.read_bytes())]
+        others = [
+            f
+            for f in found
+            if f != target and (f.is_dir() or f.read_bytes() != target.read_bytes())
+        ]
         if not others:
             return False
         other = others[pick.integers(len(others))]
@@ -100,9 +118,17 @@ def test_every_damage_is_mended_to_the_bit(built, tmp_path, kind, how, tries):
 
 def test_what_has_no_source_is_left_and_the_rest_is_mended(built, tmp_path):
     sources = shutil.copytree(built, tmp_path / "sources")
-    root, options = tmp_path / "cache", {"chunk_tokens": 32, "progress": False}
+    root = tmp_path / "cache"
+    options = {"chunk_tokens": 32, "progress": False}
     paths = [str(sources / f"{part}.jsonl") for part in range(4)]
-    build_cache(SourceConfig(paths), TokenizerConfig("bytes"), str(root), part_bytes=1, engine="inline", **options)
+    build_cache(
+        SourceConfig(paths),
+        TokenizerConfig("bytes"),
+        str(root),
+        part_bytes=1,
+        engine="inline",
+        **options,
+    )
     before = content(root)
     for part in range(4):
         shutil.rmtree(root / f"parts/0000{part}/input_ids")
@@ -117,7 +143,9 @@ def test_what_has_no_source_is_left_and_the_rest_is_mended(built, tmp_path):
         "00002": f"{paths[2]} changed after the cache was built",
     }
     mended = {name for name in before if name.split("/")[1:2] in (["00001"], ["00003"])}
-    assert content(root) == {name: before[name] for name in before if name in damaged or name in mended}
+    assert content(root) == {
+        name: before[name] for name in before if name in damaged or name in mended
+    }
     assert verify(str(root), deep=True).damaged_parts == ["00000", "00002"]
 
 
@@ -144,7 +172,9 @@ def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
         counted = partial(interrupted_after, iter(range(stop)))
         with monkeypatch.context() as patch:
             patch.setattr(repairing, "write_part_record", counted(repairing.write_part_record))
-            interrupted = SimpleNamespace(**{**vars(files), "remove_tree": counted(files.remove_tree)})
+            interrupted = SimpleNamespace(
+                **{**vars(files), "remove_tree": counted(files.remove_tree)}
+            )
             for module in (repairing, schedule):  # and not the lease
                 patch.setattr(module, "files", interrupted)
             patch.setattr(os, "rename", counted(os.rename))
@@ -167,9 +197,12 @@ def test_what_was_not_built_here_is_left(tmp_path):
 def test_no_code_is_run_that_a_ledger_names(built, tmp_path, monkeypatch):
     (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('run')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    source, root = str(built / "0.jsonl"), str(tmp_path / "cache")
+    source = str(built / "0.jsonl")
+    root = str(tmp_path / "cache")
     build_cache(SourceConfig([source]), TokenizerConfig("bytes"), root, progress=False)
-    ledger = json.loads((tmp_path / "cache" / "ledger.json").read_text().replace(source, "of_a_stranger:f"))
+    ledger = json.loads(
+        (tmp_path / "cache" / "ledger.json").read_text().replace(source, "of_a_stranger:f")
+    )
     ledger["metadata"]["source"]["format"] = "python"
     write_ledger(root, msgspec.convert(ledger, Ledger))
     shutil.rmtree(tmp_path / "cache" / "parts" / "00000" / "input_ids")

@@ -43,9 +43,12 @@ LEAVES = [
 SMALL = CacheLayout("uint8", 64, 2)
 
 
-def write(root: str, parts: list[list[np.ndarray]], layout: CacheLayout = SMALL, **extra: Any) -> TokenCache:
+def write(
+    root: str, parts: list[list[np.ndarray]], layout: CacheLayout = SMALL, **extra: Any
+) -> TokenCache:
     """A cache with leaves of all kinds; ``number`` tells each document."""
-    records, number = [], 0
+    records = []
+    number = 0
     for k, documents in enumerate(parts):
         writer = PartWriter(root, f"{k:05d}", layout, LEAVES)
         for document in documents:
@@ -62,10 +65,17 @@ def write(root: str, parts: list[list[np.ndarray]], layout: CacheLayout = SMALL,
                 },
             )
             number += 1
-        records.append(writer.close(text_bytes=k + 1, ignored={"image": 1}, first_skipped="", **extra))
-    sources = [{"path": f"{k}.txt", "size": 1, "version": "v", "part": f"{k:05d}"} for k in range(len(parts))]
+        records.append(
+            writer.close(text_bytes=k + 1, ignored={"image": 1}, first_skipped="", **extra)
+        )
+    sources = [
+        {"path": f"{k}.txt", "size": 1, "version": "v", "part": f"{k:05d}"}
+        for k in range(len(parts))
+    ]
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
-    ledger = Ledger(False, tokenizer, layout.to_json(), sources=sources, leaves=[s.to_json() for s in LEAVES])
+    ledger = Ledger(
+        False, tokenizer, layout.to_json(), sources=sources, leaves=[s.to_json() for s in LEAVES]
+    )
     write_ledger(root, ledger.complete(records))
     return TokenCache.open(root)
 
@@ -92,11 +102,16 @@ def document(cache: TokenCache, i: int) -> list[Any]:
 def sorted_slowly(cache: TokenCache, seed: int, unit: int) -> list[list[Any]]:
     """The documents, each with its place, one by one; then sorted."""
     shuffle = DocumentShuffle(cache.num_documents, seed, unit)
-    placed = [(int(shuffle.stored_at(np.array([i]))[0]), document(cache, i)) for i in range(cache.num_documents)]
+    placed = [
+        (int(shuffle.stored_at(np.array([i]))[0]), document(cache, i))
+        for i in range(cache.num_documents)
+    ]
     return [values for _, values in sorted(placed, key=lambda pair: pair[0])]
 
 
-lengths = st.lists(st.lists(st.integers(0, 90), max_size=25), min_size=1, max_size=4).filter(lambda p: any(map(len, p)))
+lengths = st.lists(st.lists(st.integers(0, 90), max_size=25), min_size=1, max_size=4).filter(
+    lambda p: any(map(len, p))
+)
 
 
 @settings(max_examples=15)
@@ -119,12 +134,20 @@ def test_it_is_the_slow_sort_with_all_leaves(
         how = with_memory(cache, ReshuffleConfig(seed, unit, None, part_bytes), memory)
         report = reshuffle(cache, f"{root}/copy", how, engine="inline", progress=False)
         copy = TokenCache.open(f"{root}/copy")
-        assert [document(copy, i) for i in range(copy.num_documents)] == sorted_slowly(cache, seed, unit)
-        assert sorted(copy.leaf("number").values(0, copy.num_documents).tolist()) == list(range(cache.num_documents))
+        assert [document(copy, i) for i in range(copy.num_documents)] == sorted_slowly(
+            cache, seed, unit
+        )
+        assert sorted(copy.leaf("number").values(0, copy.num_documents).tolist()) == list(
+            range(cache.num_documents)
+        )
         assert verify(copy.path, deep=True).damages == []
         assert (report.documents, report.tokens) == (cache.num_documents, cache.num_tokens)
         assert report.parts_built == len(copy.parts) == cost_of(cache, how).parts
-        assert sorted(p.name for p in Path(root, "copy").iterdir()) == ["ledger.bin", "ledger.json", "parts"]
+        assert sorted(p.name for p in Path(root, "copy").iterdir()) == [
+            "ledger.bin",
+            "ledger.json",
+            "parts",
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +166,9 @@ def scratch() -> Iterator[Path]:
 HOW = ReshuffleConfig(seed=5, part_bytes=3000)
 
 
-def test_runs_and_slices_fit_into_memory_and_decide_nothing(cache: TokenCache, tmp_path: Path, tree: Tree):
+def test_runs_and_slices_fit_into_memory_and_decide_nothing(
+    cache: TokenCache, tmp_path: Path, tree: Tree
+):
     whole = None
     with little_memory():
         for memory in (1_000, 3_000, 30_000, 1 << 30):
@@ -154,7 +179,10 @@ def test_runs_and_slices_fit_into_memory_and_decide_nothing(cache: TokenCache, t
             for a, b in itertools.pairwise(runs):
                 assert b == a + 1 or cache.lengths(a, b).sum() < sizes.document_bytes
             root = tmp_path / str(memory)
-            assert reshuffle(cache, str(root), how, engine="inline", progress=False).runs_dealt == len(runs) - 1
+            assert (
+                reshuffle(cache, str(root), how, engine="inline", progress=False).runs_dealt
+                == len(runs) - 1
+            )
             assert (len(runs) > 8) == (memory < 10_000)
             whole = whole or tree(root)
             assert tree(root) == whole
@@ -170,21 +198,34 @@ def test_a_long_document_is_a_run_of_its_own(tmp_path: Path):
         reshuffle(long, str(tmp_path / "a"), how, engine="inline", progress=False)
         reshuffle(long, str(tmp_path / "b"), ReshuffleConfig(1), engine="inline", progress=False)
     a, b = (TokenCache.open(tmp_path / name) for name in "ab")
-    assert [document(a, i) for i in range(4)] == [document(b, i) for i in range(4)] == sorted_slowly(long, 1, 1)
+    assert (
+        [document(a, i) for i in range(4)]
+        == [document(b, i) for i in range(4)]
+        == sorted_slowly(long, 1, 1)
+    )
 
 
-def test_a_shuffled_copy_shuffled_again_is_what_the_original_gives(cache: TokenCache, tmp_path: Path, tree: Tree):
-    reshuffle(cache, str(tmp_path / "one"), ReshuffleConfig(1, unit=2, part_bytes=3000), progress=False)
+def test_a_shuffled_copy_shuffled_again_is_what_the_original_gives(
+    cache: TokenCache, tmp_path: Path, tree: Tree
+):
+    reshuffle(
+        cache, str(tmp_path / "one"), ReshuffleConfig(1, unit=2, part_bytes=3000), progress=False
+    )
     reshuffle(TokenCache.open(tmp_path / "one"), str(tmp_path / "two"), HOW, progress=False)
     reshuffle(cache, str(tmp_path / "straight"), HOW, progress=False)
-    two, straight = tree(tmp_path / "two"), tree(tmp_path / "straight")
+    two = tree(tmp_path / "two")
+    straight = tree(tmp_path / "straight")
     for ledger in ("ledger.bin", "ledger.json"):  # which say what each was made of
         del two[ledger], straight[ledger]
     assert two == straight
     ledgers = [read_ledger(str(tmp_path / name)) for name in ("two", "straight")]
-    assert {**ledgers[0].metadata["shuffled"], "cache": cache.path} == ledgers[1].metadata["shuffled"]
+    assert {**ledgers[0].metadata["shuffled"], "cache": cache.path} == ledgers[1].metadata[
+        "shuffled"
+    ]
     reshuffle(str(tmp_path / "one"), str(tmp_path / "same"), ReshuffleConfig(9), progress=False)
-    assert read_ledger(str(tmp_path / "same")).metadata["shuffled"]["fingerprint"] == cache.fingerprint
+    assert (
+        read_ledger(str(tmp_path / "same")).metadata["shuffled"]["fingerprint"] == cache.fingerprint
+    )
 
 
 def test_the_ledger_tells_what_it_was(cache: TokenCache, tmp_path: Path):
@@ -225,7 +266,9 @@ def write_pairs(root: str, pairs: int) -> TokenCache:
     leaf = LeafSpec("chosen", "uint8", "fixed")
     writer = PartWriter(root, "00000", SMALL, [leaf])
     for k in range(2 * pairs):
-        writer.append(np.full(5, k), np.array([5]), {"chosen": (np.array([1 - k % 2], np.uint8), None)})
+        writer.append(
+            np.full(5, k), np.array([5]), {"chosen": (np.array([1 - k % 2], np.uint8), None)}
+        )
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
     ledger = Ledger(False, tokenizer, SMALL.to_json(), leaves=[leaf.to_json()])
     write_ledger(root, ledger.complete([writer.close()]))
@@ -234,21 +277,31 @@ def write_pairs(root: str, pairs: int) -> TokenCache:
 
 @pytest.mark.parametrize("form", ["consolidated", "sharded"])
 def test_caches_of_levanter(tmp_path: Path, form: Any):
-    plain = write_cache(tmp_path / "plain", [random_documents(40, seed=1), random_documents(9, seed=2)])
+    plain = write_cache(
+        tmp_path / "plain", [random_documents(40, seed=1), random_documents(9, seed=2)]
+    )
     write_levanter(plain, str(tmp_path / "levanter"), form=form)
-    reshuffle(str(tmp_path / "levanter"), str(tmp_path / "copy"), ReshuffleConfig(2), progress=False)
+    reshuffle(
+        str(tmp_path / "levanter"), str(tmp_path / "copy"), ReshuffleConfig(2), progress=False
+    )
     copy = TokenCache.open(tmp_path / "copy")
     places = copy.stored_at(np.arange(49))
-    assert [copy.document(int(p)).tolist() for p in places] == [plain.document(i).tolist() for i in range(49)]
+    assert [copy.document(int(p)).tolist() for p in places] == [
+        plain.document(i).tolist() for i in range(49)
+    ]
     assert verify(copy.path, deep=True).damages == []
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_worker_processes_write_the_same(cache: TokenCache, tmp_path: Path, tree: Tree, workers: int):
+def test_worker_processes_write_the_same(
+    cache: TokenCache, tmp_path: Path, tree: Tree, workers: int
+):
     reshuffle(cache, str(tmp_path / "inline"), HOW, engine="inline", progress=False)
     with little_memory():
         how = with_memory(cache, HOW, 8_000)
-        reshuffle(cache, str(tmp_path / "pool"), how, engine="pool", workers=workers, progress=False)
+        reshuffle(
+            cache, str(tmp_path / "pool"), how, engine="pool", workers=workers, progress=False
+        )
     assert tree(tmp_path / "pool") == tree(tmp_path / "inline")
 
 
@@ -256,14 +309,17 @@ class StoppedError(Exception):
     pass
 
 
-def test_stopped_before_any_file_is_written_it_goes_on(cache: TokenCache, scratch: Path, tree: Tree):
+def test_stopped_before_any_file_is_written_it_goes_on(
+    cache: TokenCache, scratch: Path, tree: Tree
+):
     """Also with other memory: the runs are dealt again, and parts that are there are kept."""
     reshuffle(cache, str(scratch / "whole"), HOW, engine="inline", progress=False)
     whole = tree(scratch / "whole")
     really = files.write_atomic
     stopped = 0
     for stop_at in [1, 2, 3, *range(5, 400, 13)]:
-        root, calls = str(scratch / f"at{stop_at}"), 0
+        root = str(scratch / f"at{stop_at}")
+        calls = 0
 
         def dying(*given: Any, stop_at: int = stop_at, **named: Any) -> None:
             nonlocal calls
@@ -275,7 +331,9 @@ def test_stopped_before_any_file_is_written_it_goes_on(cache: TokenCache, scratc
         with little_memory(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(files, "write_atomic", dying)
             try:
-                reshuffle(cache, root, with_memory(cache, HOW, 4_000), engine="inline", progress=False)
+                reshuffle(
+                    cache, root, with_memory(cache, HOW, 4_000), engine="inline", progress=False
+                )
             except StoppedError:
                 stopped += 1
         built = {p.parent.name: p.stat().st_mtime_ns for p in Path(root).glob("parts/*/part.json")}
@@ -303,7 +361,12 @@ def test_what_was_begun_otherwise_is_refused(cache: TokenCache, tmp_path: Path, 
     with pytest.raises(PlanMismatchError, match="another cache was shuffled"):
         reshuffle(tiny_cache(), root, HOW, progress=False)
     assert tree(root) == before
-    assert reshuffle(cache, root, ReshuffleConfig(6, part_bytes=3000), restart=True, progress=False).parts_reused == 0
+    assert (
+        reshuffle(
+            cache, root, ReshuffleConfig(6, part_bytes=3000), restart=True, progress=False
+        ).parts_reused
+        == 0
+    )
     with pytest.raises(CacheError, match="was not shuffled here"):
         reshuffle(root, cache.path, HOW, restart=True, progress=False)
     with pytest.raises(CacheError, match="holds another cache"):
@@ -318,7 +381,9 @@ def test_what_was_begun_otherwise_is_refused(cache: TokenCache, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_cache_is_not_deleted_for_its_own_copy(cache: TokenCache, tmp_path: Path, tree: Tree, restart: bool):
+def test_a_cache_is_not_deleted_for_its_own_copy(
+    cache: TokenCache, tmp_path: Path, tree: Tree, restart: bool
+):
     root, inner, link = (tmp_path / name for name in ("copy", "copy/unshuffled", "link"))
     reshuffle(cache, str(root), HOW, progress=False)
     reshuffle(cache, str(inner), HOW, progress=False)
@@ -358,8 +423,12 @@ def test_the_least_memory_that_an_error_names_is_enough(cache: TokenCache):
         sizes_of(cache, ReshuffleConfig(0, memory=named - (1 << 20) - 1))
 
 
-@pytest.mark.parametrize("bad", [{"seed": "x"}, {"unit": 0}, {"parts": 3}, {"parts": [["a", -1]]}, {"sources": None}])
-def test_a_ledger_that_does_not_say_how_is_refused(cache: TokenCache, tmp_path: Path, bad: dict[str, Any]):
+@pytest.mark.parametrize(
+    "bad", [{"seed": "x"}, {"unit": 0}, {"parts": 3}, {"parts": [["a", -1]]}, {"sources": None}]
+)
+def test_a_ledger_that_does_not_say_how_is_refused(
+    cache: TokenCache, tmp_path: Path, bad: dict[str, Any]
+):
     reshuffle(cache, str(tmp_path / "c"), HOW, progress=False)
     ledger = read_ledger(str(tmp_path / "c"))
     assert ledger is not None
@@ -373,7 +442,9 @@ def test_a_full_disk_is_told_before_anything_is_read(cache: TokenCache, tmp_path
     usage = shutil.disk_usage(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-        with pytest.raises(CacheError, match=r"needs about .* GB while it is being made.*Free some space"):
+        with pytest.raises(
+            CacheError, match=r"needs about .* GB while it is being made.*Free some space"
+        ):
             reshuffle(cache, str(tmp_path / "c"), HOW, progress=False)
     reshuffle(cache, str(tmp_path / "c"), HOW, progress=False)
 
@@ -382,7 +453,9 @@ def test_a_full_disk_is_told_before_anything_is_read(cache: TokenCache, tmp_path
 def test_a_disk_that_is_full_on_the_way(tmp_path: Path, tree: Tree, limit: int):
     """The system lets no file grow beyond a limit: what is seen from within is what a full disk gives."""
     big = write(
-        str(tmp_path / "cache"), [random_documents(100, seed=k) for k in range(2)], CacheLayout("uint8", 512, 64)
+        str(tmp_path / "cache"),
+        [random_documents(100, seed=k) for k in range(2)],
+        CacheLayout("uint8", 512, 64),
     )
     program = f"""
         import resource, signal
@@ -397,7 +470,9 @@ def test_a_disk_that_is_full_on_the_way(tmp_path: Path, tree: Tree, limit: int):
         except HeadraceError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
     assert "cannot be written" in done.stdout
     assert "free space, then run the same command again" in done.stdout
     assert done.stdout.count("\n") == 1
@@ -417,7 +492,9 @@ def test_a_damaged_run_is_never_taken_for_documents(cache: TokenCache, tmp_path:
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
     file.write_bytes(bytes(raw))
-    with pytest.raises(CacheCorruptError, match=r"0\.bin': is not what was written.*Delete .*runs and run"):
+    with pytest.raises(
+        CacheCorruptError, match=r"0\.bin': is not what was written.*Delete .*runs and run"
+    ):
         reshuffle(cache, str(root), HOW, engine="inline", progress=False)
     shutil.rmtree(root / "runs")
     reshuffle(cache, str(root), HOW, engine="inline", progress=False)

@@ -65,7 +65,9 @@ def begun(root: Path, process: subprocess.Popen[bytes]) -> float:
     return time.monotonic()
 
 
-def killed_again_and_again(cache: str, whole: dict[str, bytes], folder: Path, tree: Tree, engine: str, kills: int):
+def killed_again_and_again(
+    cache: str, whole: dict[str, bytes], folder: Path, tree: Tree, engine: str, kills: int
+):
     """Kills until there were so many, each somewhere in the time that an undisturbed shuffle takes."""
     seed = time.time_ns()
     pick = random.Random(seed)
@@ -114,7 +116,9 @@ def cluster(ray_nodes: Any) -> Iterator[Any]:
         yield nodes
 
 
-def hit_while_shuffling(cluster: Any, cache: str, root: Path, pick: random.Random, what: str) -> bool:
+def hit_while_shuffling(
+    cluster: Any, cache: str, root: Path, pick: random.Random, what: str
+) -> bool:
     """Shuffles; some time after the first worker was seen, one is killed or a node lost. Whether that came in time."""
     disaster = partial(cluster.kill_a_worker, pick) if what == "worker" else cluster.lose_a_node
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +131,9 @@ def hit_while_shuffling(cluster: Any, cache: str, root: Path, pick: random.Rando
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_cluster_writes_the_same(cluster: Any, cache: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree):
+def test_a_cluster_writes_the_same(
+    cluster: Any, cache: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree
+):
     seed = time.time_ns()
     hit_while_shuffling(cluster, cache, tmp_path / "c", random.Random(seed), "worker")
     assert tree(tmp_path / "c") == whole, seed
@@ -139,11 +145,18 @@ def test_a_cluster_writes_the_same(cluster: Any, cache: str, whole: dict[str, by
 @pytest.mark.parametrize("trial", range(15))
 @pytest.mark.parametrize("what", ["worker", "node"])
 def test_thirty_disasters_on_a_cluster(
-    cluster: Any, cache: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree, trial: int, what: str
+    cluster: Any,
+    cache: str,
+    whole: dict[str, bytes],
+    tmp_path: Path,
+    tree: Tree,
+    trial: int,
+    what: str,
 ):
     """Each trial is repeated until its disaster came before the end."""
     for attempt in range(10):
-        seed, root = time.time_ns(), tmp_path / str(attempt)
+        seed = time.time_ns()
+        root = tmp_path / str(attempt)
         hit = hit_while_shuffling(cluster, cache, root, random.Random(seed), what)
         assert tree(root) == whole, (what, trial, seed)
         cluster.fill_up()

@@ -34,7 +34,9 @@ class Scripted:
     """Workers whose fate is a list: for each attempt ``done``, ``bad``, ``lost`` (after some work) or ``hang``."""
 
     def __init__(self, job: BuildJob, fates: list[str], slots: int) -> None:
-        self.job, self.fates, self._slots = job, list(fates), slots
+        self.job = job
+        self.fates = list(fates)
+        self._slots = slots
         self.events: list[Event] = []
         self.hanging: set[int] = set()
         self.stopped: list[int] = []
@@ -61,7 +63,8 @@ class Scripted:
             self.events.append(Lost(attempt, "killed by signal 9"))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        events, self.events = self.events[:2], self.events[2:]
+        events = self.events[:2]
+        self.events = self.events[2:]
         return events
 
     def stop(self, attempt: int) -> None:
@@ -71,7 +74,9 @@ class Scripted:
         self.closed = True
 
 
-def prepared(folder: Path, write_jsonl: Callable[..., str], parts: int = 5) -> tuple[BuildJob, list[PartTask]]:
+def prepared(
+    folder: Path, write_jsonl: Callable[..., str], parts: int = 5
+) -> tuple[BuildJob, list[PartTask]]:
     for i in range(parts):
         write_jsonl(folder / "corpus" / f"{i}.jsonl", [f"part {i} line {j}" for j in range(4)])
     source = SourceConfig([str(folder / "corpus")])
@@ -90,17 +95,26 @@ class Clock:
         return self.now
 
 
-@settings(max_examples=max(10, settings.default.max_examples // 4))  # each example builds five parts, twice
+@settings(
+    max_examples=max(10, settings.default.max_examples // 4)
+)  # each example builds five parts, twice
 @given(fates=st.lists(st.sampled_from(["done", "lost"]), max_size=8), slots=st.integers(1, 4))
 def test_whatever_is_lost_every_part_is_built_once(
-    tmp_path_factory: pytest.TempPathFactory, write_jsonl: Callable[..., str], tree: Tree, fates: list[str], slots: int
+    tmp_path_factory: pytest.TempPathFactory,
+    write_jsonl: Callable[..., str],
+    tree: Tree,
+    fates: list[str],
+    slots: int,
 ):
     folder = tmp_path_factory.mktemp("schedule")
     job, tasks = prepared(folder, write_jsonl)
     moved: list[Progress] = []
     workers = Scripted(job, fates, slots)
     scheduler = Scheduler(job, tasks, workers, moved.append)
-    if max((fates[:i].count("done") + 1) for i in range(len(fates) + 1)) and fates.count("lost") > MAX_LOST:
+    if (
+        max((fates[:i].count("done") + 1) for i in range(len(fates) + 1))
+        and fates.count("lost") > MAX_LOST
+    ):
         return  # may give up, rightly
     records = list(scheduler.run())
     assert sorted(r.name for r in records) == [t.name for t in tasks]
@@ -111,10 +125,15 @@ def test_whatever_is_lost_every_part_is_built_once(
     assert tree(job.root) == tree(alone.root)
 
 
-def test_a_part_that_kills_its_workers_ends_the_build(tmp_path: Path, write_jsonl: Callable[..., str]):
+def test_a_part_that_kills_its_workers_ends_the_build(
+    tmp_path: Path, write_jsonl: Callable[..., str]
+):
     job, tasks = prepared(tmp_path, write_jsonl, parts=1)
     workers = Scripted(job, ["lost"] * 9, 2)
-    with pytest.raises(CacheError, match=r"5 workers were lost while they built it \(killed by signal 9\).*--workers"):
+    with pytest.raises(
+        CacheError,
+        match=r"5 workers were lost while they built it \(killed by signal 9\).*--workers",
+    ):
         list(Scheduler(job, tasks, workers).run())
     assert workers.closed
 
@@ -139,7 +158,9 @@ def test_an_error_ends_the_build(tmp_path: Path, write_jsonl: Callable[..., str]
 
 
 @pytest.mark.parametrize("second", ["done", "lost"])
-def test_a_straggler_is_overtaken(tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree, second: str):
+def test_a_straggler_is_overtaken(
+    tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree, second: str
+):
     job, tasks = prepared(tmp_path, write_jsonl, parts=3)
     (tmp_path / "cache" / "parts" / "00000").mkdir(parents=True)
     (tmp_path / "cache" / "parts" / "00000" / "half done").touch()

@@ -24,11 +24,26 @@ def names(config: SourceConfig, root: Path) -> list[str]:
 
 
 def test_a_folder_gives_its_files_sorted_and_filtered(tmp_path: Path):
-    touch(tmp_path, "b.jsonl", "a/z.txt", "a.jsonl.gz", "c.zst", "d.bin", "_SUCCESS", ".hidden.txt", ".git/x.txt")
+    touch(
+        tmp_path,
+        "b.jsonl",
+        "a/z.txt",
+        "a.jsonl.gz",
+        "c.zst",
+        "d.bin",
+        "_SUCCESS",
+        ".hidden.txt",
+        ".git/x.txt",
+    )
     touch(tmp_path, "a/a.ndjson", "e.txt.zst", "f.JSONL", "g.py")
     assert names(SourceConfig([str(tmp_path)]), tmp_path) == [
-        "a.jsonl.gz", "a/a.ndjson", "a/z.txt", "b.jsonl", "e.txt.zst", "f.JSONL",
-    ]  # fmt: skip
+        "a.jsonl.gz",
+        "a/a.ndjson",
+        "a/z.txt",
+        "b.jsonl",
+        "e.txt.zst",
+        "f.JSONL",
+    ]
     assert names(SourceConfig([str(tmp_path)], format="text"), tmp_path) == ["a/z.txt", "e.txt.zst"]
     assert names(SourceConfig([str(tmp_path)], extensions=[".py"]), tmp_path) == ["g.py"]
 
@@ -42,7 +57,10 @@ def test_what_a_folder_holds_besides_is_counted(tmp_path: Path):
 
 def test_a_link_to_nothing_is_named(tmp_path: Path):
     (tmp_path / "a.txt").symlink_to("gone.txt")
-    with pytest.raises(SourceError, match=r"a.txt: is a link to 'gone.txt', which does not exist. Restore that file"):
+    with pytest.raises(
+        SourceError,
+        match=r"a.txt: is a link to 'gone.txt', which does not exist. Restore that file",
+    ):
         SourceConfig([str(tmp_path)]).files()
 
 
@@ -51,7 +69,11 @@ def test_folders_behind_links_are_read_once(tmp_path: Path):
     (tmp_path / "in" / "link").symlink_to(tmp_path / "other")
     (tmp_path / "in" / "again").symlink_to(tmp_path / "other")
     (tmp_path / "in" / "deep" / "up").symlink_to(tmp_path / "in")  # a loop
-    assert names(SourceConfig([str(tmp_path / "in")]), tmp_path / "in") == ["a.jsonl", "again/x.jsonl", "deep/b.jsonl"]
+    assert names(SourceConfig([str(tmp_path / "in")]), tmp_path / "in") == [
+        "a.jsonl",
+        "again/x.jsonl",
+        "deep/b.jsonl",
+    ]
 
 
 def test_the_order_of_the_arguments_does_not_matter(tmp_path: Path):
@@ -64,9 +86,14 @@ def test_format_and_compression_come_from_the_name(tmp_path: Path):
     touch(tmp_path, "a.jsonl.gz", "b.txt", "c.json.zst", "d.md")
     files = SourceConfig([str(tmp_path)]).files()
     assert [(f.format, f.compression) for f in files] == [
-        ("jsonl", "gzip"), ("text", "none"), ("jsonl", "zstd"), ("text", "none"),
-    ]  # fmt: skip
-    assert [f.format for f in SourceConfig([str(tmp_path / "d.md")], format="jsonl").files()] == ["jsonl"]
+        ("jsonl", "gzip"),
+        ("text", "none"),
+        ("jsonl", "zstd"),
+        ("text", "none"),
+    ]
+    assert [f.format for f in SourceConfig([str(tmp_path / "d.md")], format="jsonl").files()] == [
+        "jsonl"
+    ]
 
 
 def test_a_relative_path_stays_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,7 +112,9 @@ def test_globs(tmp_path: Path):
         "x/y/2.jsonl",
     ]
     assert names(SourceConfig([f"{tmp_path}/?.jsonl"]), tmp_path) == ["3.jsonl"]
-    assert names(SourceConfig([f"{tmp_path}/[x].jsonl"]), tmp_path) == ["[x].jsonl"]  # a file of that very name
+    assert names(SourceConfig([f"{tmp_path}/[x].jsonl"]), tmp_path) == [
+        "[x].jsonl"
+    ]  # a file of that very name
 
 
 def test_size_and_version_tell_a_change(tmp_path: Path):
@@ -188,20 +217,42 @@ def test_listings_of_a_web_server_keep_to_their_folder_and_end(tmp_path, caplog,
     (tmp_path / "web" / "more").mkdir(parents=True)
     for name in ("secret.txt", "web/a.txt", "web/more/b.txt"):
         (tmp_path / name).write_text(name)
-    names = ["../", "/", "more/", "a.txt", "more/../../secret.txt", "%2e%2e/secret.txt", "/secret.txt", "../web/more/"]
-    (tmp_path / "web" / "index.html").write_text("".join(f'<a href="{name}">x</a>' for name in names))
-    (tmp_path / "web" / "more" / "index.html").write_text('<a href="b.txt">b</a><a href="../more/">loop</a>')
+    names = [
+        "../",
+        "/",
+        "more/",
+        "a.txt",
+        "more/../../secret.txt",
+        "%2e%2e/secret.txt",
+        "/secret.txt",
+        "../web/more/",
+    ]
+    (tmp_path / "web" / "index.html").write_text(
+        "".join(f'<a href="{name}">x</a>' for name in names)
+    )
+    (tmp_path / "web" / "more" / "index.html").write_text(
+        '<a href="b.txt">b</a><a href="../more/">loop</a>'
+    )
     with web_server(tmp_path) as server:
         caplog.set_level("WARNING")
-        found = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/"]).files()]
+        found = [
+            file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/"]).files()
+        ]
         assert found == ["/web/a.txt", "/web/more/b.txt"]
         assert "lie outside it, and are left out" in caplog.text
-        matches = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/*.txt"]).files()]
+        matches = [
+            file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/*.txt"]).files()
+        ]
         assert matches == ["/web/a.txt"]
-        matches = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/**/*.txt"]).files()]
+        matches = [
+            file.path.removeprefix(server)
+            for file in SourceConfig([f"{server}/web/**/*.txt"]).files()
+        ]
         assert matches == ["/web/a.txt", "/web/more/b.txt"]
         monkeypatch.setattr("headrace.ingest.listing._MAX_PAGES", 1)
-        assert len(SourceConfig([f"{server}/web/*.txt"]).files()) == 1  # folders below are not listed for it
+        assert (
+            len(SourceConfig([f"{server}/web/*.txt"]).files()) == 1
+        )  # folders below are not listed for it
         for source in ("", "**/*.txt"):
             with pytest.raises(SourceError, match="more than 1 folders"):
                 SourceConfig([f"{server}/web/{source}"]).files()

@@ -23,7 +23,9 @@ def corpus(tmp_path):
 
 def build(corpus, output, **options):
     source = SourceConfig([str(corpus)], "text", extensions=[".txt"])
-    return build_cache(source, TokenizerConfig("bytes"), str(output), part_bytes=100, progress=False, **options)
+    return build_cache(
+        source, TokenizerConfig("bytes"), str(output), part_bytes=100, progress=False, **options
+    )
 
 
 def hashes(output):

@@ -29,7 +29,9 @@ def path(request: pytest.FixtureRequest, bpe_path: str) -> str:
 
 @pytest.mark.parametrize(("bos", "eos"), POLICIES)
 @given(texts=TEXTS)
-def test_a_batch_is_its_documents_one_by_one(path: str, bos: str | None, eos: str | None, texts: list[str]):
+def test_a_batch_is_its_documents_one_by_one(
+    path: str, bos: str | None, eos: str | None, texts: list[str]
+):
     tokenizer = load_tokenizer(TokenizerConfig(path, bos=bos, eos=eos))
     ids, lengths = tokenizer.encode_batch(texts)
     assert ids.dtype == np.uint16
@@ -37,7 +39,9 @@ def test_a_batch_is_its_documents_one_by_one(path: str, bos: str | None, eos: st
     assert lengths.shape == (len(texts),)
     assert lengths.sum() == ids.size
     one_by_one = [tokenizer.encode_batch([t])[0] for t in texts]
-    assert [d.tolist() for d in np.split(ids, np.cumsum(lengths))[:-1]] == [d.tolist() for d in one_by_one]
+    assert [d.tolist() for d in np.split(ids, np.cumsum(lengths))[:-1]] == [
+        d.tolist() for d in one_by_one
+    ]
     for text, document in zip(texts, one_by_one, strict=True):
         assert tokenizer.decode(document) == (tokenizer.bos or "") + text + (tokenizer.eos or "")
 
@@ -52,7 +56,9 @@ def test_bytes(texts: list[str]):
 
 
 @given(texts=TEXTS)
-def test_the_files_own_special_tokens_truncation_and_padding_are_off(bpe_path: str, texts: list[str]):
+def test_the_files_own_special_tokens_truncation_and_padding_are_off(
+    bpe_path: str, texts: list[str]
+):
     library = Library.from_file(bpe_path)
     library.no_truncation()
     library.no_padding()
@@ -71,7 +77,9 @@ def test_long_texts_go_in_pieces_with_the_same_ids(bpe_path: str, monkeypatch: p
     monkeypatch.setattr(tokenize, "PIECE_CHARS", 500)
     monkeypatch.setattr(tokenize, "batch_chars", lambda: 1000)
     monkeypatch.setattr(
-        tokenize, "cut_points", lambda t, e: calls.append(len(t)) or tokenize_cut_points(t, e, piece_chars=500)
+        tokenize,
+        "cut_points",
+        lambda t, e: calls.append(len(t)) or tokenize_cut_points(t, e, piece_chars=500),
     )
     cut, cut_lengths = load_tokenizer(TokenizerConfig(bpe_path, bos="auto")).encode_batch(texts)
     assert cut.tolist() == whole.tolist()
@@ -99,7 +107,9 @@ def test_decoding_bytes_that_are_no_text():
 def test_a_vocabulary_with_holes(tmp_path: Path):
     vocabulary = {"a": 0, "b": 70_000}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "a"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    )
     tokenizer = load_tokenizer(TokenizerConfig(str(tmp_path), eos="none"))
     assert tokenizer.vocab_size == 70_001
     assert tokenizer.dtype == np.uint32
@@ -138,30 +148,45 @@ def test_a_record_suffices_to_make_it_again(path: str, tmp_path: Path):
             (tmp_path / "tokenizer.json").write_bytes(tokenizer.content)
         again = recorded_tokenizer(str(tmp_path), record)
         assert again.record() == record
-        assert again.encode_batch(["ab é"])[0].tolist() == tokenizer.encode_batch(["ab é"])[0].tolist()
+        assert (
+            again.encode_batch(["ab é"])[0].tolist() == tokenizer.encode_batch(["ab é"])[0].tolist()
+        )
 
 
-def test_a_cache_without_its_tokenizer(bpe_path: str, tmp_path: Path, make_tokenizer: Callable[[list[str]], str]):
+def test_a_cache_without_its_tokenizer(
+    bpe_path: str, tmp_path: Path, make_tokenizer: Callable[[list[str]], str]
+):
     record = load_tokenizer(TokenizerConfig(bpe_path)).record()
     with pytest.raises(CacheCorruptError, match="missing"):
         recorded_tokenizer(str(tmp_path), record)
     (tmp_path / "tokenizer.json").write_bytes(Path(make_tokenizer(["<s>", "</s>"])).read_bytes())
-    with pytest.raises(CacheCorruptError, match="is not the tokenizer that the cache was built with"):
+    with pytest.raises(
+        CacheCorruptError, match="is not the tokenizer that the cache was built with"
+    ):
         recorded_tokenizer(str(tmp_path), record)
 
 
 def test_a_cache_of_another_byte_tokenizer(tmp_path: Path):
-    record = {**load_tokenizer(TokenizerConfig("bytes")).record(), "fingerprint": "sha256:of another release"}
-    with pytest.raises(CacheCorruptError, match="is not the tokenizer that the cache was built with"):
+    record = {
+        **load_tokenizer(TokenizerConfig("bytes")).record(),
+        "fingerprint": "sha256:of another release",
+    }
+    with pytest.raises(
+        CacheCorruptError, match="is not the tokenizer that the cache was built with"
+    ):
         recorded_tokenizer(str(tmp_path), record)
 
 
 def test_the_wrong_tokenizer_for_a_cache(bpe_path: str, make_tokenizer: Callable[[list[str]], str]):
     built = load_tokenizer(TokenizerConfig(bpe_path))
     built.check_same(built.record(), "cache")
-    with pytest.raises(ConfigError, match=r"not the tokenizer of cache \(eos '</s>' there, None here\)"):
+    with pytest.raises(
+        ConfigError, match=r"not the tokenizer of cache \(eos '</s>' there, None here\)"
+    ):
         load_tokenizer(TokenizerConfig(bpe_path, eos="none")).check_same(built.record(), "cache")
-    with pytest.raises(ConfigError, match=r"vocab_size \d+ there, 258 here.*a copy is cache/tokenizer.json"):
+    with pytest.raises(
+        ConfigError, match=r"vocab_size \d+ there, 258 here.*a copy is cache/tokenizer.json"
+    ):
         load_tokenizer(TokenizerConfig("bytes")).check_same(built.record(), "cache")
     with pytest.raises(ConfigError, match="not the tokenizer"):
         built.check_same({"kind": "none", "vocab_size": 400, "fingerprint": "testing"}, "cache")
@@ -169,12 +194,16 @@ def test_the_wrong_tokenizer_for_a_cache(bpe_path: str, make_tokenizer: Callable
 
 class TestBadInput:
     def test_nothing_there(self, tmp_path: Path):
-        with pytest.raises(ConfigError, match=r"tokenizer = '.*nope': does not exist.*hf://OWNER/NAME"):
+        with pytest.raises(
+            ConfigError, match=r"tokenizer = '.*nope': does not exist.*hf://OWNER/NAME"
+        ):
             load_tokenizer(TokenizerConfig(str(tmp_path / "nope")))
         with pytest.raises(ConfigError, match=r"folder without tokenizer\.json"):
             load_tokenizer(TokenizerConfig(str(tmp_path)))
 
-    @pytest.mark.parametrize("content", ["", "{}", "[]", "{", '{"model": {"type": "Nope"}}', "\x00\x01sentencepiece"])
+    @pytest.mark.parametrize(
+        "content", ["", "{}", "[]", "{", '{"model": {"type": "Nope"}}', "\x00\x01sentencepiece"]
+    )
     def test_no_tokenizer(self, tmp_path: Path, content: str):
         (tmp_path / "tokenizer.json").write_text(content)
         with pytest.raises(ConfigError, match="is not a file of the tokenizers library"):
@@ -185,7 +214,10 @@ class TestBadInput:
             load_tokenizer(TokenizerConfig(path, bos="<nope>"))
 
 
-PIECES = st.lists(st.sampled_from(["</s>", "<s>", "<pad>", "</", "s>", "<", "a b", "é", "\n", "<unk>"]), max_size=8)
+PIECES = st.lists(
+    st.sampled_from(["</s>", "<s>", "<pad>", "</", "s>", "<", "a b", "é", "\n", "<unk>"]),
+    max_size=8,
+)
 
 
 @pytest.fixture(scope="session")
@@ -194,10 +226,13 @@ def as_token(bpe_path: str) -> Tokenizer:
 
 
 @given(pieces=PIECES)
-def test_special_tokens_that_a_text_spells_out_are_tokens_or_text_or_refused(as_token: Tokenizer, pieces: list[str]):
+def test_special_tokens_that_a_text_spells_out_are_tokens_or_text_or_refused(
+    as_token: Tokenizer, pieces: list[str]
+):
     """As text, it is what it would be if the tokenizer had no such tokens; refused, exactly if there are some."""
     text = "".join(pieces)
-    as_text, as_error = as_token.reading_special("text"), as_token.reading_special("error")
+    as_text = as_token.reading_special("text")
+    as_error = as_token.reading_special("error")
     special = {as_token.id_of(name) for name in as_token.special}
     ids = as_text.encode_batch([text])[0]
     assert as_text.decode(ids.tolist()) == text
@@ -234,7 +269,11 @@ def test_a_model_that_knows_a_special_token_as_a_word_cannot_read_it_as_text(tmp
     library.add_special_tokens(["<unk>", "</s>"])
     library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(TokenizerConfig(str(tmp_path))).reading_special("text")
-    assert tokenizer.encode_batch(["a b"])[0].tolist() == [2, 0, 1]  # what it does not know is no special token
+    assert tokenizer.encode_batch(["a b"])[0].tolist() == [
+        2,
+        0,
+        1,
+    ]  # what it does not know is no special token
     with pytest.raises(BadRecordError, match="has no other tokens than the special '</s>'"):
         tokenizer.encode_batch(["a </s>"])
 
@@ -245,5 +284,8 @@ def test_ready_ids_may_say_what_ends_a_document():
     assert plain.fingerprint != ended.fingerprint
     assert plain.fingerprint == load_tokenizer(TokenizerConfig("ids:100", eos=None)).fingerprint
     for wrong in ("<eos>", "100"):
-        with pytest.raises(ConfigError, match=f"tokenizer.eos = '{wrong}': is no id. Give the id that ends documents"):
+        with pytest.raises(
+            ConfigError,
+            match=f"tokenizer.eos = '{wrong}': is no id. Give the id that ends documents",
+        ):
             load_tokenizer(TokenizerConfig("ids:100", eos=wrong))

@@ -28,31 +28,47 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name in "abc":
         with (folder / f"{name}.jsonl").open("w") as f:
             while f.tell() < 1 << 18:
-                f.write(json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "0123"], k=300))}) + "\n")
+                f.write(
+                    json.dumps({"text": " ".join(pick.choices(["alpha", "beta", "0123"], k=300))})
+                    + "\n"
+                )
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> dict[str, bytes]:
+def whole(
+    corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree
+) -> dict[str, bytes]:
     root = tmp_path_factory.mktemp("whole") / "cache"
-    build_cache(SourceConfig([corpus]), TokenizerConfig(bpe_path), str(root), engine="inline", **SMALL)
+    build_cache(
+        SourceConfig([corpus]), TokenizerConfig(bpe_path), str(root), engine="inline", **SMALL
+    )
     return tree(root)
 
 
 def build(corpus: str, tokenizer: str, root: Path) -> Any:
     return build_cache(
-        SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="zephyr", workers=2, **SMALL
+        SourceConfig([corpus]),
+        TokenizerConfig(tokenizer),
+        str(root),
+        engine="zephyr",
+        workers=2,
+        **SMALL,
     )
 
 
-def test_a_pipeline_builds_the_same(corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree):
+def test_a_pipeline_builds_the_same(
+    corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree
+):
     report = build(corpus, bpe_path, tmp_path / "c")
     assert report.parts_built == 3
     assert tree(tmp_path / "c") == whole
     assert build(corpus, bpe_path, tmp_path / "c").parts_reused == 3
 
 
-def test_a_bad_line_is_named_and_what_is_complete_is_kept(corpus: str, bpe_path: str, tmp_path: Path):
+def test_a_bad_line_is_named_and_what_is_complete_is_kept(
+    corpus: str, bpe_path: str, tmp_path: Path
+):
     folder = tmp_path / "texts"
     folder.mkdir()
     for name in "abc":
@@ -69,7 +85,12 @@ def test_a_bad_line_is_named_and_what_is_complete_is_kept(corpus: str, bpe_path:
 
 
 def test_attempts_at_one_part_change_nothing(
-    corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch
+    corpus: str,
+    bpe_path: str,
+    whole: Any,
+    tmp_path: Path,
+    tree: Tree,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Zephyr gives a part to another worker though its first one still lives: every part is built three times."""
 
@@ -84,7 +105,12 @@ def test_attempts_at_one_part_change_nothing(
 
 
 def test_one_that_is_interrupted_goes_on(
-    corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch
+    corpus: str,
+    bpe_path: str,
+    whole: Any,
+    tmp_path: Path,
+    tree: Tree,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     def first_only(*arguments: Any) -> Any:
         yield next(build_on_zephyr(*arguments))

@@ -13,7 +13,9 @@ from headrace.store.cache import TokenCache
 from headrace.store.levanter.export import write_levanter
 from headrace.testing import tiny_cache
 
-SEQ_LEN, BATCH, VOCAB = 16, 8, 256
+SEQ_LEN = 16
+BATCH = 8
+VOCAB = 256
 
 
 class StoppedError(BaseException):
@@ -100,8 +102,15 @@ def stock(caches, tokenizer_folder, tmp_path_factory):
         "tokenizer": tokenizer_folder,
         "cache_dir": str(folder),
         "auto_build_caches": False,
-        "components": {"a": {"source": none}, "b": {"source": none}, "paloma": {"source": none, "tags": ["held-out"]}},
-        "train_weights": [[0, {"a": 3.0, "b": 1.0, "paloma": 0.0}], [4, {"a": 1.0, "b": 3.0, "paloma": 0.0}]],
+        "components": {
+            "a": {"source": none},
+            "b": {"source": none},
+            "paloma": {"source": none, "tags": ["held-out"]},
+        },
+        "train_weights": [
+            [0, {"a": 3.0, "b": 1.0, "paloma": 0.0}],
+            [4, {"a": 1.0, "b": 3.0, "paloma": 0.0}],
+        ],
     }
 
 
@@ -139,25 +148,42 @@ def train_config(tmp_path, tmp_path_factory, tokenizer_folder, data_config):
 
     from headrace.levanter import HeadraceDataConfig, TrainLmConfig
 
-    def make(log: Any, *, run: str = "run", loader: str = "headrace", steps: int = 9, data: Any = None):
+    def make(
+        log: Any, *, run: str = "run", loader: str = "headrace", steps: int = 9, data: Any = None
+    ):
         base = tmp_path / "checkpoints"
         return TrainLmConfig(
             data=data or HeadraceDataConfig(data_config, tokenizer=tokenizer_folder),
             model=LlamaConfig(
-                max_seq_len=SEQ_LEN, hidden_dim=16, intermediate_dim=32, num_layers=1, num_heads=2, num_kv_heads=2,
+                max_seq_len=SEQ_LEN,
+                hidden_dim=16,
+                intermediate_dim=32,
+                num_layers=1,
+                num_heads=2,
+                num_kv_heads=2,
                 tokenizer=tokenizer_folder,
             ),
             trainer=TrainerConfig(
-                id=run, tracker=log, log_dir=tmp_path / "logs", log_jaxprs=False, log_xla_hlo=False,
+                id=run,
+                tracker=log,
+                log_dir=tmp_path / "logs",
+                log_jaxprs=False,
+                log_xla_hlo=False,
                 watch=WatchConfig(watch_targets=[]),
-                train_batch_size=BATCH, per_device_eval_parallelism=1, num_train_steps=steps, steps_per_eval=4,
-                max_eval_batches=1, require_accelerator=False,
-                checkpointer=CheckpointerConfig(base_path=str(base), save_interval=None, keep=[{"every": 3}]),
+                train_batch_size=BATCH,
+                per_device_eval_parallelism=1,
+                num_train_steps=steps,
+                steps_per_eval=4,
+                max_eval_batches=1,
+                require_accelerator=False,
+                checkpointer=CheckpointerConfig(
+                    base_path=str(base), save_interval=None, keep=[{"every": 3}]
+                ),
                 jax_compilation_cache_dir=str(tmp_path_factory.getbasetemp() / "compiled"),
             ),
             optimizer=AdamConfig(learning_rate=1e-2, warmup=0),
             loader=loader,
-        )  # fmt: skip
+        )
 
     return make
 

@@ -39,16 +39,25 @@ def config(data_config):
 
 
 def mesh_of(data, context=1):
-    return Mesh(np.asarray(jax.devices()[: data * context]).reshape(data, context), ("data", "context"))
+    return Mesh(
+        np.asarray(jax.devices()[: data * context]).reshape(data, context), ("data", "context")
+    )
 
 
 def their_loader(dataset, mesh, batch_size, resources=None):
     from levanter.data.loader import DataLoader as LevanterLoader
 
     names = inspect.signature(LevanterLoader).parameters
-    window: Any = {"fetch_batch_size" if "fetch_batch_size" in names else "prefetch_size": 3}  # new and old name
+    window: Any = {
+        "fetch_batch_size" if "fetch_batch_size" in names else "prefetch_size": 3
+    }  # new and old name
     return LevanterLoader(
-        dataset, batch_size, mesh=mesh, axis_resources=resources or {"batch": "data"}, max_buffered_batches=4, **window
+        dataset,
+        batch_size,
+        mesh=mesh,
+        axis_resources=resources or {"batch": "data"},
+        max_buffered_batches=4,
+        **window,
     )
 
 
@@ -75,7 +84,8 @@ def test_both_loaders_give_the_same_batches(config, data, context, split_documen
     config = copy.copy(config)
     object.__setattr__(config, "split_documents", split_documents)
     object.__setattr__(config, "batch_size", {0: 8, 3: 16})
-    mesh, resources = mesh_of(data, context), {"batch": "data", "position": "context", "key_position": "context"}
+    mesh = mesh_of(data, context)
+    resources = {"batch": "data", "position": "context", "key_position": "context"}
     if context == 1:
         resources = {"batch": ("data", "context")}
     from levanter.schedule import ScheduleStep
@@ -105,7 +115,10 @@ def test_examples_by_number_are_rows_of_the_loaders_batches(config):
         for index, example in zip(wanted, many, strict=True):
             assert np.array_equal(example.tokens, rows[index // 8][index % 8])
             alone = asyncio.run(dataset.getitem_async(index))
-            assert all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (alone, example)), strict=True))
+            assert all(
+                np.array_equal(x, y)
+                for x, y in zip(*map(jax.tree.leaves, (alone, example)), strict=True)
+            )
         mapped = HeadraceDataset(config.dataset().map(reverse), named=False, row_order=row_order)
         for example, reversed_ in zip(many, asyncio.run(mapped.get_batch(wanted)), strict=True):
             assert np.array_equal(example.tokens[::-1], reversed_.tokens)
@@ -122,7 +135,9 @@ def test_documents_leave_the_rows_of_a_request_from_their_step_on(config, tmp_pa
     cache = TokenCache.open(tmp_path / "c")
     remove_documents(cache, Intervals(np.array([0]), np.array([cache.num_documents // 2])))
     components = {**config.components, name: replace(one, cache=str(tmp_path / "c"), tombstones=0)}
-    amended = replace(config, components=components, amendments=[AmendmentConfig(3, remove={name: 1})])
+    amended = replace(
+        config, components=components, amendments=[AmendmentConfig(3, remove={name: 1})]
+    )
     dataset = HeadraceDataset(amended.dataset(), named=False)
     loader = DataLoader(amended.dataset(), mesh=mesh_of(1))
     wanted = [8 * step + row for row in (0, 5, 7) for step in (4, 2, 3)]
@@ -143,19 +158,27 @@ def reverse(batch):
 def test_a_finite_dataset_ends_with_a_padded_batch(caches):
     from headrace.levanter import HeadraceDataset, LmLoader
 
-    rows = TokenSeqDataset(TokenCache.open(str(caches / "a")), 16, split_documents=True).shuffle(0).take(21)
+    rows = (
+        TokenSeqDataset(TokenCache.open(str(caches / "a")), 16, split_documents=True)
+        .shuffle(0)
+        .take(21)
+    )
     dataset = HeadraceDataset(rows, 8)
     assert dataset.is_finite()
     assert asyncio.run(dataset.async_len()) == 21
     theirs = list(their_loader(dataset, mesh_of(8), 8))
-    with LmLoader(rows, 8, mesh=mesh_of(8), axis_resources={"batch": "data"}).iter_from_step() as found:
+    with LmLoader(
+        rows, 8, mesh=mesh_of(8), axis_resources={"batch": "data"}
+    ).iter_from_step() as found:
         ours = list(found)
     assert len(theirs) == len(ours) == 3
     for one, other in zip(theirs, ours, strict=True):
         weight = np.asarray(one.loss_weight.array)
         assert np.array_equal(weight, other.loss_weight.array)
         held = weight.any(axis=1)
-        assert np.array_equal(np.asarray(one.tokens.array)[held], np.asarray(other.tokens.array)[held])
+        assert np.array_equal(
+            np.asarray(one.tokens.array)[held], np.asarray(other.tokens.array)[held]
+        )
     assert (np.asarray(theirs[2].loss_weight.array)[5:] == 0).all()
     with pytest.raises(IndexOutOfRangeError):
         asyncio.run(dataset.get_batch([21]))
@@ -171,15 +194,24 @@ def test_as_a_component_of_levanters_own_config(config):
 
     theirs = LevanterConfig(
         components={"mix": direct_component(config.dataset(), tags=["headrace"])},
-        tokenizer="passthrough", vocab_size=256, shuffle=False, mixture_block_size=8,
-    )  # fmt: skip
+        tokenizer="passthrough",
+        vocab_size=256,
+        shuffle=False,
+        mixture_block_size=8,
+    )
     mixed = theirs.train_set(Axis("position", 16), BatchSchedule(8), key=jax.random.key(0))
     loader = DataLoader(config.dataset(), mesh=mesh_of(1))
     for step, batch in enumerate(batches(their_loader(mixed, mesh_of(8), 8), 0, 4)):
         found = from_levanter_example(batch)
         ours = loader.batch_at(step)
-        for leaf in ("tokens", "token_weights", "segment_ids"):  # each batch is the same set of rows
-            assert sorted(np.asarray(getattr(found, leaf)).tolist()) == sorted(np.asarray(getattr(ours, leaf)).tolist())
+        for leaf in (
+            "tokens",
+            "token_weights",
+            "segment_ids",
+        ):  # each batch is the same set of rows
+            assert sorted(np.asarray(getattr(found, leaf)).tolist()) == sorted(
+                np.asarray(getattr(ours, leaf)).tolist()
+            )
     text = str(draccus.dump(theirs))
     assert "fingerprint" in text or "stages" in text
     component: Any = theirs.components["mix"]
@@ -189,7 +221,9 @@ def test_as_a_component_of_levanters_own_config(config):
 def test_masks_of_chats_are_levanters_loss_weights(tmp_path):
     from headrace.levanter import HeadraceDataset
 
-    cache = write_cache(tmp_path, [[np.arange(k, k + 9) for k in range(40)]], mask=lambda ids: ids % 3 > 0)
+    cache = write_cache(
+        tmp_path, [[np.arange(k, k + 9) for k in range(40)]], mask=lambda ids: ids % 3 > 0
+    )
     for loss_mask in ("auto", "none"):
         rows = TokenSeqDataset(cache, 16, loss_mask=loss_mask)
         examples = asyncio.run(HeadraceDataset(rows, 4, row_order="stream").get_batch(range(8)))
@@ -223,8 +257,12 @@ def test_without_levanter_the_error_says_what_to_install(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("headrace.levanter.")]:
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(headrace.levanter, name.rsplit(".", 1)[1], raising=False)
-    monkeypatch.delitem(vars(headrace.levanter), "LmLoader", raising=False)  # a name is kept once it is loaded
-    monkeypatch.setattr(metadata, "version", raises(metadata.PackageNotFoundError("marin-levanter")))
+    monkeypatch.delitem(
+        vars(headrace.levanter), "LmLoader", raising=False
+    )  # a name is kept once it is loaded
+    monkeypatch.setattr(
+        metadata, "version", raises(metadata.PackageNotFoundError("marin-levanter"))
+    )
     monkeypatch.setitem(sys.modules, "levanter", None)
     monkeypatch.setitem(sys.modules, "draccus", None)
     with pytest.raises(
@@ -243,14 +281,20 @@ def test_another_release_of_levanter_is_named_and_what_it_lacks(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "headrace.levanter.dataset", raising=False)
     monkeypatch.delattr(headrace.levanter, "dataset", raising=False)
-    monkeypatch.delitem(vars(headrace.levanter), "HeadraceDataset", raising=False)  # a name is kept once it is loaded
+    monkeypatch.delitem(
+        vars(headrace.levanter), "HeadraceDataset", raising=False
+    )  # a name is kept once it is loaded
     monkeypatch.delattr(levanter.data.dataset, "AsyncDataset")
     monkeypatch.setattr(metadata, "version", lambda package: "0.3")
-    with pytest.raises(ConfigError, match=r"does not work with marin-levanter 0\.3 \(.*'AsyncDataset'"):
+    with pytest.raises(
+        ConfigError, match=r"does not work with marin-levanter 0\.3 \(.*'AsyncDataset'"
+    ):
         headrace.levanter.HeadraceDataset  # noqa: B018
 
 
-@pytest.mark.parametrize(("python", "version"), [((3, 11), "0.2.20."), ((3, 12), "0.2.227."), ((3, 13), "0.2.227.")])
+@pytest.mark.parametrize(
+    ("python", "version"), [((3, 11), "0.2.20."), ((3, 12), "0.2.227."), ((3, 13), "0.2.227.")]
+)
 def test_what_is_installed_is_a_release_that_works(python, version):
     from headrace.levanter.needs import install_command
 
@@ -292,9 +336,11 @@ assert left[0]._batches.thread.is_alive()
 @pytest.mark.slow
 def test_a_program_can_end_while_levanters_loader_is_at_work(caches):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LEAVE, str(caches / "a")], capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", LEAVE, str(caches / "a")],
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.stdout.strip() == "ended", done.stderr
     assert done.returncode == 0, done.stderr
 

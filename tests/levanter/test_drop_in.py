@@ -22,7 +22,8 @@ from headrace.run.manifest import RunManifest
 pytest.importorskip("levanter")
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
-SEQ_LEN, BATCH = 16, 8
+SEQ_LEN = 16
+BATCH = 8
 
 
 def test_evaluation_stays_as_it_is(config, position, examples):
@@ -33,8 +34,12 @@ def test_evaluation_stays_as_it_is(config, position, examples):
     (mine,), (theirs,) = ours.tagged_eval_sets(position), config.tagged_eval_sets(position)
     assert mine[1] == theirs[1] == ["held-out", "paloma"]
     for one, other in zip(examples(mine[0], 20), examples(theirs[0], 20), strict=True):
-        assert all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True))
-    assert set(ours.validation_sets(position)) == set(config.validation_sets(position)) == {"paloma"}
+        assert all(
+            np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True)
+        )
+    assert (
+        set(ours.validation_sets(position)) == set(config.validation_sets(position)) == {"paloma"}
+    )
 
 
 def test_the_training_set_is_headraces_mixture(stock, config, tmp_path, position):
@@ -49,7 +54,10 @@ def test_the_training_set_is_headraces_mixture(stock, config, tmp_path, position
     rows = data.train_set(position, BatchSchedule(BATCH), key=None)
     loader = DataLoader(data.own.dataset())
     for step in (0, 5):
-        tokens = [e.tokens.array for e in asyncio.run(rows.get_batch(range(step * BATCH, (step + 1) * BATCH)))]
+        tokens = [
+            e.tokens.array
+            for e in asyncio.run(rows.get_batch(range(step * BATCH, (step + 1) * BATCH)))
+        ]
         assert np.array_equal(tokens, loader.batch_at(step).tokens)
     other = fed(config, seq_len=SEQ_LEN, batch_size=BATCH, seed=4, run_dir=str(tmp_path))
     with pytest.raises(PlanMismatchError, match="seed"):
@@ -74,7 +82,10 @@ def test_a_loop_that_mixes_itself_gets_the_same_batches(config, position):
     )
     loader = DataLoader(data.own.dataset())
     for step in range(6):
-        got = [e.tokens.tolist() for e in asyncio.run(mixture.get_batch(range(step * BATCH, (step + 1) * BATCH)))]
+        got = [
+            e.tokens.tolist()
+            for e in asyncio.run(mixture.get_batch(range(step * BATCH, (step + 1) * BATCH)))
+        ]
         assert sorted(got) == sorted(np.asarray(loader.batch_at(step).tokens).tolist())
 
 
@@ -92,7 +103,10 @@ def test_the_mixture_has_headraces_rows_and_says_its_weights(config, position, e
     assert np.array_equal(rows, DataLoader(data.own.dataset()).batch_at(0).tokens)
     stages = [mixture._get_stage_for_block(step * BATCH // mixture.block_size) for step in range(6)]
     assert stages == [0, 0, 0, 0, 1, 1]
-    assert [weights for _, weights in mixture.weight_stages] == [{"a": 0.75, "b": 0.25}, {"a": 0.25, "b": 0.75}]
+    assert [weights for _, weights in mixture.weight_stages] == [
+        {"a": 0.75, "b": 0.25},
+        {"a": 0.25, "b": 0.75},
+    ]
 
 
 @pytest.mark.parametrize("pack", [True, 2])
@@ -100,20 +114,29 @@ def test_packed_rows_hold_the_documents_that_levanter_packs(config, pack, positi
     from headrace.levanter.drop_in import fed
 
     components = {**config.components, "a": dataclasses.replace(config.components["a"], pack=pack)}
-    config = dataclasses.replace(config, components=components, train_weights={"a": 1.0}, shuffle=False)
+    config = dataclasses.replace(
+        config, components=components, train_weights={"a": 1.0}, shuffle=False
+    )
     theirs: Any = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))["a"]
     ours = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own.train_datasets()["a"]
-    batch, rows = ours.read(np.arange(len(ours))), examples(theirs, len(ours))
+    batch = ours.read(np.arange(len(ours)))
+    rows = examples(theirs, len(ours))
     assert asyncio.run(theirs.async_len()) == len(ours)
     assert batch.segment_lengths.shape[1] <= (2 if pack == 2 else 64)
     for row, lengths, other in zip(batch.tokens, batch.segment_lengths, rows, strict=True):
-        document, filled = np.asarray(other.attn_mask.segment_ids[0]), lengths.sum()
+        document = np.asarray(other.attn_mask.segment_ids[0])
+        filled = lengths.sum()
         assert np.array_equal(row[:filled], np.asarray(other.tokens)[:filled])
-        assert np.unique(document[:filled], return_counts=True)[1].tolist() == lengths[lengths > 0].tolist()
+        assert (
+            np.unique(document[:filled], return_counts=True)[1].tolist()
+            == lengths[lengths > 0].tolist()
+        )
         assert (document[filled:] == -1).all()
 
 
-@pytest.mark.parametrize(("strategy", "long"), [("left", "truncate"), ("right", "truncate_start"), ("drop", "drop")])
+@pytest.mark.parametrize(
+    ("strategy", "long"), [("left", "truncate"), ("right", "truncate_start"), ("drop", "drop")]
+)
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_packs_are_those_of_levanters_planner(strategy, long, most):
     from levanter.data.packing import pack_documents
@@ -127,7 +150,9 @@ def test_packs_are_those_of_levanters_planner(strategy, long, most):
     if strategy != "drop":
         assert plan.raw_plan == theirs
         return
-    packed = [[document for pack in packs for document in pack] for packs in (plan.raw_plan, theirs)]
+    packed = [
+        [document for pack in packs for document in pack] for packs in (plan.raw_plan, theirs)
+    ]
     assert packed[0] == packed[1]
     assert len(plan.raw_plan) <= len(theirs)  # there a document that is dropped ends the pack
 
@@ -140,21 +165,35 @@ def test_a_catalog_says_where_caches_lie(config, stock, tmp_path, position, exam
     from levanter.data.text.datasets import ConcatDatasetComponent
 
     both = ConcatDatasetComponent(
-        {n: dataclasses.replace(config.components[n], source=None, cache_dir=f"{stock['cache_dir']}/{n}") for n in "ab"}
+        {
+            n: dataclasses.replace(
+                config.components[n], source=None, cache_dir=f"{stock['cache_dir']}/{n}"
+            )
+            for n in "ab"
+        }
     )
     components = {"a": config.components["a"], "both": both}
-    config = dataclasses.replace(config, components=components, train_weights={"a": 1.0, "both": 2.0}, shuffle=False)
+    config = dataclasses.replace(
+        config, components=components, train_weights={"a": 1.0, "both": 2.0}, shuffle=False
+    )
     config.build_cache_catalog(str(tmp_path / "catalog.json"), splits=["train"])
     plain = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own
     elsewhere = {
         "a": dataclasses.replace(components["a"], cache_dir=str(tmp_path / "nowhere")),
         "both": ConcatDatasetComponent(
-            {n: dataclasses.replace(one, cache_dir=str(tmp_path)) for n, one in both.children.items()}
+            {
+                n: dataclasses.replace(one, cache_dir=str(tmp_path))
+                for n, one in both.children.items()
+            }
         ),
     }
-    catalog = dataclasses.replace(config, components=elsewhere, cache_catalog=str(tmp_path / "catalog.json"))
+    catalog = dataclasses.replace(
+        config, components=elsewhere, cache_catalog=str(tmp_path / "catalog.json")
+    )
     listed = fed(catalog, seq_len=SEQ_LEN, batch_size=BATCH).own
-    assert {n: c.cache for n, c in listed.components.items()} == {n: c.cache for n, c in plain.components.items()}
+    assert {n: c.cache for n, c in listed.components.items()} == {
+        n: c.cache for n, c in plain.components.items()
+    }
     theirs = catalog.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
     for name, rows in listed.train_datasets().items():
         tokens = [one.tokens for one in examples(theirs[name], len(rows))]
@@ -162,18 +201,25 @@ def test_a_catalog_says_where_caches_lie(config, stock, tmp_path, position, exam
         assert np.array_equal(rows.read(np.arange(len(rows))).tokens, tokens)
     with pytest.raises(ConfigError, match="has no entry for 'c' in train"):
         fed(
-            dataclasses.replace(catalog, components=elsewhere | {"c": components["a"]}, train_weights={"c": 1.0}),
+            dataclasses.replace(
+                catalog, components=elsewhere | {"c": components["a"]}, train_weights={"c": 1.0}
+            ),
             seq_len=SEQ_LEN,
             batch_size=BATCH,
         )
 
 
-CUTS = {"budget": {"target_budget": 1000, "experiment_budget": 210}, "batches": {"max_train_batches": {"a": 2}}}
+CUTS = {
+    "budget": {"target_budget": 1000, "experiment_budget": 210},
+    "batches": {"max_train_batches": {"a": 2}},
+}
 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(config, shuffle, cut, position, examples):
+def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(
+    config, shuffle, cut, position, examples
+):
     from headrace.levanter.drop_in import fed
 
     config = dataclasses.replace(config, shuffle=shuffle, **CUTS[cut])
@@ -188,7 +234,8 @@ def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(co
             assert np.array_equal(dataset.read(np.arange(rows)).tokens, tokens)
 
 
-MODULE, LEVANTERS_OWN = "headrace.levanter.train_lm", "levanter.main.train_lm"
+MODULE = "headrace.levanter.train_lm"
+LEVANTERS_OWN = "levanter.main.train_lm"
 
 
 def command(module, *arguments):
@@ -196,24 +243,44 @@ def command(module, *arguments):
 
 
 def one_device():
-    return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}  # with more, evaluation fails
+    return {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+    }  # with more, evaluation fails
 
 
 def stock_run(tokenizer_folder, folder, steps, learning_rate=1e-3, run="run"):
     """All but the data of a training config of Levanter's; losses go to its log."""
     return {
         "model": {
-            "type": "llama", "max_seq_len": SEQ_LEN, "hidden_dim": 8, "intermediate_dim": 8, "num_layers": 1,
-            "num_heads": 1, "num_kv_heads": 1, "tokenizer": tokenizer_folder,
+            "type": "llama",
+            "max_seq_len": SEQ_LEN,
+            "hidden_dim": 8,
+            "intermediate_dim": 8,
+            "num_layers": 1,
+            "num_heads": 1,
+            "num_kv_heads": 1,
+            "tokenizer": tokenizer_folder,
         },
         "optimizer": {"type": "adam", "learning_rate": learning_rate},
         "trainer": {
-            "id": run, "tracker": {"type": "json_logger"}, "log_dir": str(folder), "train_batch_size": BATCH,
-            "num_train_steps": steps, "max_eval_batches": 3, "require_accelerator": False, "log_jaxprs": False,
-            "log_xla_hlo": False, "watch": {"watch_targets": []},
-            "checkpointer": {"base_path": str(folder), "save_interval": None, "keep": [{"every": 40}]},
+            "id": run,
+            "tracker": {"type": "json_logger"},
+            "log_dir": str(folder),
+            "train_batch_size": BATCH,
+            "num_train_steps": steps,
+            "max_eval_batches": 3,
+            "require_accelerator": False,
+            "log_jaxprs": False,
+            "log_xla_hlo": False,
+            "watch": {"watch_targets": []},
+            "checkpointer": {
+                "base_path": str(folder),
+                "save_interval": None,
+                "keep": [{"every": 40}],
+            },
         },
-    }  # fmt: skip
+    }
 
 
 def metrics_by_step(log):
@@ -230,8 +297,12 @@ def metrics_by_step(log):
 def losses_of(folder, log, *arguments, kill_at=None):
     """Runs the command, and kills it as soon as there is a checkpoint of a step; losses by step."""
     with open(log, "w") as file:
-        process = subprocess.Popen(command(MODULE, *arguments), cwd=folder, env=one_device(), stdout=file, stderr=file)
-        if kill_at is not None:  # Levanter makes the file empty, and does not start where it finds it so
+        process = subprocess.Popen(
+            command(MODULE, *arguments), cwd=folder, env=one_device(), stdout=file, stderr=file
+        )
+        if (
+            kill_at is not None
+        ):  # Levanter makes the file empty, and does not start where it finds it so
             metadata = folder / "run" / f"step-{kill_at}" / "metadata.json"
             while process.poll() is None and not (metadata.exists() and metadata.stat().st_size):
                 time.sleep(0.01)
@@ -239,7 +310,11 @@ def losses_of(folder, log, *arguments, kill_at=None):
         process.wait(timeout=540)
     text = log.read_text()
     assert process.returncode == (0 if kill_at is None else -signal.SIGKILL), text[-3000:]
-    return {step: one["train/loss"] for step, one in metrics_by_step(text).items() if "train/loss" in one}
+    return {
+        step: one["train/loss"]
+        for step, one in metrics_by_step(text).items()
+        if "train/loss" in one
+    }
 
 
 @pytest.mark.slow
@@ -270,22 +345,38 @@ def train(module, folder, config, *arguments):
     folder.mkdir(exist_ok=True)
     (folder / "run.yaml").write_text(config if isinstance(config, str) else yaml.safe_dump(config))
     done = subprocess.run(
-        command(module, *arguments), env=one_device(), cwd=folder, capture_output=True, text=True, timeout=540,
+        command(module, *arguments),
+        env=one_device(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=540,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return metrics_by_step(done.stdout + done.stderr)
 
 
 @pytest.mark.slow
-def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(stock, config, tokenizer_folder, tmp_path):
+def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
+    stock, config, tokenizer_folder, tmp_path
+):
     """headrace trains and evaluates; Levanter alone evaluates its checkpoint, at a learning rate of nothing."""
     from headrace.levanter.drop_in import fed
 
-    evaluated = {"uncheatable": {**stock["components"]["paloma"], "cache_dir": f"{stock['cache_dir']}/paloma"}}
+    evaluated = {
+        "uncheatable": {
+            **stock["components"]["paloma"],
+            "cache_dir": f"{stock['cache_dir']}/paloma",
+        }
+    }
     data = {**stock, "components": {**stock["components"], **evaluated}}
-    data["mixture_block_size"] = 4 * BATCH  # Levanter alone refuses a stage that begins within a block
-    data["train_weights"] = [[step, {**weights, "uncheatable": 0.0}] for step, weights in stock["train_weights"]]
+    data["mixture_block_size"] = (
+        4 * BATCH
+    )  # Levanter alone refuses a stage that begins within a block
+    data["train_weights"] = [
+        [step, {**weights, "uncheatable": 0.0}] for step, weights in stock["train_weights"]
+    ]
     fed_run = {"data": data, **stock_run(tokenizer_folder, tmp_path, steps=6)}
     ours = max(train(MODULE, tmp_path, fed_run, "--data_seed", "5").items())[1]
     manifest = json.loads((tmp_path / "run" / "headrace" / "manifest.json").read_text())
@@ -293,7 +384,10 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(stock, con
     assert manifest["fingerprint"] == RunManifest.of(expected.loader()).fingerprint
 
     (checkpoint,) = (tmp_path / "run").glob("step-*")
-    alone = {"data": data, **stock_run(tokenizer_folder, tmp_path, steps=1, learning_rate=0.0, run="alone")}
+    alone = {
+        "data": data,
+        **stock_run(tokenizer_folder, tmp_path, steps=1, learning_rate=0.0, run="alone"),
+    }
     alone["initialize_from_checkpoint_path"] = str(checkpoint)
     theirs = max(train(LEVANTERS_OWN, tmp_path / "alone", alone).items())[1]
     names = {name for name in theirs if name.startswith("eval/") and not name.endswith("_time")}
@@ -303,15 +397,24 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(stock, con
 
 
 @pytest.mark.slow
-def test_a_config_in_an_earlier_form_trains_and_evaluates_as_it_is(stock, config, tokenizer_folder, tmp_path):
+def test_a_config_in_an_earlier_form_trains_and_evaluates_as_it_is(
+    stock, config, tokenizer_folder, tmp_path
+):
     from headrace.levanter.drop_in import fed
 
-    configs = {name: {**one.pop("source"), **one} for name, one in json.loads(json.dumps(stock))["components"].items()}
+    configs = {
+        name: {**one.pop("source"), **one}
+        for name, one in json.loads(json.dumps(stock))["components"].items()
+    }
     for one in configs.values():
         one.pop("type")
-    earlier = {name: value for name, value in stock.items() if name != "components"} | {"configs": configs}
+    earlier = {name: value for name, value in stock.items() if name != "components"} | {
+        "configs": configs
+    }
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(earlier))
-    run = "data: !include data.yaml\n" + yaml.safe_dump(stock_run(tokenizer_folder, tmp_path, steps=6))
+    run = "data: !include data.yaml\n" + yaml.safe_dump(
+        stock_run(tokenizer_folder, tmp_path, steps=6)
+    )
     logged = max(train(MODULE, tmp_path, run).items())[1]
     assert "eval/paloma/loss" in logged
     manifest = json.loads((tmp_path / "run" / "headrace" / "manifest.json").read_text())

@@ -16,7 +16,8 @@ from headrace.errors import ConfigError
 pytest.importorskip("levanter")
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
-SEQ_LEN, BATCH = 16, 8
+SEQ_LEN = 16
+BATCH = 8
 
 
 CHILDREN = {"x": {"cache_dir": "x", "pack": 2}, "y": {"cache_dir": "y"}}
@@ -26,7 +27,10 @@ CHILDREN = {"x": {"cache_dir": "x", "pack": 2}, "y": {"cache_dir": "y"}}
     ("change", "field"),
     [
         ({"num_validation_sequences": {"a": 8}}, "num_validation_sequences.a"),
-        ({"format": {"type": "prebuilt", "loss_weights_key": "w"}}, "components.a.format.loss_weights_key"),
+        (
+            {"format": {"type": "prebuilt", "loss_weights_key": "w"}},
+            "components.a.format.loss_weights_key",
+        ),
         ({"type": "concat", "children": CHILDREN}, "components.a"),
         ({"name": "headrace"}, "components.headrace"),
     ],
@@ -47,7 +51,9 @@ def test_what_would_train_on_other_tokens_or_by_other_weights_is_refused(stock, 
     assert caught.value.field == f"data.{field}"
 
 
-CHAT = "{% for m in messages %}{% generation %}{{ m['content'] }} <eos>{% endgeneration %}{% endfor %}"
+CHAT = (
+    "{% for m in messages %}{% generation %}{{ m['content'] }} <eos>{% endgeneration %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize("unnamed", [False, True])
@@ -60,18 +66,30 @@ def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(
 
     from headrace.levanter.drop_in import fed
 
-    records = {"text": {"text": "w1 w2 w3 w4 w5"}, "chat": {"messages": [{"role": "assistant", "content": "w6 w7 w8"}]}}
+    records = {
+        "text": {"text": "w1 w2 w3 w4 w5"},
+        "chat": {"messages": [{"role": "assistant", "content": "w6 w7 w8"}]},
+    }
     for name, record in records.items():
         (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(record)}\n" * 99)
-    sources = {name: UrlDatasetSourceConfig(train_urls=[str(tmp_path / f"{name}.jsonl")]) for name in records}
+    sources = {
+        name: UrlDatasetSourceConfig(train_urls=[str(tmp_path / f"{name}.jsonl")])
+        for name in records
+    }
     formats = {"chat": {"format": ChatLmDatasetFormat(chat_template=CHAT)}}
-    components = {n: DatasetComponent(source=source, **formats.get(n, {})) for n, source in sources.items()}
-    config = LmDataConfig(tokenizer=tokenizer_folder, cache_dir=str(tmp_path / "caches"), components=components)
+    components = {
+        n: DatasetComponent(source=source, **formats.get(n, {})) for n, source in sources.items()
+    }
+    config = LmDataConfig(
+        tokenizer=tokenizer_folder, cache_dir=str(tmp_path / "caches"), components=components
+    )
     config.build_caches("train")
     if unnamed:
         for ledger in tmp_path.glob("caches/*/train/shard_ledger.json"):
             ledger.write_text(
-                json.dumps({**json.loads(ledger.read_text()), "metadata": {"preprocessor_metadata": None}})
+                json.dumps(
+                    {**json.loads(ledger.read_text()), "metadata": {"preprocessor_metadata": None}}
+                )
             )
     own = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own
     theirs = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
@@ -90,11 +108,16 @@ def test_headraces_loader_gets_what_the_config_says_of_it(config, setting, posit
     from headrace.levanter.drop_in import fed
 
     data = fed(
-        config, seq_len=SEQ_LEN, batch_size=BATCH, settings=[f"row_exchange={setting}", "prefetch_bytes=12345678"]
+        config,
+        seq_len=SEQ_LEN,
+        batch_size=BATCH,
+        settings=[f"row_exchange={setting}", "prefetch_bytes=12345678"],
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     said = SimpleNamespace(batch_schedule=BatchSchedule(BATCH), batch_axis_name="batch")
-    trainer: Any = SimpleNamespace(config=said, device_mesh=mesh, compute_axis_mapping={"batch": "data"})
+    trainer: Any = SimpleNamespace(
+        config=said, device_mesh=mesh, compute_axis_mapping={"batch": "data"}
+    )
     with own_loader():
         made: Any = Trainer.data_loader(trainer, data.train_set(position, BatchSchedule(BATCH)))
     assert made.loader.row_exchange == setting
@@ -102,7 +125,8 @@ def test_headraces_loader_gets_what_the_config_says_of_it(config, setting, posit
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--config_path=run.yaml"], ["--config_path", "run.yaml"], ["--config", "run.yaml"]]
+    "arguments",
+    [["--config_path=run.yaml"], ["--config_path", "run.yaml"], ["--config", "run.yaml"]],
 )
 def test_the_command_takes_its_file_either_way(stock, tmp_path, monkeypatch, arguments):
     import levanter.config
@@ -113,7 +137,9 @@ def test_the_command_takes_its_file_either_way(stock, tmp_path, monkeypatch, arg
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"data": stock}))
     monkeypatch.setattr(sys, "argv", ["train_lm", *arguments, "--trainer.seed", "3"])
-    monkeypatch.setattr(levanter.config, "main", lambda function, args: lambda: calls.append((function, args)))
+    monkeypatch.setattr(
+        levanter.config, "main", lambda function, args: lambda: calls.append((function, args))
+    )
     train_lm.run()
     ((function, args),) = calls
     assert function is train_lm.main_of_stock

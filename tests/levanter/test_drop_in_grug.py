@@ -15,7 +15,9 @@ from headrace.feed.loader import DataLoader
 pytest.importorskip("levanter")
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning", "RuntimeWarning")
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
-SEQ_LEN, BATCH, STEPS = 16, 8, 6
+SEQ_LEN = 16
+BATCH = 8
+STEPS = 6
 ROWS = P(("replica_dcn", "data"))
 
 
@@ -44,7 +46,9 @@ def mixed_by_the_loop(data, batch_schedule, key):
     if isinstance(weights, list):
         weights = rescale_mixture_schedule_for_batch_schedule(weights, batch_schedule)
     sets = data.train_sets(
-        Axis("position", SEQ_LEN), key=set_key, initial_batch_size=batch_schedule.batch_size_at_step(0)
+        Axis("position", SEQ_LEN),
+        key=set_key,
+        initial_batch_size=batch_schedule.batch_size_at_step(0),
     )
     return MixtureDataset(
         datasets=sets,
@@ -78,7 +82,9 @@ def loader_over(dataset, batch_schedule, mesh):
 def token_losses(table, batch, sharding):
     """A model that is one table of logits: [row, position] losses, weights and target ids."""
     targets = jnp.roll(batch.tokens, -1, axis=-1)
-    logits = table.at[batch.tokens].get(out_sharding=NamedSharding(sharding.mesh, P(*sharding.spec, None)))
+    logits = table.at[batch.tokens].get(
+        out_sharding=NamedSharding(sharding.mesh, P(*sharding.spec, None))
+    )
     chosen = jax.nn.log_softmax(logits) * jax.nn.one_hot(targets, table.shape[1])
     return -jnp.sum(chosen, axis=-1), batch.loss_weight, targets
 
@@ -111,7 +117,9 @@ def train(data, mix, mesh, table, first_step=0):
 
     schedule = BatchSchedule(BATCH)
     dataset = mix(data, schedule, jax.random.PRNGKey(0))
-    batches = LoadingTimeTrackerIterator(loader_over(dataset, schedule, mesh).iter_from_step(first_step))
+    batches = LoadingTimeTrackerIterator(
+        loader_over(dataset, schedule, mesh).iter_from_step(first_step)
+    )
 
     @jax.jit
     def step_of(table, batch):
@@ -121,7 +129,8 @@ def train(data, mix, mesh, table, first_step=0):
 
         return table - 0.5 * jax.grad(loss)(table)
 
-    tokens, stages = [], []
+    tokens = []
+    stages = []
     for step in range(first_step, STEPS):
         batch = next(batches)
         table = step_of(table, batch)
@@ -141,14 +150,20 @@ def test_the_loop_runs_as_it_is_on_headraces_batches(config, mesh, mix):
     ours = DataLoader(data.own.dataset())
     expected = [np.asarray(ours.batch_at(step).tokens) for step in range(STEPS)]
     with set_mesh(mesh):
-        table = jax.device_put(jnp.zeros((len(data.the_tokenizer),) * 2), NamedSharding(mesh, P(None, None)))
+        table = jax.device_put(
+            jnp.zeros((len(data.the_tokenizer),) * 2), NamedSharding(mesh, P(None, None))
+        )
         tokens, stages, trained = train(data, mix, mesh, table)
         again, _, _ = train(data, mix, mesh, table, first_step=4)
         # in 0.2.20 Levanter's own evaluation fails on explicit axes
         evaluated = [config, data] if "context" in mesh.axis_names else []
         results = [evaluator_of(one, mesh).evaluate(trained) for one in evaluated]
-    order = sorted if mix is mixed_by_the_loop else list  # what the loop mixes, it reorders within a batch
-    assert [order(batch.tolist()) for batch in tokens] == [order(batch.tolist()) for batch in expected]
+    order = (
+        sorted if mix is mixed_by_the_loop else list
+    )  # what the loop mixes, it reorders within a batch
+    assert [order(batch.tolist()) for batch in tokens] == [
+        order(batch.tolist()) for batch in expected
+    ]
     assert all(np.array_equal(one, other) for one, other in zip(again, tokens[4:], strict=True))
     if mix is mixed_by_the_config:
         assert stages == 4 * [{"a": 0.75, "b": 0.25}] + 2 * [{"a": 0.25, "b": 0.75}]

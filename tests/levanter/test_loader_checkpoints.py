@@ -59,7 +59,9 @@ def test_in_orbax_as_arrays_and_as_json(tmp_path, data_config, manifest):
         like = jax.tree.map(jnp.asarray, {"model": model(), "data": LoaderState.like()})
         found = manager.restore(
             manager.latest_step(),
-            args=ocp.args.Composite(train=ocp.args.StandardRestore(like), data=ocp.args.JsonRestore()),
+            args=ocp.args.Composite(
+                train=ocp.args.StandardRestore(like), data=ocp.args.JsonRestore()
+            ),
         )
     assert np.array_equal(found["train"]["model"]["w"], model()["w"])
     check(data_config, LoaderState.from_pytree(found["train"]["data"]), written)
@@ -89,7 +91,14 @@ def test_in_levanters_checkpoints(tmp_path, data_config, manifest):
 
 def test_what_is_no_state_is_refused(manifest):
     tree = manifest.state(3).to_pytree()
-    for broken in ({"step": tree["step"]}, {**tree, "step": np.zeros(2)}, {**tree, "fingerprint": np.zeros(())}):
+    for broken in (
+        {"step": tree["step"]},
+        {**tree, "step": np.zeros(2)},
+        {**tree, "fingerprint": np.zeros(())},
+    ):
         with pytest.raises(ConfigError, match="state"):
             LoaderState.from_pytree(broken)
-    assert dataclasses.asdict(LoaderState.from_pytree(tree)) == {"step": 3, "fingerprint": manifest.fingerprint}
+    assert dataclasses.asdict(LoaderState.from_pytree(tree)) == {
+        "step": 3,
+        "fingerprint": manifest.fingerprint,
+    }

@@ -37,7 +37,9 @@ def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(
     train_config, recording, written, jax_settings
 ):
     whole = trained(train_config, recording, run="whole", loader="levanter")
-    first_logged = min(whole.losses)  # Levanter's hooks begin at the third step in 0.2.20, and at the first later on
+    first_logged = min(
+        whole.losses
+    )  # Levanter's hooks begin at the third step in 0.2.20, and at the first later on
     assert sorted(whole.losses) == list(range(first_logged, 9))
     assert first_logged in (0, 2)
     assert len(set(whole.losses.values())) == 9 - first_logged
@@ -48,21 +50,28 @@ def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(
     assert min(rest.losses) == 4  # from the checkpoint of step 4, which three steps are between
     assert first.losses | rest.losses == whole.losses  # to the last bit
     assert {k: first.losses[k] for k in (4, 5)} == {k: rest.losses[k] for k in (4, 5)}
-    logged = yaml.load(rest.files["config.yaml"], yaml.BaseLoader)["data"]  # draccus knew what to do with it
+    logged = yaml.load(rest.files["config.yaml"], yaml.BaseLoader)[
+        "data"
+    ]  # draccus knew what to do with it
     assert logged["config"]["components"]["b"]["weight"] == "1.0"
     assert logged["config"]["row_order"] == "locality"
 
 
-def test_a_run_is_not_resumed_with_another_mixture(train_config, recording, data_config, tokenizer_folder):
+def test_a_run_is_not_resumed_with_another_mixture(
+    train_config, recording, data_config, tokenizer_folder
+):
     from haliax import Axis
 
     _, tracker = recording()
     config = train_config(tracker)
-    schedule, position = config.trainer.batch_schedule, Axis("position", 16)
+    schedule = config.trainer.batch_schedule
+    position = Axis("position", 16)
     folder = config.trainer.checkpointer.expanded_path("run")
 
     def train_set(data):
-        return dataclasses.replace(config.data, config=data, run_dir=folder).train_set(position, schedule, key=None)
+        return dataclasses.replace(config.data, config=data, run_dir=folder).train_set(
+            position, schedule, key=None
+        )
 
     train_set(data_config)
     train_set(data_config)
@@ -77,7 +86,9 @@ def test_a_run_is_not_resumed_with_another_mixture(train_config, recording, data
     for step in (3, 7):
         checkpoint = Path(folder, f"step-{step}", "metadata.json")
         checkpoint.parent.mkdir(parents=True)
-        checkpoint.write_text(json.dumps({"step": step, "timestamp": "2026-01-01T00:00:00", "is_temporary": False}))
+        checkpoint.write_text(
+            json.dumps({"step": step, "timestamp": "2026-01-01T00:00:00", "is_temporary": False})
+        )
     assert steps_done_in(folder) == 7
     again = [*amended["amendments"], {"step": 6, "weights": {"a": 1}}]
     with pytest.raises(PlanMismatchError, match="past"):
@@ -92,7 +103,9 @@ def steps_done_in(folder):
     return steps_done(folder)
 
 
-def test_what_does_not_fit_the_trainer_is_refused(train_config, recording, data_config, tmp_path, caches):
+def test_what_does_not_fit_the_trainer_is_refused(
+    train_config, recording, data_config, tmp_path, caches
+):
     from haliax import Axis
 
     from headrace.levanter import HeadraceDataConfig
@@ -105,7 +118,9 @@ def test_what_does_not_fit_the_trainer_is_refused(train_config, recording, data_
     with pytest.raises(ConfigError, match=r"seq_len.*16 for headrace and 32"):
         HeadraceDataConfig(data_config).train_set(Axis("position", 32), schedule)
     with pytest.raises(ConfigError, match=r"seq_len.*\[8, 16\]"):
-        HeadraceDataConfig(data_config, ["seq_len={0: 8, 5: 16}"]).train_set(Axis("position", 16), schedule)
+        HeadraceDataConfig(data_config, ["seq_len={0: 8, 5: 16}"]).train_set(
+            Axis("position", 16), schedule
+        )
     with pytest.raises(ConfigError, match=r"data\.config.*missing"):
         HeadraceDataConfig().the_tokenizer  # noqa: B018
     with pytest.raises(ConfigError, match=r"Did you mean 'seq_len'"):
@@ -120,20 +135,47 @@ def test_the_command_trains_evaluates_and_leaves(tmp_path, data_config, tokenize
         "data": {"config": {**data_config, "validation": {"one_in": 8}}, "settings": ["seed=3"]},
         "loader": "levanter",  # whose thread is at work when the program ends
         "model": {
-            "type": "llama", "max_seq_len": 16, "hidden_dim": 8, "intermediate_dim": 8, "num_layers": 1,
-            "num_heads": 1, "num_kv_heads": 1, "tokenizer": tokenizer_folder,
+            "type": "llama",
+            "max_seq_len": 16,
+            "hidden_dim": 8,
+            "intermediate_dim": 8,
+            "num_layers": 1,
+            "num_heads": 1,
+            "num_kv_heads": 1,
+            "tokenizer": tokenizer_folder,
         },
         "trainer": {
-            "id": "run", "tracker": {"type": "noop"}, "log_dir": str(tmp_path), "train_batch_size": 8,
-            "num_train_steps": 2, "max_eval_batches": 1, "require_accelerator": False, "log_jaxprs": False,
-            "log_xla_hlo": False, "watch": {"watch_targets": []}, "checkpointer": {"base_path": str(tmp_path)},
+            "id": "run",
+            "tracker": {"type": "noop"},
+            "log_dir": str(tmp_path),
+            "train_batch_size": 8,
+            "num_train_steps": 2,
+            "max_eval_batches": 1,
+            "require_accelerator": False,
+            "log_jaxprs": False,
+            "log_xla_hlo": False,
+            "watch": {"watch_targets": []},
+            "checkpointer": {"base_path": str(tmp_path)},
         },
-    }  # fmt: skip
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    command = [sys.executable, "-m", "headrace.levanter.train_lm", "--config_path", str(tmp_path / "run.yaml")]
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}  # with more, Levanter's evaluation fails
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.levanter.train_lm",
+        "--config_path",
+        str(tmp_path / "run.yaml"),
+    ]
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1"
+    }  # with more, Levanter's evaluation fails
     done = subprocess.run(
-        command, env={**os.environ, **flags}, cwd=tmp_path, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, **flags},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "eval loss" in done.stderr

@@ -13,12 +13,16 @@ from headrace.mix.blend import Blend, blend_of, temperature_weights, unimax_weig
 from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.mix.shares import fixed_point
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "energon_weight_compose.json").read_text())
-at = np.arange(70)
-knots = st.dictionaries(st.integers(0, 60), st.sampled_from([0, 0, 1, 2.5]), min_size=1, max_size=4).map(
-    lambda d: dict(sorted(d.items()))
+GOLDEN = json.loads(
+    (Path(__file__).parent.parent / "golden" / "energon_weight_compose.json").read_text()
 )
-weights = st.sampled_from([0, 1, 3]) | st.builds(lambda k, p: {k: p}, st.sampled_from(["step", "linear"]), knots)
+at = np.arange(70)
+knots = st.dictionaries(
+    st.integers(0, 60), st.sampled_from([0, 0, 1, 2.5]), min_size=1, max_size=4
+).map(lambda d: dict(sorted(d.items())))
+weights = st.sampled_from([0, 1, 3]) | st.builds(
+    lambda k, p: {k: p}, st.sampled_from(["step", "linear"]), knots
+)
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: json.dumps(c["node"]))
@@ -43,7 +47,8 @@ def test_an_all_zero_step_is_refused_exactly_when_there_is_one_and_the_first_is_
 
 @given(st.lists(weights, min_size=1, max_size=3), st.integers(0, 69), st.integers(1, 70))
 def test_only_the_steps_of_its_use_are_checked(ws, first, size):
-    config, stop = {f"w{i}": w for i, w in enumerate(ws)}, min(first + size, 70)
+    config = {f"w{i}": w for i, w in enumerate(ws)}
+    stop = min(first + size, 70)
     raw = np.stack([weight_from_config(w).at(at) for w in ws]).sum(axis=0)
     empty = first + np.flatnonzero(raw[first:stop] == 0)
     if empty.size:
@@ -93,7 +98,9 @@ def test_nested_weights_are_the_product_of_nodes_each_normalised(outer, inner, s
     np.testing.assert_allclose(got[:, : len(outer)], np.tile(top[:-1], (70, 1)))
     np.testing.assert_allclose(got.sum(axis=1), 1, rtol=1e-12)
     if share:
-        np.testing.assert_allclose(got[:, len(outer) :], top[-1] * raw / raw.sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(
+            got[:, len(outer) :], top[-1] * raw / raw.sum(axis=1, keepdims=True)
+        )
     assert Blend(json.loads(json.dumps(blend.to_config()))).at(at).tobytes() == got.tobytes()
 
 
@@ -139,14 +146,17 @@ def test_rows_do_not_depend_on_what_is_asked_together():
     assert rows.tobytes() == b"".join(blend.at(np.array([s])).tobytes() for s in at)
 
 
-sizes = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(1, 1e12), min_size=1, max_size=8)
+sizes = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=3), st.floats(1, 1e12), min_size=1, max_size=8
+)
 
 
 @given(sizes, st.floats(0.2, 100))
 def test_temperature_weights(s, tau):
     w = temperature_weights(s, tau)
     assert sum(w.values()) == pytest.approx(1)
-    big, small = max(s, key=lambda k: s[k]), min(s, key=lambda k: s[k])
+    big = max(s, key=lambda k: s[k])
+    small = min(s, key=lambda k: s[k])
     assert w[big] / w[small] == pytest.approx((s[big] / s[small]) ** (1 / tau))
 
 

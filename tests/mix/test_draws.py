@@ -19,7 +19,10 @@ from headrace.mix.stages import Stage, Stages
 
 BLEND = {"a": 3, "b": {"linear": {0: 0, 100: 5}}, "c": {"step": {0: 1, 50: 0, 90: 2}}}
 batches = st.builds(
-    lambda a, s, b: BatchSchedule({0: a, s: b}), st.integers(1, 20), st.integers(1, 300), st.integers(1, 20)
+    lambda a, s, b: BatchSchedule({0: a, s: b}),
+    st.integers(1, 20),
+    st.integers(1, 300),
+    st.integers(1, 20),
 )
 
 
@@ -37,7 +40,8 @@ def test_ordinals_count_each_component_without_gap(batch, steps):
 
 @given(batches, st.lists(st.integers(0, 3000), max_size=60))
 def test_any_indices_in_any_order_equal_one_by_one(batch, indices):
-    draws, fresh = Draws(BLEND, batch), Draws(BLEND, batch)
+    draws = Draws(BLEND, batch)
+    fresh = Draws(BLEND, batch)
     component, ordinal = draws.route(np.array(indices, np.int64))
     one_by_one = [fresh.route(np.array([i])) for i in indices]
     assert component.tolist() == [int(c[0]) for c, _ in one_by_one]
@@ -47,8 +51,13 @@ def test_any_indices_in_any_order_equal_one_by_one(batch, indices):
 @given(batches, st.integers(0, 600), st.integers(1, 700), st.sampled_from([1, 2, 5]))
 def test_whole_steps_in_one_go_equal_one_by_one(batch, first, steps, every):
     """Across chunks of the quota, stages, changes of the batch's size; all rows, or every so many."""
-    stages = [Stage(0, Blend(BLEND)), Stage(130, Blend({"c": 1, "a": 1})), Stage(700, Blend({"b": 5, "c": 1}))]
-    begin, end = batch.rows_at(first)[0], batch.rows_at(first + steps)[0]
+    stages = [
+        Stage(0, Blend(BLEND)),
+        Stage(130, Blend({"c": 1, "a": 1})),
+        Stage(700, Blend({"b": 5, "c": 1})),
+    ]
+    begin = batch.rows_at(first)[0]
+    end = batch.rows_at(first + steps)[0]
     indices = np.arange(begin, end, every)
     for policy in (Stages("abc", stages, batch), Quota(Blend(BLEND).at, 3, batch)):
         draws = Draws(policy)
@@ -61,9 +70,12 @@ def test_whole_steps_in_one_go_equal_one_by_one(batch, first, steps, every):
 
 @pytest.mark.parametrize("policy", [Quota, Stages])
 def test_steps_behind_the_end_are_refused_in_one_go_too(policy):
-    batch, blend = BatchSchedule(8), Blend({"a": 1, "b": 1})
+    batch = BatchSchedule(8)
+    blend = Blend({"a": 1, "b": 1})
     draws = Draws(
-        Quota(blend.at, 2, batch, [10, 25]) if policy is Quota else Stages("ab", [Stage(0, blend)], batch, [10, 25])
+        Quota(blend.at, 2, batch, [10, 25])
+        if policy is Quota
+        else Stages("ab", [Stage(0, blend)], batch, [10, 25])
     )
     assert draws.route(np.arange(32))[0].size == 32
     for count in (33, 40, 400):
@@ -89,7 +101,8 @@ def test_components_are_spread_over_the_rows_of_a_step():
 class Alternate(MixingPolicy):
     """A policy that is not a quota: 0, 1, 0, 1, ... over the whole run."""
 
-    name, components = "alternate", 2
+    name = "alternate"
+    components = 2
     batch = BatchSchedule({0: 3, 5: 4})
 
     def starts_at(self, step):

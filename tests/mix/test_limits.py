@@ -23,7 +23,9 @@ def first_scan(component, ordinal, sizes, stop):
         if stop == "first_exhausted" and sizes[d] is not None and k >= sizes[d]:
             return i
         seen[d] = k + 1
-        if stop == "all_exhausted" and all(n is not None and m >= n for m, n in zip(seen, sizes, strict=True)):
+        if stop == "all_exhausted" and all(
+            n is not None and m >= n for m, n in zip(seen, sizes, strict=True)
+        ):
             return i + 1
     return None
 
@@ -35,7 +37,8 @@ def first_scan(component, ordinal, sizes, stop):
     st.booleans(),
 )
 def test_lengths_under_stop_strategies(parts, stop, size, greedy):
-    weights, sizes = [w for w, _ in parts], [n for _, n in parts]
+    weights = [w for w, _ in parts]
+    sizes = [n for _, n in parts]
     if stop == "all_exhausted" and not any(sizes):
         return  # nothing, or endless: see below
     batch = BatchSchedule(size)
@@ -49,7 +52,9 @@ def test_lengths_where_weights_stop():
     draws = Draws({"a": {"step": {0: 1, 20: 0}}, "b": 1}, BatchSchedule(4))  # a is drawn 40 times
     assert mixture_length(draws, [40, None], "first_exhausted") is None
     assert mixture_length(draws, [39, None], "first_exhausted") == draws.index_of(0, 39)
-    assert mixture_length(draws, [41, 10], "all_exhausted") == 39 * 2 + 1  # a is not drawn any more: not waited for
+    assert (
+        mixture_length(draws, [41, 10], "all_exhausted") == 39 * 2 + 1
+    )  # a is not drawn any more: not waited for
     assert mixture_length(draws, [41, None], "all_exhausted") is None
     assert draws.index_of(0, 39) == 39 * 2
     assert mixture_length(draws, [40, 10], "all_exhausted") == 39 * 2 + 1
@@ -64,9 +69,17 @@ def test_limits_end_a_mixture_under_any_strategy():
 
 def test_a_limit_uses_a_source_up():
     draws = Draws({"a": 1, "b": 1, "c": 0}, BatchSchedule(8), limits=[10, None, None])
-    assert mixture_length(draws, [20, 30, 5], "all_exhausted", [10, None, None]) == draws.index_of(1, 29) + 1
-    assert mixture_length(draws, [20, 30, 5], "first_exhausted", [10, None, None]) == draws.index_of(0, 9) + 1
-    more = Draws({"a": 1, "b": 1}, BatchSchedule(8), limits=[40, None])  # two passes are allowed, one is enough
+    assert (
+        mixture_length(draws, [20, 30, 5], "all_exhausted", [10, None, None])
+        == draws.index_of(1, 29) + 1
+    )
+    assert (
+        mixture_length(draws, [20, 30, 5], "first_exhausted", [10, None, None])
+        == draws.index_of(0, 9) + 1
+    )
+    more = Draws(
+        {"a": 1, "b": 1}, BatchSchedule(8), limits=[40, None]
+    )  # two passes are allowed, one is enough
     assert mixture_length(more, [20, 30], "first_exhausted", [40, None]) == more.index_of(0, 20)
 
 
@@ -113,7 +126,9 @@ def test_bad_limits_are_refused():
             Quota(lambda s: np.ones((len(s), 1)), 1, BatchSchedule(1), largest=[share])
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.none() | st.floats(0.05, 1)), min_size=1, max_size=6))
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.none() | st.floats(0.05, 1)), min_size=1, max_size=6)
+)
 def test_largest_shares_hold_and_the_rest_keep_their_proportions(parts):
     raw = np.array([w for w, _ in parts], float)
     if not raw.any():

@@ -18,26 +18,42 @@ from headrace.testing import check_order
 @st.composite
 def orders(draw: st.DrawFn) -> tuple[Order, int]:
     """An order over some rows, and its block."""
-    n, block, seed = draw(st.integers(1, 900)), draw(st.integers(1, 20)), draw(st.integers(0, 5))
-    kind = draw(st.sampled_from(["braid", "braid", "braid with laps", "block", "linear", "era", "none"]))
+    n = draw(st.integers(1, 900))
+    block = draw(st.integers(1, 20))
+    seed = draw(st.integers(0, 5))
+    kind = draw(
+        st.sampled_from(["braid", "braid", "braid with laps", "block", "linear", "era", "none"])
+    )
     if kind.startswith("braid"):
         strands = draw(st.integers(1, min(n, 50)))
         lap = draw(st.floats(0.05, strands)) if kind == "braid with laps" else None
         version = draw(st.sampled_from([1, 2]))
         try:
-            return BraidShuffle(n, io_block_size=block, strands=strands, seed=seed, lap=lap, version=version), block
+            return BraidShuffle(
+                n, io_block_size=block, strands=strands, seed=seed, lap=lap, version=version
+            ), block
         except ConfigError:  # a whole lap that does not divide the strands
-            return BraidShuffle(n, io_block_size=block, strands=strands, seed=seed, version=version), block
+            return BraidShuffle(
+                n, io_block_size=block, strands=strands, seed=seed, version=version
+            ), block
     if kind in ("block", "linear"):
         perm_type = "linear" if kind == "linear" else "feistel"
         windows = draw(st.integers(1, 8))
-        shuffle = BlockShuffle(n, io_block_size=block, window_blocks=windows, seed=seed, perm_type=perm_type)
+        shuffle = BlockShuffle(
+            n, io_block_size=block, window_blocks=windows, seed=seed, perm_type=perm_type
+        )
         return shuffle, block
-    return (EraShuffle(n, era_length=draw(st.integers(1, 60)), seed=seed) if kind == "era" else Identity(n)), block
+    return (
+        EraShuffle(n, era_length=draw(st.integers(1, 60)), seed=seed)
+        if kind == "era"
+        else Identity(n)
+    ), block
 
 
 def left_of(order: Order, block: int, blocks: int, drawn: int, epoch: int) -> np.ndarray:
-    left = untouched_blocks(order, drawn=drawn, epoch=epoch, blocks=blocks, block_behind=lambda row: -(-row // block))
+    left = untouched_blocks(
+        order, drawn=drawn, epoch=epoch, blocks=blocks, block_behind=lambda row: -(-row // block)
+    )
     assert left.rows == blocks
     check_order(left)
     return left(np.arange(len(left)))
@@ -46,14 +62,18 @@ def left_of(order: Order, block: int, blocks: int, drawn: int, epoch: int) -> np
 @given(orders(), st.integers(0, 3), st.floats(0, 1), st.integers(0, 3))
 def test_blocks_that_are_left_were_not_touched(drawn_order, epoch, share, tails):
     order, block = drawn_order
-    blocks = max(len(order) // block - tails, 0)  # rows of the ends of parts may make up blocks behind the full ones
+    blocks = max(
+        len(order) // block - tails, 0
+    )  # rows of the ends of parts may make up blocks behind the full ones
     drawn = int(share * len(order))
     i = np.arange(drawn)
     touched = np.unique(order.at(i, np.full_like(i, epoch)) // block)
     left = left_of(order, block, blocks, drawn, epoch)
     assert np.unique(left).size == left.size
     assert np.intersect1d(left, touched).size == 0
-    lost = blocks - left.size - (touched < blocks).sum()  # blocks that no row touched, and that are not left
+    lost = (
+        blocks - left.size - (touched < blocks).sum()
+    )  # blocks that no row touched, and that are not left
     if isinstance(order, BraidShuffle):
         assert lost <= order.strands
     elif isinstance(order, BlockShuffle):
@@ -93,7 +113,9 @@ def test_blocks_come_in_the_sequence_of_the_order():
     order = BlockShuffle(1000, io_block_size=10, window_blocks=4, seed=0)
     left = left_of(order, 10, 100, 400, 0)
     later = order(np.arange(400, 1000)).reshape(-1, 40) // 10
-    assert [set(left[k : k + 4].tolist()) for k in range(0, 60, 4)] == [set(row.tolist()) for row in later]
+    assert [set(left[k : k + 4].tolist()) for k in range(0, 60, 4)] == [
+        set(row.tolist()) for row in later
+    ]
     assert left_of(Identity(1000), 10, 100, 401, 0).tolist() == list(range(41, 100))
 
 
@@ -126,7 +148,9 @@ def test_a_block_holds_a_row_of_each_phase_and_whole_rows_of_the_first(chunk, le
     if max(lengths) <= unit and all(unit % n == 0 for n in lengths):
         assert block == unit  # what the first phase would have alone
     smallest = -(-max(lengths) // unit) * unit
-    assert max(block % n / block for n in lengths) <= max(max(smallest % n / smallest for n in lengths), 0.01)
+    assert max(block % n / block for n in lengths) <= max(
+        max(smallest % n / smallest for n in lengths), 0.01
+    )
 
 
 def test_a_block_that_the_user_gives():
@@ -137,7 +161,18 @@ def test_a_block_that_the_user_gives():
 
 
 @pytest.mark.parametrize(
-    "seq_len", [{}, {1: 8}, {0: 8, 5: 16, 3: 32}, {0: 1}, {0: 8, 5: True}, {0: 8, 5: 8.5}, 1, True, {0: 8, 1 << 50: 9}]
+    "seq_len",
+    [
+        {},
+        {1: 8},
+        {0: 8, 5: 16, 3: 32},
+        {0: 1},
+        {0: 8, 5: True},
+        {0: 8, 5: 8.5},
+        1,
+        True,
+        {0: 8, 1 << 50: 9},
+    ],
 )
 def test_lengths_that_make_no_sense_are_refused(seq_len):
     with pytest.raises(ConfigError) as caught:

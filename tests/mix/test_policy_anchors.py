@@ -34,13 +34,20 @@ weights = st.lists(st.floats(0.05, 10), min_size=3, max_size=3)
 def policies(draw: st.DrawFn) -> Callable[[], MixingPolicy]:
     """Makes equal policies."""
     name = draw(st.sampled_from([*POLICIES, "staged", "quota", "plain quota"]))
-    batch = BatchSchedule({0: draw(st.integers(1, 40)), draw(st.integers(1, 900)): draw(st.integers(1, 40))})
+    batch = BatchSchedule(
+        {0: draw(st.integers(1, 40)), draw(st.integers(1, 900)): draw(st.integers(1, 40))}
+    )
     if name == "whole_batches":  # which has none that change
         batch = BatchSchedule(draw(st.integers(1, 40)))
-    ws, late = draw(weights), draw(weights)
+    ws = draw(weights)
+    late = draw(weights)
     if name == "staged":
         plan = StagePlan(
-            [PlannedStage(k, dict(zip(NAMES, w, strict=True)), 9000) for k, w in (("x", ws), ("y", late))], 1
+            [
+                PlannedStage(k, dict(zip(NAMES, w, strict=True)), 9000)
+                for k, w in (("x", ws), ("y", late))
+            ],
+            1,
         )
         return lambda: StageStream(plan, batch)
     config = dict(zip(NAMES, ws, strict=True))
@@ -58,14 +65,19 @@ def policies(draw: st.DrawFn) -> Callable[[], MixingPolicy]:
     if name in ("exhaustive", "least_consumed"):
         stages = [Stage(0, Blend(dict.fromkeys(NAMES, 1)))]
     if name == "least_consumed":
-        limits = draw(st.lists(st.none() | st.integers(0, 9000), min_size=3, max_size=3).filter(lambda x: x != [0] * 3))
+        limits = draw(
+            st.lists(st.none() | st.integers(0, 9000), min_size=3, max_size=3).filter(
+                lambda x: x != [0] * 3
+            )
+        )
     sizes: list[int | None] = [9000, 400, 5000]
     return lambda: policy_kind(name).make(PolicyInputs(NAMES, stages, batch, sizes, limits, 8))
 
 
 def same(one: MixingPolicy, other: MixingPolicy, step: int) -> None:
     try:
-        drawn, starts = one.components_at(step), one.starts_at(step)
+        drawn = one.components_at(step)
+        starts = one.starts_at(step)
     except IndexOutOfRangeError:
         with pytest.raises(IndexOutOfRangeError):
             other.components_at(step)
@@ -77,13 +89,17 @@ def same(one: MixingPolicy, other: MixingPolicy, step: int) -> None:
 def empty_from_the_start() -> MixingPolicy:
     """Stages whose first one ends before its first step: the limits leave too few examples for it."""
     stages = [Stage(0, Blend({"a": 1, "b": 1, "c": 1})), Stage(5, Blend({"a": 1, "c": 1}))]
-    return policy_kind("quota").make(PolicyInputs(NAMES, stages, BatchSchedule(4), [9, 9, 9], [0, 1, 0], 8))
+    return policy_kind("quota").make(
+        PolicyInputs(NAMES, stages, BatchSchedule(4), [9, 9, 9], [0, 1, 0], 8)
+    )
 
 
 @given(policies(), st.integers(0, 1200), st.lists(st.integers(0, 1300), min_size=1, max_size=4))
 @example(empty_from_the_start, 0, [0])
 @settings(max_examples=60)
-def test_with_an_anchor_or_without(make: Callable[[], MixingPolicy], at: int, steps: list[int]) -> None:
+def test_with_an_anchor_or_without(
+    make: Callable[[], MixingPolicy], at: int, steps: list[int]
+) -> None:
     without = Draws(make())
     try:
         anchor = json.loads(json.dumps(without.anchor_at(at)))
@@ -98,21 +114,28 @@ def test_with_an_anchor_or_without(make: Callable[[], MixingPolicy], at: int, st
 
 
 @pytest.mark.parametrize("name", ["swrr", "greedy", "least_consumed", "exhaustive"])
-def test_nothing_is_walked_to_but_the_stretch_that_is_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_walked_to_but_the_stretch_that_is_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     equal = name in ("exhaustive", "least_consumed")
     stages = [Stage(0, Blend({"a": 1 if equal else 0.712345, "b": 1}))]
 
     def make() -> SequencePolicy[object]:
         sizes: list[int | None] = [90_000, 70_000]
-        made = policy_kind(name).make(PolicyInputs("ab", stages, BatchSchedule(16), sizes, [None, None], 8))
+        made = policy_kind(name).make(
+            PolicyInputs("ab", stages, BatchSchedule(16), sizes, [None, None], 8)
+        )
         assert isinstance(made, SequencePolicy)
         return made
 
     anchor = make().anchor_at(5000)
-    policy, walked = make(), []
+    policy = make()
+    walked = []
     policy.use_anchor(anchor)
     walk = type(policy).walk
-    monkeypatch.setattr(type(policy), "walk", lambda self, s, first, n: walked.append(n) or walk(self, s, first, n))
+    monkeypatch.setattr(
+        type(policy), "walk", lambda self, s, first, n: walked.append(n) or walk(self, s, first, n)
+    )
     policy.components_at(5000)
     policy.starts_at(5000)
     assert sum(walked) <= STRETCH
@@ -126,7 +149,9 @@ def test_states_are_kept_at_a_bounded_number_of_places(monkeypatch: pytest.Monke
     rng = np.random.default_rng(0)
     for first in [*range(0, 9000, 90), *rng.integers(0, 8900, 60).tolist()]:
         assert policy.sequence(first, first + 90).tolist() == whole[first : first + 90]
-        assert policy.counts_before(first).tolist() == np.bincount(whole[:first], minlength=3).tolist()
+        assert (
+            policy.counts_before(first).tolist() == np.bincount(whole[:first], minlength=3).tolist()
+        )
         assert len(policy._saved) <= 10
 
 
@@ -134,7 +159,9 @@ def test_least_consumed_goes_on_for_ever_or_to_its_limits() -> None:
     stages = [Stage(0, Blend({"a": 1, "b": 1}))]
 
     def made(limits: list[int | None]) -> MixingPolicy:
-        return policy_kind("least_consumed").make(PolicyInputs("ab", stages, BatchSchedule(4), [6, 9], limits, 8))
+        return policy_kind("least_consumed").make(
+            PolicyInputs("ab", stages, BatchSchedule(4), [6, 9], limits, 8)
+        )
 
     assert np.bincount(Draws(made([None, None])).route(np.arange(4000))[0]).tolist() == [2000, 2000]
     assert np.bincount(Draws(made([6, None])).route(np.arange(4000))[0]).tolist() == [6, 3994]
@@ -147,7 +174,9 @@ def test_least_consumed_goes_on_for_ever_or_to_its_limits() -> None:
 
 def test_what_has_no_state() -> None:
     class Alternate(MixingPolicy):
-        name, components, batch = "alternate", 2, BatchSchedule(2)
+        name = "alternate"
+        components = 2
+        batch = BatchSchedule(2)
 
         def starts_at(self, step: int) -> np.ndarray:
             return np.full(2, step)
@@ -187,10 +216,13 @@ def test_damaged_anchors_are_refused(change: dict[str, object]) -> None:
 
 
 def test_anchors_on_disk_name_policies_by_these_names() -> None:
-    stages, none = [Stage(0, Blend({"a": 1, "b": 1}))], [None, None]
+    stages = [Stage(0, Blend({"a": 1, "b": 1}))]
+    none = [None, None]
     inputs = PolicyInputs("ab", stages, BatchSchedule(4), [90, 70], none, 8)
     names = {name: Draws(kind.make(inputs)).anchor_at(3) for name, kind in POLICIES.items()}
-    names["staged"] = Draws(StageStream(StagePlan([PlannedStage("x", {"a": 1}, 90)], 1), BatchSchedule(4))).anchor_at(3)
+    names["staged"] = Draws(
+        StageStream(StagePlan([PlannedStage("x", {"a": 1}, 90)], 1), BatchSchedule(4))
+    ).anchor_at(3)
     names["one blend"] = Draws({"a": 1, "b": 1}, BatchSchedule(4)).anchor_at(3)
     assert {name: anchor["policy"] for name, anchor in names.items() if anchor is not None} == {
         "quota": "Stages",
@@ -213,8 +245,12 @@ def test_the_supply_of_stages_is_what_they_give_until_they_end(
     limits: list[int | None], lengths: list[int], ws: list[list[float]]
 ) -> None:
     begins = np.cumsum([0, *lengths]).tolist()
-    stages = [Stage(s, Blend(dict(zip(NAMES, w, strict=True)))) for s, w in zip(begins, ws, strict=False)]
-    policy = policy_kind("quota").make(PolicyInputs(NAMES, stages, BatchSchedule(4), [None] * 3, limits, 8))
+    stages = [
+        Stage(s, Blend(dict(zip(NAMES, w, strict=True)))) for s, w in zip(begins, ws, strict=False)
+    ]
+    policy = policy_kind("quota").make(
+        PolicyInputs(NAMES, stages, BatchSchedule(4), [None] * 3, limits, 8)
+    )
     drawn = np.zeros(3, np.int64)
     for step in range(80):
         try:

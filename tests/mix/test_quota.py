@@ -33,7 +33,10 @@ def counts(quota, steps):
 def deviations(quota, steps):
     """N - W after each step, [steps, D], W in exact whole numbers of 2**-44 examples."""
     at = np.arange(steps)
-    due = fixed_point(quota._shares._weights(at)).astype(object) * quota.batch.size_at(at).astype(object)[:, None]
+    due = (
+        fixed_point(quota._shares._weights(at)).astype(object)
+        * quota.batch.size_at(at).astype(object)[:, None]
+    )
     share = np.cumsum(due, axis=0)
     drawn = np.stack([quota.starts_at(s + 1) for s in range(steps)]).astype(object)
     return ((drawn * ONE - share) / ONE).astype(float)
@@ -49,15 +52,20 @@ def skewed(d, seed, points=1):
 
 SCHEDULES = {
     "constant": lambda a, b: a.tolist(),
-    "ramp": lambda a, b: [{"linear": {0: x, 20_000: y}} for x, y in zip(a.tolist(), b.tolist(), strict=True)],
+    "ramp": lambda a, b: [
+        {"linear": {0: x, 20_000: y}} for x, y in zip(a.tolist(), b.tolist(), strict=True)
+    ],
     "zigzag": lambda a, b: [
-        {"linear": {0: x, 3_000: y, 9_000: x, 15_000: y}} for x, y in zip(a.tolist(), b.tolist(), strict=True)
+        {"linear": {0: x, 3_000: y, 9_000: x, 15_000: y}}
+        for x, y in zip(a.tolist(), b.tolist(), strict=True)
     ],
 }
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize(("seed", "size"), [(0, 32), (1, 512), (2, 1), (3, {0: 8, 700: 333, 15_001: 64})])
+@pytest.mark.parametrize(
+    ("seed", "size"), [(0, 32), (1, 512), (2, 1), (3, {0: 8, 700: 333, 15_001: 64})]
+)
 def test_forty_skewed_components_over_twenty_thousand_steps(kind, seed, size):
     a, b = skewed(40, seed, 2)
     blend = Blend({str(i): w for i, w in enumerate(SCHEDULES[kind](a, b))})
@@ -80,9 +88,11 @@ def test_forty_skewed_components_over_twenty_thousand_steps(kind, seed, size):
     st.integers(1, 40),
 )
 def test_constant_weights_keep_the_bound_in_exact_fractions(weights, sizes, first):
-    d, total = len(weights), sum(weights)
+    d = len(weights)
+    total = sum(weights)
     quota = Quota(rows_of([weights]), d, BatchSchedule({0: first, **dict(sorted(sizes.items()))}))
-    drawn, size = [0] * d, 0
+    drawn = [0] * d
+    size = 0
     for s in range(280):
         size += quota.batch.rows_at(s)[1]
         drawn = [n + int(c) for n, c in zip(drawn, quota.counts_at(s), strict=True)]
@@ -98,7 +108,9 @@ def abrupt(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     steps = 2 * CHUNK + 40
     change = rng.random(steps) < draw(st.sampled_from([0.01, 0.1, 1.0]))
-    rows = rng.lognormal(0, draw(st.sampled_from([0.1, 2, 5])), (steps, d)) * (rng.random((steps, d)) < 0.7)
+    rows = rng.lognormal(0, draw(st.sampled_from([0.1, 2, 5])), (steps, d)) * (
+        rng.random((steps, d)) < 0.7
+    )
     rows[:, rng.integers(d)] += 1e-3
     rows = rows[np.maximum.accumulate(np.where(change, np.arange(steps), 0))]
     size = draw(st.integers(1, 4) | st.integers(1, 300))
@@ -137,7 +149,8 @@ def test_a_step_does_not_depend_on_what_comes_later(case, s0, seed):
     other = rows.copy()
     other[s0 + 1 :] = np.random.default_rng(seed).random(other[s0 + 1 :].shape) + 0.01
     later = BatchSchedule({**{s: b for s, b in batch.points if s <= s0}, s0 + 1: 77})
-    one, two = Quota(rows_of(rows), rows.shape[1], batch), Quota(rows_of(other), rows.shape[1], later)
+    one = Quota(rows_of(rows), rows.shape[1], batch)
+    two = Quota(rows_of(other), rows.shape[1], later)
     assert np.array_equal(counts(one, s0 + 1), counts(two, s0 + 1))
 
 
@@ -208,7 +221,9 @@ def bounded(draw):
     return (
         weights,
         limits,
-        BatchSchedule({0: draw(st.integers(1, 60)), draw(st.integers(1, 99)): draw(st.integers(1, 60))}),
+        BatchSchedule(
+            {0: draw(st.integers(1, 60)), draw(st.integers(1, 99)): draw(st.integers(1, 60))}
+        ),
     )
 
 
@@ -238,7 +253,9 @@ def test_components_are_drawn_up_to_their_limits_exactly(case):
 @given(bounded())
 def test_limits_do_not_disturb_the_past_or_the_bound(case):
     weights, limits, batch = case
-    free, quota = (Quota(rows_of([weights]), len(weights), batch, given) for given in (None, limits))
+    free, quota = (
+        Quota(rows_of([weights]), len(weights), batch, given) for given in (None, limits)
+    )
     zero = np.zeros(len(weights), np.int64)
     run = quota._shares.run(zero, zero, 0, 2 * CHUNK)
     reached = (run.whole[: run.filled] >= quota._shares.limits).any(axis=1)
@@ -270,7 +287,10 @@ def test_limits_and_zeros_hold_under_any_schedule(case, limits):
 
 def test_a_late_component_that_is_switched_off_gets_nothing_more():
     rows = served_and_switched_off()
-    rows[3:] = [d == int(Quota(rows_of(rows[:3]), 4, BatchSchedule(1)).counts_at(2).argmax()) for d in range(4)]
+    rows[3:] = [
+        d == int(Quota(rows_of(rows[:3]), 4, BatchSchedule(1)).counts_at(2).argmax())
+        for d in range(4)
+    ]
     quota, slow = (Quota(rows_of(rows), 4, BatchSchedule(1)) for _ in range(2))
     slow._walk._bits = slow._walk._one_by_one
     for q in (quota, slow):
@@ -280,7 +300,9 @@ def test_a_late_component_that_is_switched_off_gets_nothing_more():
 def test_who_must_take_more_than_its_share_does_not_take_more_than_its_limit():
     rows = np.ones((8, 6))
     served = counts(Quota(rows_of(rows), 6, BatchSchedule(1)), 2).sum(axis=0) > 0
-    rows[2:, ~served] = 0  # the four that were not served yet are off: the two others have to take what they are owed
+    rows[2:, ~served] = (
+        0  # the four that were not served yet are off: the two others have to take what they are owed
+    )
     first = int(served.argmax())
     quota = Quota(rows_of(rows), 6, BatchSchedule(1), [1 if d == first else None for d in range(6)])
     got = counts(quota, 8)
@@ -356,8 +378,12 @@ def test_even_rows_of_the_largest_batch_are_exact():
     c = rng.multinomial(1 << 18, rng.dirichlet(np.ones(50)))
     rows = even_rows(c)
     assert np.bincount(rows, minlength=50).tolist() == c.tolist()
-    ahead = np.cumsum(rows[:, None] == np.arange(50), axis=0) - np.arange(1, (1 << 18) + 1)[:, None] * (c / (1 << 18))
-    assert np.abs(ahead).max() < 26  # each is within half an example of its line; the sum of all moves the line
+    ahead = np.cumsum(rows[:, None] == np.arange(50), axis=0) - np.arange(1, (1 << 18) + 1)[
+        :, None
+    ] * (c / (1 << 18))
+    assert (
+        np.abs(ahead).max() < 26
+    )  # each is within half an example of its line; the sum of all moves the line
 
 
 def test_bad_input_is_refused():
@@ -375,11 +401,20 @@ def test_bad_input_is_refused():
 
 if __name__ == "__main__":
     for d, size in ((8, 1), (8, 8), (8, 32), (40, 8), (40, 64)):
-        off, late, worst, changes = 0, 0, 0.0, 0
+        off = 0
+        late = 0
+        worst = 0.0
+        changes = 0
         for seed in range(20):
             rng = np.random.default_rng(seed)
-            table = np.repeat(rng.lognormal(0, 2, (100, d)) * (rng.random((100, d)) < 0.8) + 1e-9, 100, axis=0)
+            table = np.repeat(
+                rng.lognormal(0, 2, (100, d)) * (rng.random((100, d)) < 0.8) + 1e-9, 100, axis=0
+            )
             q = Quota(rows_of(table), d, BatchSchedule(size))
             q.prepare(10_000)
-            late, worst, changes = late + q.late_steps, max(worst, q.worst_deviation), changes + 99
-        print(f"{d} components, batch {size}: {changes} redraws of all weights, {late} late steps, worst {worst:.3f}")
+            late = late + q.late_steps
+            worst = max(worst, q.worst_deviation)
+            changes = changes + 99
+        print(
+            f"{d} components, batch {size}: {changes} redraws of all weights, {late} late steps, worst {worst:.3f}"
+        )

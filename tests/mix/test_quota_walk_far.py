@@ -61,10 +61,17 @@ def settling(draw):
     """Weights that jump about for a while (or not) and then stay; limits; a batch schedule."""
     d = draw(st.integers(1, 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    kind = draw(st.sampled_from(["equal", "small whole", "nearly equal", "doubled", "skewed", "rare", "any"]))
+    kind = draw(
+        st.sampled_from(
+            ["equal", "small whole", "nearly equal", "doubled", "skewed", "rare", "any"]
+        )
+    )
     before = draw(st.sampled_from([0, 0, 1, 100, CHUNK, CHUNK + 7]))
     rows = np.stack(
-        [*(rng.lognormal(0, 2, (before, d)) * (rng.random((before, d)) < 0.8) + 1e-6), weights_of(kind, rng, d)]
+        [
+            *(rng.lognormal(0, 2, (before, d)) * (rng.random((before, d)) < 0.8) + 1e-6),
+            weights_of(kind, rng, d),
+        ]
     )
     if draw(st.booleans()):
         rows[-1, rng.integers(d)] += 1
@@ -74,7 +81,10 @@ def settling(draw):
     if draw(st.booleans()):
         limits = draw(st.lists(st.none() | st.integers(0, 60_000), min_size=d, max_size=d))
     small = st.integers(1, 2)
-    sizes = {0: draw(small | st.integers(1, 40)), draw(st.integers(1, 5000)): draw(small | st.integers(1, 200))}
+    sizes = {
+        0: draw(small | st.integers(1, 40)),
+        draw(st.integers(1, 5000)): draw(small | st.integers(1, 200)),
+    }
     return rows, before, limits, BatchSchedule(sizes)
 
 
@@ -95,18 +105,25 @@ def test_far_steps_are_those_of_the_walk(case, steps):
         assert jumping.counts_at(step).tolist() == walked.counts_at(step).tolist()
         near = max(step - 3 * CHUNK, 0)  # between anchors, so that the walk goes on from one
         assert jumping.starts_at(near).tolist() == walked.starts_at(near).tolist()
-        two, other = jumping.account_at(step), walked.account_at(step)
-        assert (two.whole.tolist(), two.part.tolist()) == (other.whole.tolist(), other.part.tolist())
+        two = jumping.account_at(step)
+        other = walked.account_at(step)
+        assert (two.whole.tolist(), two.part.tolist()) == (
+            other.whole.tolist(),
+            other.part.tolist(),
+        )
     assert jumping.late_steps <= walked.late_steps
 
 
-@pytest.mark.parametrize("weights", [[3, 1], [1] * 7, [0.7, 0.2, 0.1 - 1e-5, 1e-5], [5, 0, 3, 0, 1]])
+@pytest.mark.parametrize(
+    "weights", [[3, 1], [1] * 7, [0.7, 0.2, 0.1 - 1e-5, 1e-5], [5, 0, 3, 0, 1]]
+)
 def test_any_step_up_to_the_last_takes_few_anchors(weights):
     quota = Quota(rows_of([weights]), len(weights), BatchSchedule({0: 64, 10**6: 1024}), settled=0)
     far = MAX_STEP - 1
     counted = np.bincount(quota.components_at(far), minlength=len(weights))
     assert counted.sum() == 1024
-    drawn, shares = quota.starts_at(far), np.asarray(weights) / np.sum(weights)
+    drawn = quota.starts_at(far)
+    shares = np.asarray(weights) / np.sum(weights)
     total = quota.batch.rows_at(far)[0]
     assert drawn.sum() == total
     fixed = fixed_point(shares[None])[0]
@@ -175,7 +192,9 @@ def test_who_may_have_been_served_early():
 
 
 def test_parts():
-    whole, part, rate = np.array([5, 9]), np.array([ONE // 2, ONE // 2]), np.array([ONE // 4, 3 * ONE // 4])
+    whole = np.array([5, 9])
+    part = np.array([ONE // 2, ONE // 2])
+    rate = np.array([ONE // 4, 3 * ONE // 4])
     assert room_before_limits(whole, part, rate, np.array([10, 1 << 62])) == 10
     assert room_before_limits(whole, part, rate, np.array([6, 11])) < 0
     assert shares_after(whole, part, rate, 2)[0].tolist() == [6, 11]
@@ -184,7 +203,8 @@ def test_parts():
 
 
 def test_a_guess_is_exact_once_the_longest_wait_is_over():
-    rng, wrong = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    wrong = 0
     for _ in range(30):
         d = int(rng.integers(2, 9))
         quota = Quota(rows_of([weights_of("skewed", rng, d)]), d, BatchSchedule(1))
@@ -193,16 +213,27 @@ def test_a_guess_is_exact_once_the_longest_wait_is_over():
             held = quota._anchors[chunk]
             rate = quota._shares.run(held.whole, held.part, 0, 1).rate[0]
             guess = due_first(
-                held.whole, held.part, rate, held.drawn, chunk * CHUNK, quota._walk.delta, quota._walk.id_bits
+                held.whole,
+                held.part,
+                rate,
+                held.drawn,
+                chunk * CHUNK,
+                quota._walk.delta,
+                quota._walk.id_bits,
             )
             assert guess is not None
             wrong += guess.tolist() != held.drawn.tolist()
             if longest_wait(rate) > 15 * CHUNK:
                 continue
-            guessed = Quota(quota._weights, d, BatchSchedule(1), start=Account(held.whole, held.part, guess))
+            guessed = Quota(
+                quota._weights, d, BatchSchedule(1), start=Account(held.whole, held.part, guess)
+            )
             after = longest_wait(rate)
             for step in (after, after + 1, after + 77):
-                assert guessed.starts_at(step).tolist() == quota.starts_at(chunk * CHUNK + step).tolist()
+                assert (
+                    guessed.starts_at(step).tolist()
+                    == quota.starts_at(chunk * CHUNK + step).tolist()
+                )
     assert wrong > 5  # the wait is needed
 
 
@@ -227,9 +258,12 @@ def count_to(weights: dict[str, object], step: int, batch: int = 128, limits=Non
 
 def take_cure(weights: dict[str, object], refusal: ConfigError) -> dict[str, object]:
     """The weights as an error about a weight says."""
-    field, share = str(refusal.field), float(str(refusal.cure).split("at least ")[1].split()[0])
+    field = str(refusal.field)
+    share = float(str(refusal.cure).split("at least ")[1].split()[0])
     name = field.removeprefix("weights.")
-    return weights | {name: share / (1 - share) * sum(float(str(w)) for n, w in weights.items() if n != name)}
+    return weights | {
+        name: share / (1 - share) * sum(float(str(w)) for n, w in weights.items() if n != name)
+    }
 
 
 @pytest.mark.parametrize(
@@ -267,7 +301,8 @@ def test_a_far_step_of_a_rare_component_is_near_or_refused(rare, batch, step, re
 
 
 @pytest.mark.parametrize(
-    "weight", [{"linear": {0: 1, 10**9: 2}}, {"linear": {0: 1, 10**4: 1e-10}}, {"linear": {0: 1, 10**4: 0}}]
+    "weight",
+    [{"linear": {0: 1, 10**9: 2}}, {"linear": {0: 1, 10**4: 1e-10}}, {"linear": {0: 1, 10**4: 0}}],
 )
 def test_a_ramp_that_takes_too_many_steps_is_refused(weight, monkeypatch):
     steps = Steps(monkeypatch)
@@ -275,12 +310,19 @@ def test_a_ramp_that_takes_too_many_steps_is_refused(weight, monkeypatch):
         count_to({"web": 1.0, "code": weight}, 5 * 10**8)
     assert error.value.field in ("weights", "weights.code")
     assert steps.walked <= 10**4 + CHUNK
-    again = Stages(["web"], [Stage(0, Blend({"web": 1})), Stage(10**4, Blend({"web": 1.0}))], BatchSchedule(128))
-    assert again.starts_at(5 * 10**8).sum() == 128 * 5 * 10**8  # stages of constant weights, as the error says
+    again = Stages(
+        ["web"],
+        [Stage(0, Blend({"web": 1})), Stage(10**4, Blend({"web": 1.0}))],
+        BatchSchedule(128),
+    )
+    assert (
+        again.starts_at(5 * 10**8).sum() == 128 * 5 * 10**8
+    )  # stages of constant weights, as the error says
 
 
 def test_many_components_reach_less_far():
-    few, many = Reach([str(d) for d in range(20)]), Reach([str(d) for d in range(2048)])
+    few = Reach([str(d) for d in range(20)])
+    many = Reach([str(d) for d in range(2048)])
     assert not few.is_far(0, 8192)
     assert many.is_far(0, 8192)
 

@@ -35,8 +35,14 @@ def test_a_schedule_repeats_too():
 
 def test_groups_repeat_as_their_sources_do():
     group = {"weight": {"repeat": 3}, "blend": {"a": {"repeat": 1}, "b": {"repeat": 2}}}
-    assert resolved(g=group, c={"repeat": 1}) == {"g": {"weight": 360.0, "blend": {"a": 100.0, "b": 20.0}}, "c": 7.0}
-    assert resolved(g={**group, "weight": 5}, c=1)["g"] == {"weight": 5, "blend": {"a": 100.0, "b": 20.0}}
+    assert resolved(g=group, c={"repeat": 1}) == {
+        "g": {"weight": 360.0, "blend": {"a": 100.0, "b": 20.0}},
+        "c": 7.0,
+    }
+    assert resolved(g={**group, "weight": 5}, c=1)["g"] == {
+        "weight": 5,
+        "blend": {"a": 100.0, "b": 20.0},
+    }
 
 
 @pytest.mark.parametrize(

@@ -28,21 +28,30 @@ COMPOSE = json.loads((GOLDEN / "energon_weight_compose.json").read_text())
 
 values = st.just(0.0) | st.floats(1e-150, 1e6)
 scales = st.just(0.0) | st.floats(1e-150, 10)
-points = st.dictionaries(st.integers(0, 300), values, min_size=1, max_size=6).map(lambda d: dict(sorted(d.items())))
+points = st.dictionaries(st.integers(0, 300), values, min_size=1, max_size=6).map(
+    lambda d: dict(sorted(d.items()))
+)
 configs = st.one_of(
-    values, st.builds(lambda k, p, s: {k: p, "scale": s}, st.sampled_from(["step", "linear"]), points, scales)
+    values,
+    st.builds(
+        lambda k, p, s: {k: p, "scale": s}, st.sampled_from(["step", "linear"]), points, scales
+    ),
 )
 steps = np.arange(310)
 
 
 @pytest.mark.parametrize("case", ENERGON["cases"], ids=lambda c: json.dumps(c["config"]))
 def test_values_are_those_of_energon(case):
-    assert weight_from_config(case["config"]).at(np.array(case["batch_idx"])).tolist() == case["weight"]
+    assert (
+        weight_from_config(case["config"]).at(np.array(case["batch_idx"])).tolist()
+        == case["weight"]
+    )
 
 
 @pytest.mark.parametrize("case", COMPOSE["compose"], ids=lambda c: json.dumps(c["inner"]))
 def test_compositions_are_those_of_energon(case):
-    outer, inner = weight_from_config(case["outer"]), weight_from_config(case["inner"])
+    outer = weight_from_config(case["outer"])
+    inner = weight_from_config(case["inner"])
     if "error" in case:
         with pytest.raises(ConfigError):
             compose_weights(outer, inner)
@@ -61,7 +70,10 @@ def test_what_energon_rejects_is_rejected(case):
 @given(points)
 def test_step_is_the_last_point_at_or_before(p):
     first = p[min(p)]
-    expected = [p[max((k for k in p if k <= s), default=-1)] if min(p) <= s else first for s in steps.tolist()]
+    expected = [
+        p[max((k for k in p if k <= s), default=-1)] if min(p) <= s else first
+        for s in steps.tolist()
+    ]
     assert weight_from_config({"step": p}).at(steps).tolist() == expected
 
 
@@ -94,7 +106,8 @@ def test_config_round_trips_also_through_text(c):
 
 @given(configs, st.just(0.0) | st.floats(1e-3, 100))
 def test_a_constant_scales_a_schedule_from_either_side(c, factor):
-    w, f = weight_from_config(c), weight_from_config(factor)
+    w = weight_from_config(c)
+    f = weight_from_config(factor)
     for product in (compose_weights(w, f), compose_weights(f, w)):
         np.testing.assert_allclose(product.at(steps), w.at(steps) * factor, rtol=1e-12, atol=1e-300)
 
@@ -102,7 +115,10 @@ def test_a_constant_scales_a_schedule_from_either_side(c, factor):
 def test_two_schedules_on_one_path_are_refused_with_both_paths():
     ramp = {"linear": {0: 1}}
     with pytest.raises(ConfigError) as e:
-        compose_weights(weight_from_config(ramp, "weights.lib"), weight_from_config(ramp, "weights.lib.blend.docs"))
+        compose_weights(
+            weight_from_config(ramp, "weights.lib"),
+            weight_from_config(ramp, "weights.lib.blend.docs"),
+        )
     assert "weights.lib " in str(e.value)
     assert "weights.lib.blend.docs" in str(e.value)
 
@@ -154,11 +170,15 @@ def test_points_may_come_as_text_or_as_pairs():
     w = Weight("step", ((0, 1.0), (1000, 0.5)))
     assert weight_from_config({"step": {"0": 1, "1_000": 0.5}}) == w
     assert weight_from_config({"step": [(0, 1), (1000, 0.5)]}) == w
-    assert weight_from_config("1e-3").at(np.array([0])).tolist() == [1e-3]  # YAML reads 1e-3 as text
+    assert weight_from_config("1e-3").at(np.array([0])).tolist() == [
+        1e-3
+    ]  # YAML reads 1e-3 as text
     assert weight_from_config(w) is w
 
 
-@pytest.mark.parametrize("points_", [{1000: 0.5, 0: 1}, [(1000, 0.5), (0, 1)], {"10": 1, "9": 2}, {5: 1, "5": 2}])
+@pytest.mark.parametrize(
+    "points_", [{1000: 0.5, 0: 1}, [(1000, 0.5), (0, 1)], {"10": 1, "9": 2}, {5: 1, "5": 2}]
+)
 def test_unsorted_points_are_refused_with_field_value_and_cure(points_):
     for kind in ("step", "linear"):
         with pytest.raises(ConfigError, match="after step") as caught:
@@ -175,7 +195,11 @@ def test_unsorted_points_are_refused_with_field_value_and_cure(points_):
 
 def test_weights_reach_the_last_step():
     w = weight_from_config({"linear": {0: 0, MAX_STEP: 1}})
-    assert w.at(np.array([MAX_STEP // 2, MAX_STEP - 1, MAX_STEP])).tolist() == [0.5, 1 - 2.0**-40, 1.0]
+    assert w.at(np.array([MAX_STEP // 2, MAX_STEP - 1, MAX_STEP])).tolist() == [
+        0.5,
+        1 - 2.0**-40,
+        1.0,
+    ]
 
 
 schedules = st.dictionaries(st.integers(1, 60), st.integers(1, 9), max_size=4).flatmap(
@@ -209,7 +233,21 @@ def test_batch_schedule_inverts_up_to_the_last_step(config, at):
 
 @pytest.mark.parametrize(
     "config",
-    [0, -3, True, 2.5, "32", None, {}, {1: 32}, {0: 0}, {0: 1.5}, [(0, 1), (0, 2)], {0: 4, -1: 5}, MAX_BATCH + 1],
+    [
+        0,
+        -3,
+        True,
+        2.5,
+        "32",
+        None,
+        {},
+        {1: 32},
+        {0: 0},
+        {0: 1.5},
+        [(0, 1), (0, 2)],
+        {0: 4, -1: 5},
+        MAX_BATCH + 1,
+    ],
 )
 def test_bad_batch_sizes_are_refused(config):
     with pytest.raises(ConfigError) as e:

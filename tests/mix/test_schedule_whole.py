@@ -23,10 +23,17 @@ def test_what_is_not_whole_stays_what_it_was(digit, exponent):
         assert whole_number(text) == text
 
 
-@pytest.mark.parametrize("value", ["12", "1.5", "e9", "1e", "1e9x", "0x1e9", " 1e9", "1e999", "", 1.5, True, None, [1]])
+@pytest.mark.parametrize(
+    "value", ["12", "1.5", "e9", "1e", "1e9x", "0x1e9", " 1e9", "1e999", "", 1.5, True, None, [1]]
+)
 def test_other_values_are_left_alone(value):
     assert whole_number(value) is value
 
 
 def test_floats_are_whole_or_not():
-    assert [type(whole_number(v)) for v in (2e9, float("inf"), float("nan"), 0.1)] == [int, float, float, float]
+    assert [type(whole_number(v)) for v in (2e9, float("inf"), float("nan"), 0.1)] == [
+        int,
+        float,
+        float,
+        float,
+    ]

@@ -18,9 +18,11 @@ STEPS = 60
 
 def poured(weights, limits, sizes, largest=None):
     """Shares after each step in fractions; stops before a step that cannot be filled."""
-    share, rows = [Fraction(0)] * len(limits), []
+    share = [Fraction(0)] * len(limits)
+    rows = []
     for row, size in zip(weights, sizes, strict=True):
-        left, give = Fraction(size), [Fraction(0)] * len(limits)
+        left = Fraction(size)
+        give = [Fraction(0)] * len(limits)
         room = rooms(limits, share, size, largest)
         sharing = [d for d, w in enumerate(row) if w > 0 and room[d] > 0]
         while left and sharing:
@@ -39,7 +41,9 @@ def poured(weights, limits, sizes, largest=None):
 
 def rooms(limits, share, size, largest):
     """What each component may be given of a step; infinite if nothing bounds it."""
-    left = [math.inf if limit is None else limit - had for limit, had in zip(limits, share, strict=True)]
+    left = [
+        math.inf if limit is None else limit - had for limit, had in zip(limits, share, strict=True)
+    ]
     return [
         most if bound is None else min(most, size * bound)
         for most, bound in zip(left, largest or [None] * len(left), strict=True)
@@ -62,15 +66,24 @@ def test_limits_are_reached_exactly_and_what_is_freed_is_shared_in_proportion(ca
     rows, limits, batch = case
     matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
     d = len(limits)
-    run = Shares(lambda s: matrix[s], d, batch, limits).run(np.zeros(d, np.int64), np.zeros(d, np.int64), 0, STEPS)
+    run = Shares(lambda s: matrix[s], d, batch, limits).run(
+        np.zeros(d, np.int64), np.zeros(d, np.int64), 0, STEPS
+    )
     sizes = batch.size_at(np.arange(STEPS)).tolist()
     expected = poured([[Fraction(w) for w in row] for row in rows], limits, sizes)
-    assert abs(run.filled - len(expected)) <= 1  # a share may be 2**-44 off, and a last step just not filled
+    assert (
+        abs(run.filled - len(expected)) <= 1
+    )  # a share may be 2**-44 off, and a last step just not filled
     for s, row in enumerate(expected[: run.filled]):
-        exact = [Fraction(int(w)) + Fraction(int(p), ONE) for w, p in zip(run.whole[s], run.part[s], strict=True)]
+        exact = [
+            Fraction(int(w)) + Fraction(int(p), ONE)
+            for w, p in zip(run.whole[s], run.part[s], strict=True)
+        ]
         assert sum(exact) == sum(sizes[: s + 1])
         assert max(abs(a - b) for a, b in zip(exact, row, strict=True)) < Fraction(1, 10**9)
-        assert all(limit is None or share <= limit for share, limit in zip(exact, limits, strict=True))
+        assert all(
+            limit is None or share <= limit for share, limit in zip(exact, limits, strict=True)
+        )
 
 
 @given(limited(), st.integers(1, STEPS - 1))
@@ -96,18 +109,23 @@ def test_any_first_steps_can_be_asked_for_if_each_can_be_met_whatever_lies_after
     rows, limits, batch = case
     largest = [data.draw(st.sampled_from([None, None, 0.25, 0.5, 0.75])) for _ in limits]
     bounds = [None if share is None else Fraction(share) for share in largest]
-    weights, sizes = [[Fraction(w) for w in row] for row in rows], batch.size_at(np.arange(STEPS)).tolist()
+    weights = [[Fraction(w) for w in row] for row in rows]
+    sizes = batch.size_at(np.arange(STEPS)).tolist()
     expected = poured(weights, limits, sizes, bounds)
     end = len(expected)
     if end < STEPS:  # not on the edge, where 2**-44 of an example decides
         share = expected[-1] if expected else [Fraction(0)] * len(limits)
         room = rooms(limits, share, sizes[end], bounds)
         assume(sizes[end] - sum(n for n, w in zip(room, rows[end], strict=True) if w) > 1e-6)
-    for row, size, before in zip(rows, sizes, [[Fraction(0)] * len(limits), *expected[:-1]], strict=False):
+    for row, size, before in zip(
+        rows, sizes, [[Fraction(0)] * len(limits), *expected[:-1]], strict=False
+    ):
         room = rooms(limits, before, size, bounds)
         assume(not 0 < sum(n for n, w in zip(room, row, strict=True) if w) - size < 1e-6)
     matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
-    quota = Quota(lambda s: matrix[np.minimum(s, STEPS - 1)], len(limits), batch, limits, largest=largest)
+    quota = Quota(
+        lambda s: matrix[np.minimum(s, STEPS - 1)], len(limits), batch, limits, largest=largest
+    )
     steps = data.draw(st.integers(0, STEPS) | st.sampled_from([end, min(end + 1, STEPS)]))
     if steps <= end:
         assert quota.starts_at(steps).sum() == batch.rows_at(steps)[0]
@@ -119,7 +137,9 @@ def test_any_first_steps_can_be_asked_for_if_each_can_be_met_whatever_lies_after
 def test_a_limit_that_is_reached_where_a_step_ends_ends_only_what_comes_after():
     half = np.full((1, 2), 0.5)
     for limits, largest in (([8, None], [None, 0.5]), ([None, 8], [0.5, None])):
-        quota = Quota(lambda s: half.repeat(len(s), 0), 2, BatchSchedule(4), limits, largest=largest)
+        quota = Quota(
+            lambda s: half.repeat(len(s), 0), 2, BatchSchedule(4), limits, largest=largest
+        )
         assert quota.find_end(100) == 4
         assert quota.starts_at(4).tolist() == quota.supply().tolist() == [8, 8]
         with pytest.raises(IndexOutOfRangeError, match="ends at step 4"):
@@ -132,16 +152,28 @@ def test_a_limit_that_is_reached_where_a_step_ends_ends_only_what_comes_after():
 @given(st.data())
 def test_shares_of_tokens_go_on_as_long_as_endless_components_may_fill_a_step(data):
     """Rows of what is used up and of what stays hold other numbers of tokens; the largest shares are of tokens."""
-    endless, ending = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    endless = data.draw(st.integers(1, 3))
+    ending = data.draw(st.integers(1, 3))
     components = endless + ending
-    limits = [None] * endless + data.draw(st.lists(st.integers(0, 40), min_size=ending, max_size=ending))
+    limits = [None] * endless + data.draw(
+        st.lists(st.integers(0, 40), min_size=ending, max_size=ending)
+    )
     largest = data.draw(st.lists(st.floats(0.2, 1), min_size=components, max_size=components))
     assume(sum(largest[:endless]) > 1.001)
     row_tokens = data.draw(st.lists(st.integers(1, 40), min_size=components, max_size=components))
-    weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=components, max_size=components)), float)
+    weights = np.array(
+        data.draw(st.lists(st.integers(1, 9), min_size=components, max_size=components)), float
+    )
     batch = BatchSchedule(data.draw(st.integers(1, 9)))
     of_step = weights / weights.sum()
-    shares = Shares(lambda steps: np.tile(of_step, (len(steps), 1)), components, batch, limits, largest, row_tokens)
+    shares = Shares(
+        lambda steps: np.tile(of_step, (len(steps), 1)),
+        components,
+        batch,
+        limits,
+        largest,
+        row_tokens,
+    )
     start = np.zeros(components, np.int64)
     run = shares.run(start, start, 0, STEPS)
     assert run.filled == STEPS
@@ -151,7 +183,10 @@ def test_shares_of_tokens_go_on_as_long_as_endless_components_may_fill_a_step(da
 
 
 def test_fixed_point_rows_must_sum_to_one():
-    assert fixed_point(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist() == [[ONE // 2, ONE // 2], [ONE, 0]]
+    assert fixed_point(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist() == [
+        [ONE // 2, ONE // 2],
+        [ONE, 0],
+    ]
     for bad in ([[0.5, 0.4]], [[np.nan, 1]], [[-1, 2.0]]):
         with pytest.raises(ConfigError, match="weights"):
             fixed_point(np.array(bad))

@@ -18,9 +18,14 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 MEGATRON = json.loads((GOLDEN / "megatron_sizes_splits.json").read_text())["cases"]
 
 
-@pytest.mark.parametrize("case", json.loads((GOLDEN / "nmoe_plan.json").read_text())["cases"], ids=str)
+@pytest.mark.parametrize(
+    "case", json.loads((GOLDEN / "nmoe_plan.json").read_text())["cases"], ids=str
+)
 def test_quotas_are_those_of_nmoe(case):
-    assert largest_remainder(case["weights"], case["tokens_target"] // case["seq_len"]) == case["quotas"]
+    assert (
+        largest_remainder(case["weights"], case["tokens_target"] // case["seq_len"])
+        == case["quotas"]
+    )
     assert list(fixed_point_weights(case["weights"])) == case["weight_fp"]
 
 
@@ -31,7 +36,9 @@ def test_sizes_are_those_of_megatron(case):
 
 @pytest.mark.parametrize("case", [c for c in MEGATRON if "split" in c], ids=str)
 def test_splits_are_those_of_megatron(case):
-    assert [None if s is None else list(s) for s in megatron_splits(case["split"])] == case["matrix"]
+    assert [None if s is None else list(s) for s in megatron_splits(case["split"])] == case[
+        "matrix"
+    ]
 
 
 weights = st.lists(st.integers(0, 50) | st.floats(0, 9), min_size=1, max_size=9).filter(any)

@@ -62,8 +62,10 @@ def test_batches_are_full_and_what_is_owed_is_carried_over_the_whole_run(
     run: tuple[list[Stage], BatchSchedule],
 ) -> None:
     stages, batch = run
-    policy, steps = Stages(NAMES, stages, batch), 80
-    drawn, shares = drawn_by(policy, steps), shares_of(stages, batch, steps)
+    policy = Stages(NAMES, stages, batch)
+    steps = 80
+    drawn = drawn_by(policy, steps)
+    shares = shares_of(stages, batch, steps)
     each = np.diff(drawn, axis=0, prepend=0)
     assert each.min() >= 0
     assert each.sum(axis=1).tolist() == batch.size_at(np.arange(steps)).tolist()
@@ -85,13 +87,16 @@ def test_batches_are_full_and_what_is_owed_is_carried_over_the_whole_run(
 
 @settings(max_examples=40)
 @given(runs(), st.integers(1, 79))
-def test_a_stage_that_is_cut_in_two_is_the_stage_in_one(run: tuple[list[Stage], BatchSchedule], cut: int) -> None:
+def test_a_stage_that_is_cut_in_two_is_the_stage_in_one(
+    run: tuple[list[Stage], BatchSchedule], cut: int
+) -> None:
     stages, batch = run
     within = max((s for s in stages if s.first_step < cut), key=lambda s: s.first_step)
     if any(s.first_step == cut for s in stages):
         return
     more = sorted([*stages, Stage(cut, within.blend)], key=lambda s: s.first_step)
-    one, two = Stages(NAMES, stages, batch), Stages(NAMES, more, batch)
+    one = Stages(NAMES, stages, batch)
+    two = Stages(NAMES, more, batch)
     if one._used(one.stage_at(cut)).tolist() != two._used(two.stage_at(cut)).tolist():
         return  # a ramp from or to 0
     assert [counts(two, s) for s in range(80)] == [counts(one, s) for s in range(80)]
@@ -99,12 +104,18 @@ def test_a_stage_that_is_cut_in_two_is_the_stage_in_one(run: tuple[list[Stage], 
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 4, 33]))
-def test_stages_over_the_same_components_are_one_quota(seed: int, d: int, longest: int, size: int) -> None:
+def test_stages_over_the_same_components_are_one_quota(
+    seed: int, d: int, longest: int, size: int
+) -> None:
     rng = np.random.default_rng(seed)
-    names, stages, rows, first = NAMES[:d] if d < 6 else (*NAMES, "f"), [], [], 0
+    names = NAMES[:d] if d < 6 else (*NAMES, "f")
+    stages = []
+    rows = []
+    first = 0
     for _ in range(12):
         weights = rng.lognormal(0, 2, d) + 1e-6
-        blend, steps = Blend(dict(zip(names, weights.tolist(), strict=True))), int(rng.integers(1, longest + 1))
+        blend = Blend(dict(zip(names, weights.tolist(), strict=True)))
+        steps = int(rng.integers(1, longest + 1))
         stages.append(Stage(first, blend))
         first += steps
         rows += [blend.at(np.zeros(1, np.int64))[0]] * steps
@@ -121,17 +132,27 @@ def test_a_small_source_does_not_starve_in_short_stages(size: int) -> None:
     assert run.starts_at(100).tolist() == [90 * size, 10 * size]
     coming_and_going = [Stage(s, Blend({"a": 0.9, "bc"[s % 2]: 0.1})) for s in range(200)]
     drawn = drawn_by(Stages("abc", coming_and_going, BatchSchedule(size)), 200)
-    wanted = np.stack([np.arange(1, 201) * size * 0.9, (np.arange(200) // 2 + 1) * size * 0.1], axis=1)
+    wanted = np.stack(
+        [np.arange(1, 201) * size * 0.9, (np.arange(200) // 2 + 1) * size * 0.1], axis=1
+    )
     assert np.abs(drawn[:, :2] - wanted).max() < 2
     assert drawn[-1].min() >= 10 * size - 1
 
 
 def test_a_component_that_comes_back_goes_on_from_its_account_and_a_new_one_from_nothing() -> None:
-    stages = [Stage(0, Blend({"a": 3, "b": 1})), Stage(1, Blend({"a": 1, "c": 1})), Stage(2, Blend({"b": 1, "c": 1}))]
+    stages = [
+        Stage(0, Blend({"a": 3, "b": 1})),
+        Stage(1, Blend({"a": 1, "c": 1})),
+        Stage(2, Blend({"b": 1, "c": 1})),
+    ]
     run = Stages("abc", stages, BatchSchedule(1))
     assert run.starts_at(1).tolist() == [1, 0, 0]
     assert run.moved_at(0).tolist() == [0, 0, 0]
-    assert run.moved_at(1).tolist() == [0.125, 0, 0.125]  # a has had 1/4 too much, b is owed it and is away
+    assert run.moved_at(1).tolist() == [
+        0.125,
+        0,
+        0.125,
+    ]  # a has had 1/4 too much, b is owed it and is away
     assert (run.moved_at(2)[1:] == run.moved_at(2)[1]).all()
 
 
@@ -143,7 +164,8 @@ def test_what_a_limit_frees_goes_to_the_others_within_and_across_stages(
     stages, batch = run
     policy = Stages(NAMES, stages, batch, limits)
     most = np.array([10**9 if limit is None else limit for limit in limits])
-    bounds, total = [*(s.first_step for s in stages[1:]), 80], np.zeros(5, np.int64)
+    bounds = [*(s.first_step for s in stages[1:]), 80]
+    total = np.zeros(5, np.int64)
     for stage, stop in zip(stages, bounds, strict=True):
         columns = np.array([NAMES.index(name) for name in stage.blend.names])
         for step in range(stage.first_step, stop):
@@ -161,9 +183,13 @@ def test_what_a_limit_frees_goes_to_the_others_within_and_across_stages(
         account = quota.account_at(stop - stage.first_step)
         assert (account.whole <= most[columns]).all()
         # whole numbers: all that was to be given is on somebody's account
-        assert int(account.part.sum()) + (int(account.whole.sum()) - int(total[columns].sum())) * ONE == 0
+        assert (
+            int(account.part.sum()) + (int(account.whole.sum()) - int(total[columns].sum())) * ONE
+            == 0
+        )
         if stage.blend.is_constant and open_.any() and quota.late_steps == 0:
-            start, first = quota.account_at(0), total[columns]
+            start = quota.account_at(0)
+            first = total[columns]
             gained = (account.whole - start.whole) + (account.part - start.part) / ONE
             rate = gained[open_] / stage.blend.at(np.zeros(1, np.int64))[0][open_]
             assert np.ptp(rate) < 1e-6 * max(rate.max(), 1)  # in proportion to their weights
@@ -171,7 +197,12 @@ def test_what_a_limit_frees_goes_to_the_others_within_and_across_stages(
 
 
 @settings(max_examples=40)
-@given(runs(), st.integers(0, 79), st.lists(st.none() | st.integers(50, 900), min_size=5, max_size=5), st.booleans())
+@given(
+    runs(),
+    st.integers(0, 79),
+    st.lists(st.none() | st.integers(50, 900), min_size=5, max_size=5),
+    st.booleans(),
+)
 def test_an_anchor_changes_nothing(
     run: tuple[list[Stage], BatchSchedule], at: int, limits: list[int | None], limited: bool
 ) -> None:
@@ -258,20 +289,28 @@ def test_a_later_stage_does_not_touch_the_past(
     stages, batch = run
     step = stages[-1].first_step + after
     before = Stages(NAMES, stages, batch)
-    amended = Stages((*NAMES, "new"), [*stages, Stage(step, Blend({**blend.to_config(), "new": 1}))], batch)
+    amended = Stages(
+        (*NAMES, "new"), [*stages, Stage(step, Blend({**blend.to_config(), "new": 1}))], batch
+    )
     for s in range(step):
         assert counts(amended, s, len(NAMES) + 1)[:-1] == counts(before, s)
     assert amended.starts_at(step)[:-1].tolist() == before.starts_at(step).tolist()
 
 
 def test_one_stage_is_a_plain_quota() -> None:
-    blend, batch = Blend({"a": 5, "b": 3, "c": {"linear": {0: 0, 50: 4}}}), BatchSchedule({0: 7, 20: 12})
-    staged, plain = Stages("abc", [Stage(0, blend)], batch), Quota(blend.at, 3, batch)
+    blend = Blend({"a": 5, "b": 3, "c": {"linear": {0: 0, 50: 4}}})
+    batch = BatchSchedule({0: 7, 20: 12})
+    staged = Stages("abc", [Stage(0, blend)], batch)
+    plain = Quota(blend.at, 3, batch)
     assert [counts(staged, s, 3) for s in range(100)] == [counts(plain, s, 3) for s in range(100)]
 
 
 def test_a_paused_component_goes_on_where_it_stopped() -> None:
-    stages = [Stage(0, Blend({"a": 1, "b": 1})), Stage(3, Blend({"b": 1})), Stage(5, Blend({"a": 1}))]
+    stages = [
+        Stage(0, Blend({"a": 1, "b": 1})),
+        Stage(3, Blend({"b": 1})),
+        Stage(5, Blend({"a": 1})),
+    ]
     draws = Draws(Stages("ab", stages, BatchSchedule(4)))
     component, ordinal = draws.route(np.arange(24))
     assert ordinal[component == 0].tolist() == list(range(6 + 4))
@@ -286,7 +325,9 @@ def test_limits_run_through_all_stages() -> None:
 
 
 def test_a_mixture_that_runs_dry_says_in_which_stage() -> None:
-    policy = Stages("ab", [Stage(0, Blend({"a": 1})), Stage(2, Blend({"b": 1}))], BatchSchedule(4), [None, 6])
+    policy = Stages(
+        "ab", [Stage(0, Blend({"a": 1})), Stage(2, Blend({"b": 1}))], BatchSchedule(4), [None, 6]
+    )
     with pytest.raises(IndexOutOfRangeError, match="begins at step 2"):
         policy.components_at(4)
 
@@ -310,16 +351,23 @@ def test_components_that_come_and_go_stay_near_their_shares(size: int) -> None:
     assert worst_of_random_stages(seed=0, stages=120, components=8, longest=20, size=size) < 1.5
 
 
-def worst_of_random_stages(seed: int, stages: int, components: int, longest: int, size: int) -> float:
+def worst_of_random_stages(
+    seed: int, stages: int, components: int, longest: int, size: int
+) -> float:
     """Largest deviation from the share of the whole run, stages of random lengths, components and weights."""
-    rng, first, names = np.random.default_rng(seed), 0, [str(d) for d in range(components)]
+    rng = np.random.default_rng(seed)
+    first = 0
+    names = [str(d) for d in range(components)]
     made: list[Stage] = []
     rows: list[np.ndarray] = []
     for _ in range(stages):
         used = rng.random(components) < 0.6
         used[rng.integers(components)] = True
-        weights, steps = rng.lognormal(0, 2, components) * used, int(rng.integers(1, longest + 1))
-        made.append(Stage(first, Blend({names[d]: float(weights[d]) for d in np.flatnonzero(used)})))
+        weights = rng.lognormal(0, 2, components) * used
+        steps = int(rng.integers(1, longest + 1))
+        made.append(
+            Stage(first, Blend({names[d]: float(weights[d]) for d in np.flatnonzero(used)}))
+        )
         first += steps
         rows += [weights / weights.sum()] * steps
     drawn = drawn_by(Stages(names, made, BatchSchedule(size)), first)
@@ -329,4 +377,6 @@ def worst_of_random_stages(seed: int, stages: int, components: int, longest: int
 if __name__ == "__main__":
     for case in ((8, 20, 32), (8, 1, 4), (20, 20, 64), (3, 1, 4)):
         worst = max(worst_of_random_stages(seed, 2000, *case) for seed in range(3))
-        print(f"{case[0]} components, 6000 stages of 1 to {case[1]} steps, batch {case[2]}: worst {worst:.3f}")
+        print(
+            f"{case[0]} components, 6000 stages of 1 to {case[1]} steps, batch {case[2]}: worst {worst:.3f}"
+        )

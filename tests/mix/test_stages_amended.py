@@ -36,7 +36,9 @@ class Run(NamedTuple):
         amendments = self.amendments if amended else []
         names = dict.fromkeys((*NAMES, "e") if amended else NAMES)
         stages = resolve_stages(
-            MixtureConfig(names, self.batch, [(0, 16)], stages=self.stages, amendments=[*amendments])
+            MixtureConfig(
+                names, self.batch, [(0, 16)], stages=self.stages, amendments=[*amendments]
+            )
         )
         limits = self.limits + [None] * amended
         return Stages([*names], stages, self.batch, limits, len(self.stages))
@@ -58,12 +60,18 @@ def draw_run(seed: int, longest: int) -> Run:
     stages: list[StageConfig] = []
     for begin in begins:
         others = {name: draw_weight(rng, longest) for name in NAMES[1:] if rng.random() < 0.6}
-        stages.append(StageConfig({"a": draw_weight(rng, longest, positive=True), **others}, step=begin))
-    stages[0].weights.update({name: 1.0 for name in NAMES if all(name not in stage.weights for stage in stages)})
+        stages.append(
+            StageConfig({"a": draw_weight(rng, longest, positive=True), **others}, step=begin)
+        )
+    stages[0].weights.update(
+        {name: 1.0 for name in NAMES if all(name not in stage.weights for stage in stages)}
+    )
     first, second = (int(rng.integers(1, longest)) for _ in range(2))
     amendments = [
         AmendmentConfig(begins[-1] + first, add={"e": draw_weight(rng, longest)}),
-        AmendmentConfig(begins[-1] + first + second, weights={"a": draw_weight(rng, longest, positive=True)}),
+        AmendmentConfig(
+            begins[-1] + first + second, weights={"a": draw_weight(rng, longest, positive=True)}
+        ),
     ]
     sizes = {0: int(rng.integers(1, 9)), int(rng.integers(1, longest)): int(rng.integers(1, 40))}
     limits = [int(rng.integers(0, 40 * longest)) if rng.random() < 0.1 else None for _ in NAMES]
@@ -88,7 +96,8 @@ def test_a_far_step_is_that_of_the_walk_whatever_ends_a_stage(seed: int) -> None
 @settings(max_examples=200)
 def test_an_amendment_touches_no_step_before_it(seed: int) -> None:
     run = draw_run(seed, 60)
-    before, amended = run.policy(amended=False), run.policy()
+    before = run.policy(amended=False)
+    amended = run.policy()
     for step in range(run.amendments[0].step + 1):
         try:
             expected = before.starts_at(step).tolist()
@@ -113,6 +122,11 @@ def test_no_weight_changes_from_where_it_settles(seed: int, last: int) -> None:
 def test_a_run_that_an_amendment_ends_in_a_ramp_is_pinned() -> None:
     """What the job that began the run counted, step by step: 30,000 times the integral of x / (x + 2), 0 to 1."""
     ramp = {"a": {"linear": {0: 0.0, 40_000: 4.0}}, "b": {"step": {0: 0.0, 30_000: 1.0}}, "c": 2}
-    run = Run([StageConfig(ramp, step=0)], [AmendmentConfig(10_000, {"e": 1})], BatchSchedule(3), [None] * 4)
+    run = Run(
+        [StageConfig(ramp, step=0)],
+        [AmendmentConfig(10_000, {"e": 1})],
+        BatchSchedule(3),
+        [None] * 4,
+    )
     run.stages[0].weights["d"] = 0.0
     assert run.policy().starts_at(10_000).tolist() == [5671, 0, 24329, 0, 0]

@@ -24,7 +24,9 @@ def test_bits_are_the_set_of_their_numbers(numbers, length, limits, below):
     expected = Intervals.of_numbers(np.array(numbers, np.int64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bits, "_CHUNK", 16)
-        every = [Bits.of_numbers(np.array(numbers, dtype), length) for dtype in (np.int64, np.uint8)]
+        every = [
+            Bits.of_numbers(np.array(numbers, dtype), length) for dtype in (np.int64, np.uint8)
+        ]
         every.append(Bits.of_masks(expected.mask, length))
         for one in every:
             assert one.intervals() == expected

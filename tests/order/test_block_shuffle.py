@@ -42,8 +42,11 @@ def test_in_range_and_injective_on_long_lengths():
 @given(shapes)
 def test_windows_take_whole_blocks_and_the_tail_stays_last(arguments):
     m = BlockShuffle(**arguments)
-    n, size, window = arguments["n"], arguments["io_block_size"], arguments["window_blocks"]
-    rows, blocks = m(np.arange(n)), n // size
+    n = arguments["n"]
+    size = arguments["io_block_size"]
+    window = arguments["window_blocks"]
+    rows = m(np.arange(n))
+    blocks = n // size
     assert np.array_equal(np.sort(rows[blocks * size :]), np.arange(blocks * size, n))
     seen: set[int] = set()
     for start in range(0, blocks, window):
@@ -60,8 +63,12 @@ def test_windows_take_whole_blocks_and_the_tail_stays_last(arguments):
 def test_batched_equals_one_by_one(arguments, data):
     m = BlockShuffle(**arguments)
     i = np.array(data.draw(st.lists(st.integers(0, len(m) - 1), max_size=10)), np.int64)
-    epoch = np.array(data.draw(st.lists(st.integers(0, 5), min_size=i.size, max_size=i.size)), np.int64)
-    assert m.at(i, epoch).tolist() == [int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(i.size)]
+    epoch = np.array(
+        data.draw(st.lists(st.integers(0, 5), min_size=i.size, max_size=i.size)), np.int64
+    )
+    assert m.at(i, epoch).tolist() == [
+        int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(i.size)
+    ]
 
 
 def test_every_epoch_seed_and_window_has_its_own_order():
@@ -107,12 +114,21 @@ def test_pinned_orders():
     for perm_type, order in pinned.items():
         m = BlockShuffle(29, io_block_size=4, window_blocks=3, seed=0, perm_type=perm_type)
         assert m(np.arange(29)).tolist() == [int(row) for row in order.split()]
-    second = BlockShuffle(10, io_block_size=3, window_blocks=2, seed=3).at(np.arange(10), np.ones(10, np.int64))
+    second = BlockShuffle(10, io_block_size=3, window_blocks=2, seed=3).at(
+        np.arange(10), np.ones(10, np.int64)
+    )
     assert second.tolist() == [1, 0, 2, 4, 3, 5, 7, 8, 6, 9]
 
 
 @pytest.mark.parametrize(
-    "bad", [{"io_block_size": 0}, {"window_blocks": 0}, {"window_blocks": -3}, {"perm_type": "x"}, {"seed": "x"}]
+    "bad",
+    [
+        {"io_block_size": 0},
+        {"window_blocks": 0},
+        {"window_blocks": -3},
+        {"perm_type": "x"},
+        {"seed": "x"},
+    ],
 )
 def test_bad_arguments(bad):
     with pytest.raises(ConfigError) as caught:

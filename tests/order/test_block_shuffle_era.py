@@ -44,8 +44,12 @@ def test_eras_stay_apart_and_batched_equals_one_by_one(n, era_length, seed, perm
     assert np.array_equal(np.sort(rows), np.arange(n))
     assert np.array_equal(rows // era_length, np.arange(n) // era_length)
     i = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=10)), np.int64)
-    epoch = np.array(data.draw(st.lists(st.integers(0, 5), min_size=i.size, max_size=i.size)), np.int64)
-    assert m.at(i, epoch).tolist() == [int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(i.size)]
+    epoch = np.array(
+        data.draw(st.lists(st.integers(0, 5), min_size=i.size, max_size=i.size)), np.int64
+    )
+    assert m.at(i, epoch).tolist() == [
+        int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(i.size)
+    ]
 
 
 def test_every_epoch_seed_and_era_has_its_own_order():
@@ -66,10 +70,15 @@ def test_pinned_orders():
         "linear": [2, 4, 1, 0, 3, 8, 5, 9, 7, 6, 11, 12, 10],
     }
     for perm_type, order in pinned.items():
-        assert EraShuffle(13, era_length=5, seed=0, perm_type=perm_type)(np.arange(13)).tolist() == order
+        assert (
+            EraShuffle(13, era_length=5, seed=0, perm_type=perm_type)(np.arange(13)).tolist()
+            == order
+        )
 
 
-@pytest.mark.parametrize("bad", [{"era_length": 0}, {"era_length": -1}, {"perm_type": "x"}, {"seed": 1.5}])
+@pytest.mark.parametrize(
+    "bad", [{"era_length": 0}, {"era_length": -1}, {"perm_type": "x"}, {"seed": 1.5}]
+)
 def test_bad_arguments(bad):
     with pytest.raises(ConfigError) as caught:
         EraShuffle(10, **({"era_length": 2, "seed": 0} | bad))

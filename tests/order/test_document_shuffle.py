@@ -27,13 +27,18 @@ def test_batched_equals_one_by_one_and_changes_nothing():
     numbers = np.arange(1001)
     places = shuffle.stored_at(numbers)
     assert numbers.tolist() == list(range(1001))
-    assert places[::97].tolist() == [int(shuffle.stored_at(np.array([n]))[0]) for n in range(0, 1001, 97)]
+    assert places[::97].tolist() == [
+        int(shuffle.stored_at(np.array([n]))[0]) for n in range(0, 1001, 97)
+    ]
 
 
 def test_pinned():
     """Somebody's filters depend on it: a store tells its seed, not its order."""
     assert DocumentShuffle(12, seed=7).stored_at(np.arange(12)).tolist() == PINNED
-    assert DocumentShuffle(10**12, seed=7, unit=2).stored_at(np.array([0, 1, 999_999])).tolist() == PINNED_FAR
+    assert (
+        DocumentShuffle(10**12, seed=7, unit=2).stored_at(np.array([0, 1, 999_999])).tolist()
+        == PINNED_FAR
+    )
 
 
 PINNED = [0, 4, 6, 9, 7, 1, 2, 11, 10, 8, 3, 5]

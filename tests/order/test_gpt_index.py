@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.order.gpt_index import GptIndex
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "megatron_gpt_index.json").read_text())["cases"]
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "megatron_gpt_index.json").read_text())[
+    "cases"
+]
 
 
 def sample_index(index: GptIndex, lengths: np.ndarray, stride: int) -> list[list[int]]:
@@ -24,7 +26,9 @@ def sample_index(index: GptIndex, lengths: np.ndarray, stride: int) -> list[list
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"seed {c['seed']}")
 def test_the_index_is_that_of_megatron(case):
-    lengths, documents, stride = np.array(case["sizes"]), np.array(case["documents"]), case["seq_length"]
+    lengths = np.array(case["sizes"])
+    documents = np.array(case["documents"])
+    stride = case["seq_length"]
     index = GptIndex(
         lengths,
         documents,
@@ -33,7 +37,10 @@ def test_the_index_is_that_of_megatron(case):
         seed=case["seed"],
         overlap=case["add_extra_token"],
     )
-    assert (index.epochs, index.last_epoch_apart) == (case["num_epochs"], case["separate_final_epoch"])
+    assert (index.epochs, index.last_epoch_apart) == (
+        case["num_epochs"],
+        case["separate_final_epoch"],
+    )
     assert index.documents.tolist() == case["document_index"]
     if case["drop_last_partial"]:
         assert sample_index(index, lengths, stride) == case["sample_index"]
@@ -56,7 +63,10 @@ def test_every_document_is_there_once_an_epoch_and_samples_suffice(sizes, stride
             GptIndex(lengths, np.arange(lengths.size), stride=stride, samples=samples, seed=seed)
         return
     index = GptIndex(lengths, np.arange(lengths.size), stride=stride, samples=samples, seed=seed)
-    assert np.bincount(index.documents, minlength=lengths.size).tolist() == [index.epochs] * lengths.size
+    assert (
+        np.bincount(index.documents, minlength=lengths.size).tolist()
+        == [index.epochs] * lengths.size
+    )
     assert sorted(index.order.tolist()) == list(range(index.order.size))
     assert index.order.size >= (samples or 1)
     assert index.order.size == (index.epochs * int(lengths.sum()) - 1) // stride
@@ -66,5 +76,7 @@ def test_every_document_is_there_once_an_epoch_and_samples_suffice(sizes, stride
 
 
 def test_a_seed_that_numpy_does_not_take_is_refused():
-    with pytest.raises(ConfigError, match=r"seed = -1: must lie in 0 .. 2\*\*32 - 1 for Megatron's order"):
+    with pytest.raises(
+        ConfigError, match=r"seed = -1: must lie in 0 .. 2\*\*32 - 1 for Megatron's order"
+    ):
         GptIndex(np.array([20]), np.arange(1), stride=4, samples=1, seed=-1)

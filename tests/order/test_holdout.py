@@ -16,7 +16,12 @@ def sides(n: int, one_in: int, block: int, seed: int = 0) -> tuple[np.ndarray, n
     return train(np.arange(len(train))), validation(np.arange(len(validation)))
 
 
-@given(one_in=st.integers(2, 12), block=st.integers(1, 7), extra=st.integers(0, 400), seed=st.integers(0, 9))
+@given(
+    one_in=st.integers(2, 12),
+    block=st.integers(1, 7),
+    extra=st.integers(0, 400),
+    seed=st.integers(0, 9),
+)
 def test_the_sides_are_a_partition_of_the_rows(one_in, block, extra, seed):
     n = one_in * block + extra
     train, validation = sides(n, one_in, block, seed)
@@ -25,7 +30,9 @@ def test_the_sides_are_a_partition_of_the_rows(one_in, block, extra, seed):
     assert (np.diff(validation) > 0).all()
     blocks = np.unique(validation // block)
     assert blocks.tolist() == held_out(n // block, one_in, seed).tolist()  # whole blocks ...
-    assert np.array_equal(blocks // one_in, np.arange(n // block // one_in))  # ... one of each full group
+    assert np.array_equal(
+        blocks // one_in, np.arange(n // block // one_in)
+    )  # ... one of each full group
 
 
 def test_the_sides_are_a_partition_for_every_short_length():
@@ -46,9 +53,15 @@ def test_the_split_is_the_same_in_every_epoch():
     assert np.array_equal(train.at(i, np.full_like(i, 7)), train(i))
 
 
-@given(one_in=st.integers(2, 9), block=st.integers(1, 5), n=st.integers(45, 300), more=st.integers(1, 300))
+@given(
+    one_in=st.integers(2, 9),
+    block=st.integers(1, 5),
+    n=st.integers(45, 300),
+    more=st.integers(1, 300),
+)
 def test_full_groups_stay_when_the_corpus_grows(one_in, block, n, more):
-    before, after = sides(n, one_in, block)[1], sides(n + more, one_in, block)[1]
+    before = sides(n, one_in, block)[1]
+    after = sides(n + more, one_in, block)[1]
     assert after[: before.size].tolist() == before.tolist()
 
 
@@ -59,7 +72,13 @@ def test_a_trillion_rows_need_no_table():
     assert len(train) + len(validation) == n
     i = np.random.default_rng(0).integers(0, len(validation), 1000)
     held = np.unique(validation(i))
-    near = np.unique(np.clip(np.concatenate([train(np.minimum(i * 99 + d, len(train) - 1)) for d in (-1, 0, 1)]), 0, n))
+    near = np.unique(
+        np.clip(
+            np.concatenate([train(np.minimum(i * 99 + d, len(train) - 1)) for d in (-1, 0, 1)]),
+            0,
+            n,
+        )
+    )
     assert np.intersect1d(held, near).size == 0
 
 
@@ -76,7 +95,8 @@ def test_the_split_is_pinned():
 
 
 @pytest.mark.parametrize(
-    ("n", "one_in", "block", "field"), [(100, 1, 4, "one_in"), (100, 26, 4, "one_in"), (100, 10, 0, "io_block_size")]
+    ("n", "one_in", "block", "field"),
+    [(100, 1, 4, "one_in"), (100, 26, 4, "one_in"), (100, 10, 0, "io_block_size")],
 )
 def test_a_split_that_cannot_be_is_refused(n, one_in, block, field):
     for split in (TrainSplit, ValidationSplit):

@@ -31,7 +31,9 @@ def test_ranges_are_merged_sorted_and_apart(pairs):
 @given(st.lists(ranges, max_size=4))
 def test_union_is_that_of_sets(many):
     made = [make(pairs) for pairs in many]
-    assert members(Intervals.union(s for s, _ in made)) == sorted(set[int]().union(*(w for _, w in made)))
+    assert members(Intervals.union(s for s, _ in made)) == sorted(
+        set[int]().union(*(w for _, w in made))
+    )
 
 
 @given(ranges, st.integers(0, 80))
@@ -55,7 +57,8 @@ def test_numbers_make_a_set(numbers):
 
 
 def test_equal_sets_are_equal_and_shown():
-    a, b = make([(0, 2), (2, 1)])[0], make([(0, 3)])[0]
+    a = make([(0, 2), (2, 1)])[0]
+    b = make([(0, 3)])[0]
     assert a == b
     assert a != make([(0, 4)])[0]
     assert a != "0..3"

@@ -25,13 +25,16 @@ def test_positions_are_those_that_are_left(stream):
     removal = Removal(length, removed)
     assert (removal.length, removal.remaining) == (length, left.size)
     assert removal.stored(np.arange(left.size)).tolist() == left.tolist()
-    assert removal.kept_before(np.arange(length + 1)).tolist() == [int((left < x).sum()) for x in range(length + 1)]
+    assert removal.kept_before(np.arange(length + 1)).tolist() == [
+        int((left < x).sum()) for x in range(length + 1)
+    ]
 
 
 @given(streams(), st.data())
 def test_pieces_of_ranges_are_what_is_left_in_order(stream, data):
     length, removed, left = stream
-    start, size = [], []
+    start = []
+    size = []
     for _ in range(data.draw(st.integers(0, 8)) if left.size else 0):
         start.append(data.draw(st.integers(0, left.size - 1)))
         size.append(data.draw(st.integers(1, left.size - start[-1])))
@@ -40,10 +43,14 @@ def test_pieces_of_ranges_are_what_is_left_in_order(stream, data):
     assert (np.diff(found.range) >= 0).all()
     for number, (a, n) in enumerate(zip(start, size, strict=True)):
         mine = np.flatnonzero(found.range == number)
-        read = [np.arange(s, s + m) for s, m in zip(found.start[mine], found.size[mine], strict=True)]
+        read = [
+            np.arange(s, s + m) for s, m in zip(found.start[mine], found.size[mine], strict=True)
+        ]
         assert np.concatenate(read).tolist() == left[a : a + n].tolist()
         assert found.column[mine].tolist() == [0, *np.cumsum(found.size[mine])[:-1].tolist()]
-        assert mine.size == 1 + int((np.diff(left[a : a + n]) > 1).sum())  # one more for each gap inside, no more
+        assert mine.size == 1 + int(
+            (np.diff(left[a : a + n]) > 1).sum()
+        )  # one more for each gap inside, no more
 
 
 def test_a_range_outside_the_stream_is_refused():
@@ -63,10 +70,20 @@ def test_a_trillion_positions_with_a_million_gaps():
     assert found.size.size == 2
 
 
-@given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 20), st.data())
+@given(
+    st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.integers(1, 20),
+    st.data(),
+)
 def test_borders_are_those_behind_a_gap_with_a_long_run_ahead(parts, chunk, run, data):
     ends = np.cumsum([0, *parts])
-    gone = np.array(data.draw(st.lists(st.integers(0, 6), min_size=int(ends[-1]), max_size=int(ends[-1])))) == 0
+    gone = (
+        np.array(
+            data.draw(st.lists(st.integers(0, 6), min_size=int(ends[-1]), max_size=int(ends[-1])))
+        )
+        == 0
+    )
     wanted = [
         border
         for begin, end in itertools.pairwise(ends.tolist())

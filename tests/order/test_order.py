@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.order import MAX_LENGTH, Compose, Identity, OpenWindow, Order, Repeat, Slice, check_indices
+from headrace.order.order import (
+    MAX_LENGTH,
+    Compose,
+    Identity,
+    OpenWindow,
+    Order,
+    Repeat,
+    Slice,
+    check_indices,
+)
 from headrace.order.permutation import Feistel
 
 ends = st.none() | st.integers(-50, 50)
@@ -28,7 +37,9 @@ def test_slices_are_those_of_python(n, start, stop):
 def test_slices_and_repeats_for_every_short_length():
     for n in range(1, 301):
         base = Feistel(n, 1)
-        assert table(Compose(base, Slice(n, n // 3, n // 2 + 1))) == table(base)[n // 3 : n // 2 + 1]
+        assert (
+            table(Compose(base, Slice(n, n // 3, n // 2 + 1))) == table(base)[n // 3 : n // 2 + 1]
+        )
         passes = np.reshape(table(Repeat(base, 3)), (3, n))
         assert np.array_equal(np.sort(passes, axis=1), np.tile(np.arange(n), (3, 1)))
         assert passes[0].tolist() == table(base)
@@ -43,7 +54,8 @@ def test_composed_shuffles_are_bijections_for_every_short_length():
 
 @given(n=st.integers(1, 200), seed=st.integers(0, 5), start=ends, stop=ends)
 def test_compose_is_function_composition(n, seed, start, stop):
-    outer, inner = EraShuffle(n, era_length=9, seed=seed), Slice(n, start, stop)
+    outer = EraShuffle(n, era_length=9, seed=seed)
+    inner = Slice(n, start, stop)
     m = Compose(outer, inner)
     assert len(m) == len(inner)
     assert m.rows == n
@@ -52,13 +64,17 @@ def test_compose_is_function_composition(n, seed, start, stop):
 
 
 def test_compose_passes_the_epoch_to_both():
-    outer, inner = Feistel(60, 1), Feistel(60, 2)
-    i, epoch = np.arange(60), np.full(60, 3)
+    outer = Feistel(60, 1)
+    inner = Feistel(60, 2)
+    i = np.arange(60)
+    epoch = np.full(60, 3)
     assert np.array_equal(Compose(outer, inner).at(i, epoch), outer.at(inner.at(i, epoch), epoch))
 
 
 def test_compose_refuses_rows_that_are_not_there():
-    with pytest.raises(ConfigError, match=r"names up to 11 rows, but the outer map has 10") as caught:
+    with pytest.raises(
+        ConfigError, match=r"names up to 11 rows, but the outer map has 10"
+    ) as caught:
         Compose(Identity(10), Identity(11))
     assert caught.value.field == "inner"
     assert len(Compose(Identity(10), Identity(3))) == 3
@@ -73,7 +89,9 @@ def test_repeat_is_the_base_map_at_its_epoch(n, epochs, picks):
     base = BlockShuffle(n, io_block_size=4, window_blocks=2, seed=5)
     m = Repeat(base, epochs)
     i = np.array([p for p in picks if p < len(m)], np.int64)
-    assert m(i).tolist() == [int(base.at(np.array([p % n]), np.array([p // n]))[0]) for p in i.tolist()]
+    assert m(i).tolist() == [
+        int(base.at(np.array([p % n]), np.array([p // n]))[0]) for p in i.tolist()
+    ]
 
 
 def test_repeat_makes_every_pass_another_order():
@@ -101,7 +119,9 @@ def test_pinned_repeats():
     assert table(Repeat(shuffle, 2)) == [1, 4, 5, 0, 3, 2, 8, 7, 6, 9, 1, 0, 2, 4, 3, 5, 7, 8, 6, 9]
 
 
-@pytest.mark.parametrize(("epochs", "base"), [(0, Identity(3)), (-1, Identity(3)), (2, Identity(0))])
+@pytest.mark.parametrize(
+    ("epochs", "base"), [(0, Identity(3)), (-1, Identity(3)), (2, Identity(0))]
+)
 def test_bad_repeats(epochs, base):
     with pytest.raises(ConfigError):
         Repeat(base, epochs)
@@ -115,7 +135,17 @@ def test_lengths_have_limits(n):
 
 @pytest.mark.parametrize(
     "indices",
-    [[-1], [10], [0, 1, 99], np.array([2**63], np.uint64), [0.5], [True], [[0, 1]], np.array(3), ["1"]],
+    [
+        [-1],
+        [10],
+        [0, 1, 99],
+        np.array([2**63], np.uint64),
+        [0.5],
+        [True],
+        [[0, 1]],
+        np.array(3),
+        ["1"],
+    ],
     ids=str,
 )
 def test_indices_are_checked_at_the_door(indices):
@@ -140,7 +170,14 @@ def test_every_integer_dtype_is_taken(dtype):
 
 
 def test_no_indices_give_no_rows():
-    for m in (Identity(0), Identity(3), Feistel(0, 0), Feistel(3, 0), Slice(3, 2, 1), Repeat(Feistel(3, 0))):
+    for m in (
+        Identity(0),
+        Identity(3),
+        Feistel(0, 0),
+        Feistel(3, 0),
+        Slice(3, 2, 1),
+        Repeat(Feistel(3, 0)),
+    ):
         rows = m(np.zeros(0, np.int64))
         assert rows.dtype == np.int64
         assert rows.size == 0
@@ -155,19 +192,35 @@ def test_locality_is_that_of_the_shuffle():
     assert np.array_equal(cut.locality(i), shuffle.locality(i))
     part = Compose(shuffle, Slice(100, 20, 60))  # the shuffle outside decides
     assert np.array_equal(part.locality(np.arange(40)), shuffle.locality(np.arange(20, 60)))
-    twice = Compose(EraShuffle(100, era_length=9, seed=3), shuffle)  # both do: the one next to the store decides
+    twice = Compose(
+        EraShuffle(100, era_length=9, seed=3), shuffle
+    )  # both do: the one next to the store decides
     assert np.array_equal(twice.locality(i), twice.outer.locality(shuffle(i)))
     again = Repeat(shuffle, 2)
     assert np.array_equal(again.locality(i + 100), shuffle.locality(i, np.ones(100, np.int64)))
 
 
-@given(n=st.integers(1, 300), seed=st.integers(0, 5), start=ends, epochs=st.integers(1, 3), data=st.data())
+@given(
+    n=st.integers(1, 300),
+    seed=st.integers(0, 5),
+    start=ends,
+    epochs=st.integers(1, 3),
+    data=st.data(),
+)
 def test_resolve_is_rows_and_locality_at_once(n, seed, start, epochs, data):
     shuffle = BlockShuffle(n, io_block_size=5, window_blocks=3, seed=seed)
-    maps = [shuffle, Compose(shuffle, Slice(n, start)), Compose(Identity(n), shuffle), Compose(Feistel(n, 1), shuffle)]
+    maps = [
+        shuffle,
+        Compose(shuffle, Slice(n, start)),
+        Compose(Identity(n), shuffle),
+        Compose(Feistel(n, 1), shuffle),
+    ]
     for m in [*maps, *(Repeat(m, epochs) for m in maps if len(m))]:
         size = data.draw(st.integers(0, min(len(m), 8)))
-        i = np.array(data.draw(st.lists(st.integers(0, max(len(m) - 1, 0)), min_size=size, max_size=size)), np.int64)
+        i = np.array(
+            data.draw(st.lists(st.integers(0, max(len(m) - 1, 0)), min_size=size, max_size=size)),
+            np.int64,
+        )
         epoch = np.arange(i.size)
         rows, locality = m.resolve(i, epoch)
         assert np.array_equal(rows, m.at(i, epoch))
@@ -183,7 +236,12 @@ def test_maps_that_differ_describe_themselves_differently():
         Slice(40, 2, 9),
         Slice(40, 3, 9),
         Slice(40, 3, 10),
-        *(Feistel(n, seed, family) for n in (40, 41) for seed in (0, 1) for family in ("feistel", "linear")),
+        *(
+            Feistel(n, seed, family)
+            for n in (40, 41)
+            for seed in (0, 1)
+            for family in ("feistel", "linear")
+        ),
         *(
             EraShuffle(40, era_length=e, seed=s, perm_type=t)
             for e in (4, 5)
@@ -194,7 +252,11 @@ def test_maps_that_differ_describe_themselves_differently():
         BlockShuffle(41, **blocks),
         *(BlockShuffle(40, **(blocks | {name: 2})) for name in blocks),
         BlockShuffle(40, **blocks, perm_type="linear"),
-        *(Repeat(base, epochs) for base in (Feistel(40, 0), Feistel(40, 1)) for epochs in (None, 1, 2)),
+        *(
+            Repeat(base, epochs)
+            for base in (Feistel(40, 0), Feistel(40, 1))
+            for epochs in (None, 1, 2)
+        ),
         Compose(Feistel(40, 0), Slice(40, 3)),
         Compose(Feistel(40, 1), Slice(40, 3)),
         Compose(Feistel(40, 0), Slice(40, 4)),
@@ -209,14 +271,23 @@ def test_maps_are_complete_and_abstract_or_final():
     with pytest.raises(TypeError):
         Order(3, 3)  # pyright: ignore[reportAbstractUsage]
     assert Slice(10, 2, 5).rows == 10
-    assert [m.reorders for m in (Identity(3), Slice(3), Feistel(3, 0), Repeat(Feistel(3, 0)))] == [0, 0, 1, 1]
+    assert [m.reorders for m in (Identity(3), Slice(3), Feistel(3, 0), Repeat(Feistel(3, 0)))] == [
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 SHUFFLES = [
     (Feistel(90, 0), "full", OpenWindow(rows=90)),
     (EraShuffle(90, era_length=40, seed=0), "era", OpenWindow(rows=40)),
     (EraShuffle(30, era_length=40, seed=0), "era", OpenWindow(rows=30)),
-    (BlockShuffle(90, io_block_size=4, window_blocks=3, seed=0, held_windows=2), "block", OpenWindow(3, 12, 2)),
+    (
+        BlockShuffle(90, io_block_size=4, window_blocks=3, seed=0, held_windows=2),
+        "block",
+        OpenWindow(3, 12, 2),
+    ),
     (BlockShuffle(90, io_block_size=4, window_blocks=40, seed=0), "block", OpenWindow(40, 90)),
     (BraidShuffle(90, io_block_size=4, strands=5, seed=0), "braid", OpenWindow(5, 20)),
 ]

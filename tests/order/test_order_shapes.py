@@ -51,5 +51,7 @@ print("all true")
 
 
 def test_annotated_shapes_and_dtypes_are_true():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "all true\n", done.stderr

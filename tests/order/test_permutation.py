@@ -23,10 +23,16 @@ from headrace.order.seeds import GOLDEN, derive_keys
 
 FAMILIES = sorted(PERMUTATIONS)
 MASK = (1 << 64) - 1
-AROUND_POWERS = [(1 << k) + d for k in range(1, 63) for d in (-1, 0, 1) if 1 <= (1 << k) + d <= 1 << 62]
+AROUND_POWERS = [
+    (1 << k) + d for k in range(1, 63) for d in (-1, 0, 1) if 1 <= (1 << k) + d <= 1 << 62
+]
 # where the square root of a length is one short in floating point
-AROUND_SQUARES = [side * side + d for side in (2**31 - 2, 2**31 - 4, 2**30 - 2, 2**27) for d in (-1, 0, 1)]
-lengths = st.integers(1, 2000) | st.sampled_from(AROUND_POWERS + AROUND_SQUARES) | st.integers(1, 1 << 62)
+AROUND_SQUARES = [
+    side * side + d for side in (2**31 - 2, 2**31 - 4, 2**30 - 2, 2**27) for d in (-1, 0, 1)
+]
+lengths = (
+    st.integers(1, 2000) | st.sampled_from(AROUND_POWERS + AROUND_SQUARES) | st.integers(1, 1 << 62)
+)
 
 
 def sample_of(n: int, size: int = 2000) -> np.ndarray:
@@ -43,7 +49,8 @@ def reference_permute(i: int, n: int, key: int) -> int:
     a += a % 2
     b = -(-n // a)
     while True:
-        left, right = i % a, i // a
+        left = i % a
+        right = i // a
         for r in range(SHORT_ROUNDS if n < SHORT else ROUNDS):
             h = (right if r % 2 == 0 else left) ^ ((key + r * GOLDEN) & MASK)
             h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -59,7 +66,10 @@ def reference_permute(i: int, n: int, key: int) -> int:
 
 def reference_linear(i: int, n: int, key: int) -> int:
     bits = max((n - 1).bit_length(), 1)
-    one, two = (int(permutation.fold(np.array([key], np.uint64), np.array([c], np.uint64))[0]) for c in (1, 2))
+    one, two = (
+        int(permutation.fold(np.array([key], np.uint64), np.array([c], np.uint64))[0])
+        for c in (1, 2)
+    )
     while True:
         i = (((one << 2) | 1) * i + (two | 1)) % (1 << bits)
         if i < n:
@@ -73,7 +83,10 @@ REFERENCES = {"feistel": reference_permute, "linear": reference_linear}
 def test_bijection_for_every_short_length(family):
     for n in range(301):
         for seed in (0, 1, 2**64 - 1):
-            assert np.array_equal(np.sort(Feistel(n, seed, family)(np.arange(n))), np.arange(n)), (n, seed)
+            assert np.array_equal(np.sort(Feistel(n, seed, family)(np.arange(n))), np.arange(n)), (
+                n,
+                seed,
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,7 +109,11 @@ def test_in_range_and_injective_around_every_power_of_two(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@given(n=lengths, key=st.integers(0, MASK), fractions=st.lists(st.floats(0, 1, exclude_max=True), max_size=5))
+@given(
+    n=lengths,
+    key=st.integers(0, MASK),
+    fractions=st.lists(st.floats(0, 1, exclude_max=True), max_size=5),
+)
 def test_equals_the_plain_reference(family, n, key, fractions):
     i = [0, n - 1, n // 2, *(min(int(f * n), n - 1) for f in fractions)]
     got = PERMUTATIONS[family](np.array(i), n, key)
@@ -136,7 +153,9 @@ def test_long_batches_equal_short_ones(family, size):
 @pytest.mark.parametrize("function", [permute, permute_linear])
 def test_mixed_lengths_and_keys_in_one_call(function):
     rng = np.random.default_rng(0)
-    n = np.array([1, 2, 3, 4, 5, 100, 1 << 31, (1 << 53) + 1, (1 << 62) - 1, 1 << 62])[rng.integers(0, 10, 9000)]
+    n = np.array([1, 2, 3, 4, 5, 100, 1 << 31, (1 << 53) + 1, (1 << 62) - 1, 1 << 62])[
+        rng.integers(0, 10, 9000)
+    ]
     i = (rng.random(9000) * n).astype(np.int64)
     key = rng.integers(0, 2**64, 9000, np.uint64)
     mixed = function(i, n, key)
@@ -192,7 +211,9 @@ def test_every_epoch_and_every_seed_has_its_own_order(family):
 
 
 def test_epochs_may_be_mixed_in_one_call():
-    m, i, epoch = Feistel(50, 2), np.repeat(np.arange(50), 3), np.tile(np.arange(3), 50)
+    m = Feistel(50, 2)
+    i = np.repeat(np.arange(50), 3)
+    epoch = np.tile(np.arange(3), 50)
     mixed = m.at(i, epoch)
     for e in range(3):
         assert np.array_equal(mixed[e::3], m.at(np.arange(50), np.full(50, e)))
@@ -201,7 +222,9 @@ def test_epochs_may_be_mixed_in_one_call():
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_order_of_a_few_is_equally_likely(n):
     seeds = 24_000
-    p = permute(np.tile(np.arange(n), seeds), n, np.repeat(derive_keys(0, last=np.arange(seeds)), n)).reshape(-1, n)
+    p = permute(
+        np.tile(np.arange(n), seeds), n, np.repeat(derive_keys(0, last=np.arange(seeds)), n)
+    ).reshape(-1, n)
     _, counts = np.unique(p, axis=0, return_counts=True)
     orders = {2: 2, 3: 6, 4: 24}[n]
     assert counts.size == orders
@@ -212,7 +235,9 @@ def test_every_order_of_a_few_is_equally_likely(n):
 @pytest.mark.parametrize("n", [5, 8, 17, 33, 100])
 def test_every_index_goes_everywhere_equally_often(n):
     seeds = 20_000
-    p = permute(np.tile(np.arange(n), seeds), n, np.repeat(derive_keys(0, last=np.arange(seeds)), n)).reshape(-1, n)
+    p = permute(
+        np.tile(np.arange(n), seeds), n, np.repeat(derive_keys(0, last=np.arange(seeds)), n)
+    ).reshape(-1, n)
     counts = np.stack([np.bincount(p[:, i], minlength=n) for i in range(n)])
     z = (((counts - seeds / n) ** 2 / (seeds / n)).sum() - (n - 1) ** 2) / (2 * (n - 1) ** 2) ** 0.5
     assert abs(z) < 5
@@ -243,7 +268,12 @@ def test_pinned_orders():
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [((-1, 0), "length"), ((2**62 + 1, 0), "length"), ((5, 0, "lcg"), "perm_type"), ((5, "x"), "seed")],
+    [
+        ((-1, 0), "length"),
+        ((2**62 + 1, 0), "length"),
+        ((5, 0, "lcg"), "perm_type"),
+        ((5, "x"), "seed"),
+    ],
 )
 def test_bad_arguments(arguments, field):
     with pytest.raises(ConfigError) as caught:
@@ -258,7 +288,8 @@ def test_unknown_family_names_the_known_ones():
 
 def test_inputs_are_not_modified():
     i = np.arange(100)
-    n, key = np.full(100, 100), np.arange(100, dtype=np.uint64)
+    n = np.full(100, 100)
+    key = np.arange(100, dtype=np.uint64)
     for function in PERMUTATIONS.values():
         function(i, n, key)
     assert np.array_equal(i, np.arange(100))

@@ -16,9 +16,15 @@ def test_there_and_back_for_every_short_length(family):
 
 
 @pytest.mark.parametrize("family", sorted(PERMUTATIONS))
-@given(length=st.integers(1, 1 << 62), key=st.integers(0, 2**64 - 1), picks=st.lists(st.integers(0, 1 << 62)))
+@given(
+    length=st.integers(1, 1 << 62),
+    key=st.integers(0, 2**64 - 1),
+    picks=st.lists(st.integers(0, 1 << 62)),
+)
 def test_back_and_there_for_any_length_and_key(family, length, key, picks):
     i = np.array([p % length for p in picks], np.int64)
     before = i.copy()
-    assert np.array_equal(PERMUTATIONS[family](INVERSES[family](i, length, key), length, key), before)
+    assert np.array_equal(
+        PERMUTATIONS[family](INVERSES[family](i, length, key), length, key), before
+    )
     assert np.array_equal(i, before)

@@ -40,22 +40,27 @@ def serial(p: np.ndarray) -> float:
 
 
 def windows(p: np.ndarray, w: int) -> float:
-    count, parts = p.size // w, w // 4
+    count = p.size // w
+    parts = w // 4
     part = p[: count * w] * parts // p.size
-    counts = np.bincount(np.arange(count * w) // w * parts + part, minlength=count * parts).reshape(count, parts)
+    counts = np.bincount(np.arange(count * w) // w * parts + part, minlength=count * parts).reshape(
+        count, parts
+    )
     return float((((counts - 4) ** 2) / 4).sum() / (count * (parts - 1)))
 
 
 @lru_cache
 def low_bits_of_each(n: int, k: int, side: int) -> np.ndarray:
     """The low ``k`` bits of ``x // side`` and of ``x % side`` for x below n."""
-    x, low = np.arange(n), (1 << k) - 1
+    x = np.arange(n)
+    low = (1 << k) - 1
     return ((x // side) & low) << k | ((x % side) & low)
 
 
 def low_bits(p: np.ndarray, k: int, side: int) -> float:
     """Mutual information of the low ``k`` bits of ``x % side`` and ``x // side``, taken at x = i and at x = p[i]."""
-    cells, before = 1 << (2 * k), low_bits_of_each(p.size, k, side)
+    cells = 1 << (2 * k)
+    before = low_bits_of_each(p.size, k, side)
     pairs = before * cells + before[p]
     joint = np.bincount(pairs, minlength=cells * cells).reshape(cells, cells) / p.size
     independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
@@ -65,7 +70,9 @@ def low_bits(p: np.ndarray, k: int, side: int) -> float:
 
 def instruments(n: int) -> dict[str, Callable[[np.ndarray], float]]:
     bits = 1 << ((n - 1).bit_length() + 1) // 2  # the coordinates of a power-of-two Feistel
-    ours = int(rectangle(np.array([n], np.uint64))[0][0])  # and of ours; the same where n is a power of four
+    ours = int(
+        rectangle(np.array([n], np.uint64))[0][0]
+    )  # and of ours; the same where n is a power of four
     table = {"xor_pairs": xor_pairs, "serial": serial}
     table |= {f"windows_{w}": partial(windows, w=w) for w in (32, 128, 1024)}
     table |= {f"low_bits_{k}": partial(low_bits, k=k, side=bits) for k in (1, 2, 3)}
@@ -93,13 +100,16 @@ def flagged(family: Family, n: int) -> dict[str, str]:
     for name, instrument in instruments(n).items():
         mean, deviation = reference(n)[name]
         z = (np.array([instrument(p) for p in orders]) - mean) / deviation
-        shift, scatter = abs(z.mean()) * len(z) ** 0.5, (z**2).mean() ** 0.5
+        shift = abs(z.mean()) * len(z) ** 0.5
+        scatter = (z**2).mean() ** 0.5
         if shift > 5 or scatter > 2.5:
             found[name] = f"shifted by {shift:.1f} sigma, scattered {scatter:.1f} times"
     return found
 
 
-def power_of_two_feistel(round_function: Callable[[np.ndarray, int, int], np.ndarray], rounds: int) -> Family:
+def power_of_two_feistel(
+    round_function: Callable[[np.ndarray, int, int], np.ndarray], rounds: int
+) -> Family:
     """A textbook Feistel network over 2**even >= n with cycle walking: the frame of both counter-examples."""
 
     def family(n: int, seed: int) -> np.ndarray:
@@ -107,7 +117,8 @@ def power_of_two_feistel(round_function: Callable[[np.ndarray, int, int], np.nda
         keys = np.random.default_rng(seed).integers(0, 1 << half, rounds)
 
         def encrypt(x: np.ndarray) -> np.ndarray:
-            left, right = x >> half, x & ((1 << half) - 1)
+            left = x >> half
+            right = x & ((1 << half) - 1)
             for key in keys:
                 left, right = right, left ^ round_function(right, int(key), half)
             return left << half | right
@@ -153,9 +164,15 @@ def test_no_instrument_tells_other_random_permutations_from_random(n):
 def test_multiply_add_rounds_are_flagged_by_their_low_bits(n):
     family = power_of_two_feistel(multiply_add, rounds=5)
     assert flagged(family, n).keys() >= {"low_bits_1", "low_bits_2", "low_bits_3", "xor_pairs"}
-    if n in (1 << 14, 1 << 16, 1 << 18):  # nothing is walked: the low bits are determined, 2k bits of 2k
+    if n in (
+        1 << 14,
+        1 << 16,
+        1 << 18,
+    ):  # nothing is walked: the low bits are determined, 2k bits of 2k
         for k in (1, 2, 3):
-            assert low_bits(family(n, 0), k, 1 << ((n - 1).bit_length() // 2)) == pytest.approx(2 * k, abs=1e-3)
+            assert low_bits(family(n, 0), k, 1 << ((n - 1).bit_length() // 2)) == pytest.approx(
+                2 * k, abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -177,7 +194,10 @@ def test_three_rounds_of_our_own_function_are_flagged(n, monkeypatch):
 @pytest.mark.parametrize("n", LENGTHS)
 def test_the_linear_family_is_flagged(n):
     """It is there for old configs, and its docstring says that it is visibly regular."""
-    assert flagged(lambda n, seed: Feistel(n, seed, "linear")(np.arange(n)), n).keys() >= {"serial", "low_bits_1"}
+    assert flagged(lambda n, seed: Feistel(n, seed, "linear")(np.arange(n)), n).keys() >= {
+        "serial",
+        "low_bits_1",
+    }
 
 
 def test_instruments_on_orders_whose_values_are_known():
@@ -187,7 +207,9 @@ def test_instruments_on_orders_whose_values_are_known():
     assert serial(line) == pytest.approx(n**0.5, rel=1e-3)
     assert serial(np.arange(n).reshape(2, -1).T.ravel()) < -0.3 * n**0.5  # low, high, low, high
     assert windows(line, 128) > 30  # a window lies in one part
-    assert windows(np.arange(n).reshape(128, -1).T.ravel(), 128) == 0  # every window hits every part equally
+    assert (
+        windows(np.arange(n).reshape(128, -1).T.ravel(), 128) == 0
+    )  # every window hits every part equally
     assert low_bits(line, 2, 128) == pytest.approx(4)
     assert xor_pairs(random_permutation(n, 0)) == pytest.approx(2 * (1 - np.exp(-0.5)), abs=0.01)
     assert low_bits(random_permutation(n, 0), 1, 128) < 0.002

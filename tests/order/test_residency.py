@@ -37,7 +37,8 @@ def decisions(run, slots, first=0, stop=True):
 
 def fewest_fetches(run, slots):
     """Belady's rule with all of the future in view."""
-    held, fetches = set(), 0
+    held = set()
+    fetches = 0
     for k, blocks in enumerate(run):
         used = set(blocks)
         fetches += len(used - held)
@@ -52,12 +53,15 @@ def fewest_fetches(run, slots):
 @given(steps_of_blocks, st.integers(0, 8), st.integers(0, 1000), st.booleans())
 def test_every_block_is_where_it_is_said_to_be(run, slack, first, stop):
     slots = max(max(len(set(s)) for s in run), 1) + slack
-    held, used_last = {}, {}
+    held = {}
+    used_last = {}
     for (decision, memory), blocks in zip(decisions(run, slots, first, stop), run, strict=True):
         before = set(held.values())
         assert decision.hits == len(set(blocks) & before)
         assert sorted(decision.blocks) == sorted(set(blocks) - before)
-        for block, slot, free_after in zip(decision.blocks, decision.into, decision.free_after, strict=True):
+        for block, slot, free_after in zip(
+            decision.blocks, decision.into, decision.free_after, strict=True
+        ):
             assert 0 <= slot < slots
             assert free_after == used_last.get(slot, -1) < decision.step
             held[slot] = block
@@ -107,7 +111,9 @@ def test_the_first_windows_are_short():
     assert memory.wants_window
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=60), st.integers(0, 1 << 61))
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=60), st.integers(0, 1 << 61)
+)
 def test_uses_of_a_window_by_their_definition(pairs, base):
     """Whatever the block numbers: packed into one integer with step and place where they fit, sorted otherwise."""
     pairs.sort(key=lambda p: p[1])
@@ -118,11 +124,16 @@ def test_uses_of_a_window_by_their_definition(pairs, base):
     for k, blocks in enumerate(run):
         here = slice(int(uses.bounds[k]), int(uses.bounds[k + 1]))
         assert uses.blocks[uses.block[here]].tolist() == sorted(set(blocks))
-        later = [next((5 + j for j in range(k + 1, 10) if b in run[j]), NEVER) for b in sorted(set(blocks))]
+        later = [
+            next((5 + j for j in range(k + 1, 10) if b in run[j]), NEVER)
+            for b in sorted(set(blocks))
+        ]
         assert uses.following[here].tolist() == later
     assert (uses.following[uses.last] == NEVER).all()
 
 
 def test_too_few_slots_for_a_step_are_refused():
-    with pytest.raises(ConfigError, match="slots = 2: hold too little: the rows of step 8 lie in 3 blocks"):
+    with pytest.raises(
+        ConfigError, match="slots = 2: hold too little: the rows of step 8 lie in 3 blocks"
+    ):
         Residency(2, 7).extend(uses_of([[1], [1, 2, 3]], 7)[0])

@@ -19,10 +19,18 @@ def test_pinned_keys():
     assert derive(0, "block") == 0x63389A6BD613EDD6
     assert derive(0, "block", 3) == 0xD82AB307D675F612
     assert derive(2**63 + 5, "a", "b", -7) == 0xC9E54147AE2AF842
-    assert mix64(np.array([0, 1, 2**64 - 1], np.uint64)).tolist() == [0, 0x5692161D100B05E5, 0xB4D055FCF2CBBD7B]
+    assert mix64(np.array([0, 1, 2**64 - 1], np.uint64)).tolist() == [
+        0,
+        0x5692161D100B05E5,
+        0xB4D055FCF2CBBD7B,
+    ]
 
 
-@given(seed=st.integers(-(2**70), 2**70), path=paths, last=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5))
+@given(
+    seed=st.integers(-(2**70), 2**70),
+    path=paths,
+    last=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5),
+)
 def test_vectors_equal_scalars(seed, path, last):
     keys = derive_keys(seed, *path, last=np.array(last, np.int64))
     assert keys.dtype == np.uint64
@@ -54,7 +62,9 @@ def test_paths_do_not_run_into_each_other():
 
 def test_no_collision_among_many_keys():
     rows = np.arange(300, dtype=np.uint64)
-    keys = np.concatenate([fold(derive_keys(s, "window", last=rows)[:, None], rows).ravel() for s in range(3)])
+    keys = np.concatenate(
+        [fold(derive_keys(s, "window", last=rows)[:, None], rows).ravel() for s in range(3)]
+    )
     assert np.unique(keys).size == keys.size == 3 * 300 * 300
 
 

@@ -18,7 +18,13 @@ from headrace.config.parsing import fields_of
 from headrace.errors import ConfigError
 from headrace.order import shuffle_config
 from headrace.order.order import OpenWindow, Order
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, Shuffle, check_shuffle, shuffle_of
+from headrace.order.shuffle_config import (
+    BlockShuffleConfig,
+    BraidShuffleConfig,
+    Shuffle,
+    check_shuffle,
+    shuffle_of,
+)
 from headrace.run.where import where
 from headrace.testing import tiny_cache
 
@@ -35,7 +41,9 @@ class Comb(Order):
 
     def __init__(self, n: int, *, io_block_size: int, teeth: int, seed: int) -> None:
         super().__init__(n, n)
-        self.io_block_size, self.teeth, self.seed = io_block_size, teeth, seed
+        self.io_block_size = io_block_size
+        self.teeth = teeth
+        self.seed = seed
         blocks = np.arange(n) // io_block_size
         shifted = (blocks + seed) % (blocks[-1] + 1)
         self._rows = np.lexsort((np.arange(n), shifted // teeth, shifted % teeth))
@@ -67,7 +75,10 @@ class CombConfig(Shuffle):
 
 @pytest.fixture
 def caches(tmp_path):
-    return {name: tiny_cache(tmp_path / name, documents=300, seed=seed) for seed, name in enumerate("ab")}
+    return {
+        name: tiny_cache(tmp_path / name, documents=300, seed=seed)
+        for seed, name in enumerate("ab")
+    }
 
 
 @pytest.fixture
@@ -100,13 +111,21 @@ def test_a_new_shuffle_is_one_file_and_one_line(config, caches, tmp_path):
     assert "little_memory" not in {f.rule for f in findings(plan)}
     dataset = config.dataset()
     forecast = simulate(
-        dataset, dataset.batch_schedule, hosts=[1], cache_bytes=config.prefetch_bytes, steps=RunSteps(num_steps=30)
+        dataset,
+        dataset.batch_schedule,
+        hosts=[1],
+        cache_bytes=config.prefetch_bytes,
+        steps=RunSteps(num_steps=30),
     )
     loader = config.loader()
     batches = list(loader)
     assert len(batches) == 30
     assert forecast.by_hosts[0].block_fetches == loader.stats().reads.block_fetches
-    assert forecast.by_hosts[0].open_bytes == plan.held_bytes(1) == (TOOTH + b.strands) * 16 * plan.row_bytes
+    assert (
+        forecast.by_hosts[0].open_bytes
+        == plan.held_bytes(1)
+        == (TOOTH + b.strands) * 16 * plan.row_bytes
+    )
     here = where(config, 30)
     assert here.sources["a"].rows + here.sources["b"].rows == 240
     with pytest.raises(ConfigError, match="strands"):
@@ -117,7 +136,11 @@ def test_its_rows_are_those_of_its_order(config, caches):
     mixture = config.dataset()
     order = mixture.components[0].shuffle_order()
     assert order is not None
-    rows = mixture.components[0].locate(np.arange(len(caches["a"].tokens(0, caches["a"].num_tokens)) // 16)).row
+    rows = (
+        mixture.components[0]
+        .locate(np.arange(len(caches["a"].tokens(0, caches["a"].num_tokens)) // 16))
+        .row
+    )
     assert np.array_equal(np.sort(rows), np.arange(rows.size))
     assert np.array_equal(rows, order(np.arange(rows.size)))
     assert mixture.components[0].describe()["of"]["order"] == order.describe()
@@ -131,7 +154,9 @@ def test_an_unknown_kind_names_those_there_are(config):
 @pytest.mark.parametrize("shuffle", [False, True, 7, BraidShuffleConfig(), BlockShuffleConfig()])
 def test_what_a_value_means_is_one_of_the_kinds(shuffle):
     check_shuffle(shuffle, "shuffle")
-    config = LmDataConfig({"a": ComponentConfig("-", expected_tokens=1e6)}, shuffle=shuffle, num_steps=5)
+    config = LmDataConfig(
+        {"a": ComponentConfig("-", expected_tokens=1e6)}, shuffle=shuffle, num_steps=5
+    )
     kinds = {False: "none", True: "full", 7: "era"}
     kind = kinds[shuffle] if isinstance(shuffle, int) else shuffle.kind
     assert plan_run(config, hosts=[1]).components[0].shuffle == kind

@@ -10,11 +10,15 @@ from headrace.order.subset import Subset, SubsetConfig
 from headrace.testing import check_order
 
 
-def rows_of(n: int, length: int, block: int, seed: int = 0, blocks: int | None = None) -> np.ndarray:
+def rows_of(
+    n: int, length: int, block: int, seed: int = 0, blocks: int | None = None
+) -> np.ndarray:
     return Subset(n, length, block=block, seed=seed, blocks=blocks)(np.arange(length))
 
 
-@given(n=st.integers(0, 300), share=st.floats(0, 1), block=st.integers(1, 40), seed=st.integers(0, 9))
+@given(
+    n=st.integers(0, 300), share=st.floats(0, 1), block=st.integers(1, 40), seed=st.integers(0, 9)
+)
 def test_so_many_rows_in_whole_blocks(n, share, block, seed):
     length = int(n * share)
     rows = rows_of(n, length, block, seed)
@@ -22,7 +26,9 @@ def test_so_many_rows_in_whole_blocks(n, share, block, seed):
     assert length == 0 or 0 <= rows.min() <= rows.max() < n
     counts = np.bincount(rows // block, minlength=1)
     partly = (counts > 0) & (counts < block)
-    assert partly.sum() <= 1 + (length > n // block * block)  # the last block, and the rows that fill none
+    assert partly.sum() <= 1 + (
+        length > n // block * block
+    )  # the last block, and the rows that fill none
     if length == n:
         assert np.array_equal(np.sort(rows), np.arange(n))
 
@@ -41,8 +47,12 @@ def test_the_map_keeps_its_promises(n, block, data):
     order = Subset(n, length, block=block, seed=1, blocks=blocks)
     check_order(order)
     rows = order(np.arange(length))
-    assert (rows[min(length, blocks * block) :] >= blocks * block).all()  # what follows the full blocks comes last
-    assert np.array_equal(order.at(np.arange(length), np.full(length, 7)), rows)  # the same in every epoch
+    assert (
+        rows[min(length, blocks * block) :] >= blocks * block
+    ).all()  # what follows the full blocks comes last
+    assert np.array_equal(
+        order.at(np.arange(length), np.full(length, 7)), rows
+    )  # the same in every epoch
 
 
 def test_blocks_are_drawn_evenly_and_by_the_seed():
@@ -57,8 +67,13 @@ def test_pinned_order():
     assert rows_of(20, 7, 3).tolist() == [15, 16, 17, 3, 4, 5, 6]
     assert rows_of(31, 14, 4, seed=5).tolist() == [8, 9, 10, 11, 0, 1, 2, 3, 20, 21, 22, 23, 12, 13]
     assert Subset(11, 5, block=4, seed=5).describe() == {
-        "map": "Subset", "length": 5, "rows": 11, "block": 4, "blocks": 2, "seed": 5,
-    }  # fmt: skip
+        "map": "Subset",
+        "length": 5,
+        "rows": 11,
+        "block": 4,
+        "blocks": 2,
+        "seed": 5,
+    }
 
 
 def test_a_trillion_rows_need_no_table():

@@ -18,7 +18,9 @@ def all_rows(windows: Windows) -> list[tuple[int, int]]:
 
 @given(parts, st.integers(1, 20))
 def test_rows_follow_each_other_over_each_part(tokens, seq_len):
-    wanted = [(p, at * seq_len) for p, n in enumerate(tokens.tolist()) for at in range(n // seq_len)]
+    wanted = [
+        (p, at * seq_len) for p, n in enumerate(tokens.tolist()) for at in range(n // seq_len)
+    ]
     windows = Windows(tokens, seq_len)
     assert all_rows(windows) == wanted
     assert windows.rows_of_part.tolist() == (tokens // seq_len).tolist()
@@ -29,7 +31,10 @@ def test_rows_lie_in_blocks_then_in_the_ends_of_parts(tokens, seq_len, more):
     block = seq_len + more
     each = range(block // seq_len)
     wanted = [
-        (p, b * block + r * seq_len) for p, n in enumerate(tokens.tolist()) for b in range(n // block) for r in each
+        (p, b * block + r * seq_len)
+        for p, n in enumerate(tokens.tolist())
+        for b in range(n // block)
+        for r in each
     ]
     full = len(wanted)
     for p, n in enumerate(tokens.tolist()):
@@ -52,10 +57,13 @@ def test_blocks_of_whole_rows_number_rows_as_block_aligned_does(tokens, seq_len,
 @given(parts, st.integers(1, 12), st.integers(1, 12), st.integers(0, 20))
 def test_a_block_covers_the_same_tokens_whatever_the_rows(tokens, short, more, spare):
     block = short + more + spare
-    a, b = Windows(tokens, short, block), Windows(tokens, short + more, block)
+    a = Windows(tokens, short, block)
+    b = Windows(tokens, short + more, block)
     assert a.num_blocks == b.num_blocks
     number = np.arange(a.num_blocks)
-    for x, y in zip(a.locate(number * a.rows_per_block), b.locate(number * b.rows_per_block), strict=True):
+    for x, y in zip(
+        a.locate(number * a.rows_per_block), b.locate(number * b.rows_per_block), strict=True
+    ):
         assert np.array_equal(x, y)
 
 

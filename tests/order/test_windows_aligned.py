@@ -12,7 +12,9 @@ from headrace.testing import check_order
 
 def slow_reference(part_rows, block):
     """Row by row, in the words of the docstring."""
-    full, tails, first = [], [], 0
+    full = []
+    tails = []
+    first = 0
     for rows in part_rows:
         whole = rows - rows % block
         full += range(first, first + whole)
@@ -35,7 +37,9 @@ def test_no_full_block_lies_across_two_parts(part_rows, block):
     blocks = sum(n // block for n in part_rows)
     rows = m(np.arange(blocks * block)).reshape(blocks, block)
     assert (np.diff(rows, axis=1) == 1).all()
-    assert np.array_equal(np.searchsorted(ends, rows[:, 0], "right"), np.searchsorted(ends, rows[:, -1], "right"))
+    assert np.array_equal(
+        np.searchsorted(ends, rows[:, 0], "right"), np.searchsorted(ends, rows[:, -1], "right")
+    )
 
 
 def test_millions_of_rows_are_not_held_in_a_table():
@@ -46,12 +50,32 @@ def test_millions_of_rows_are_not_held_in_a_table():
 
 
 def test_pinned():
-    assert BlockAligned(np.array([5, 1, 3]), 2)(np.arange(9)).tolist() == [0, 1, 2, 3, 6, 7, 4, 5, 8]
-    assert BlockAligned(np.array([5]), 2)(np.arange(5)).tolist() == [0, 1, 2, 3, 4]  # one part: nothing to do
+    assert BlockAligned(np.array([5, 1, 3]), 2)(np.arange(9)).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        6,
+        7,
+        4,
+        5,
+        8,
+    ]
+    assert BlockAligned(np.array([5]), 2)(np.arange(5)).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # one part: nothing to do
 
 
 def test_the_description_names_the_block():
-    assert BlockAligned(np.array([5, 3]), 2).describe() == {"map": "BlockAligned", "length": 8, "block": 2}
+    assert BlockAligned(np.array([5, 3]), 2).describe() == {
+        "map": "BlockAligned",
+        "length": 8,
+        "block": 2,
+    }
 
 
 @pytest.mark.parametrize("block", [0, -3])

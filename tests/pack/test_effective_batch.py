@@ -19,7 +19,12 @@ def test_effective_batch_size_is_honoured_after_packing_forces_one_a_device():
 
 def test_the_implied_batch_is_preserved_when_effective_batch_size_is_unset():
     batch = packed_batch(ranks=4, per_device=8, accumulation=2)
-    assert (batch.intended, batch.accumulation, batch.realised, batch.preserved) == (64, 16, 64, True)
+    assert (batch.intended, batch.accumulation, batch.realised, batch.preserved) == (
+        64,
+        16,
+        64,
+        True,
+    )
     assert "(accumulation was 2)" in batch.report()
 
 
@@ -48,7 +53,9 @@ def test_it_is_never_silently_another(ranks, per_device, accumulation, effective
     assert ("instead of" in batch.report()) == (not batch.preserved)
 
 
-@pytest.mark.parametrize("field", ["ranks", "per_device", "accumulation", "effective_batch_size", "packs_per_device"])
+@pytest.mark.parametrize(
+    "field", ["ranks", "per_device", "accumulation", "effective_batch_size", "packs_per_device"]
+)
 def test_numbers_are_positive(field):
     with pytest.raises(ConfigError) as caught:
         packed_batch(**{"ranks": 1, field: 0})

@@ -6,11 +6,16 @@ from hypothesis import strategies as st
 
 from headrace.pack.fit_decreasing import first_fit_decreasing, fit_decreasing, stable_order
 
-RULES = {"best": lambda space, b: (space, b), "worst": lambda space, b: (-space, b), "first": lambda space, b: b}
+RULES = {
+    "best": lambda space, b: (space, b),
+    "worst": lambda space, b: (-space, b),
+    "first": lambda space, b: b,
+}
 
 
 def textbook(sizes: list[int], capacity: int, rule: str) -> list[int]:
-    bin_of, spaces = [0] * len(sizes), list[int]()
+    bin_of = [0] * len(sizes)
+    spaces = list[int]()
     for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         fits = [b for b, space in enumerate(spaces) if space >= sizes[item]]
         if not fits:
@@ -29,7 +34,11 @@ def ours(sizes: list[int], capacity: int, rule: str) -> list[int]:
     return fit_decreasing(given_sizes, capacity, worst=rule == "worst").tolist()
 
 
-@given(st.integers(1, 40).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c + 3), max_size=80))))
+@given(
+    st.integers(1, 40).flatmap(
+        lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c + 3), max_size=80))
+    )
+)
 def test_every_item_lies_where_the_textbook_puts_it(case):
     capacity, sizes = case
     for rule in RULES:
@@ -37,7 +46,9 @@ def test_every_item_lies_where_the_textbook_puts_it(case):
 
 
 def test_the_textbook_on_more_bins_than_first_fit_looks_at_together():
-    sizes = np.random.default_rng(0).integers(30, 60, 9000)  # one to three in a bin: more than 4096 bins
+    sizes = np.random.default_rng(0).integers(
+        30, 60, 9000
+    )  # one to three in a bin: more than 4096 bins
     found = first_fit_decreasing(sizes, 97)
     assert int(found.max()) > 4096
     space = np.full(found.max() + 1, 97)

@@ -25,11 +25,15 @@ ALGORITHMS = ("bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed")
 IN_ORDER = ("next_fit", "wrap", "windowed")
 LONG = ("keep", "drop", "split", "truncate", "truncate_start")
 
-lengths_and_capacity = st.tuples(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 40))
+lengths_and_capacity = st.tuples(
+    st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 40)
+)
 
 
 def make(lengths, capacity, algorithm, long, **more):
-    return plan_packs(lengths, capacity, algorithm, None if algorithm in ("wrap", "bfd_split") else long, **more)
+    return plan_packs(
+        lengths, capacity, algorithm, None if algorithm in ("wrap", "bfd_split") else long, **more
+    )
 
 
 def tokens_of(lengths: list[int]) -> list[list[tuple[int, int]]]:
@@ -66,25 +70,38 @@ def test_packing_and_unpacking_gives_the_documents_back(case, algorithm, long, b
     for pack in packs:
         assert pack
         assert pack == sorted(pack)
-        assert sum(n for *_, n in pack) <= capacity or (len(pack) == 1 and plan.spec.policy == "keep")
+        assert sum(n for *_, n in pack) <= capacity or (
+            len(pack) == 1 and plan.spec.policy == "keep"
+        )
         assert all(n > 0 for *_, n in pack)
     pieces = Counter(document)
     assert counts.split_documents == sum(k > 1 for k in pieces.values())
     if not counts.split_documents:
         assert packs == sorted(packs)
-        assert plan.raw_plan == sorted(plan.raw_plan)  # by the smallest document, then by the whole list
+        assert plan.raw_plan == sorted(
+            plan.raw_plan
+        )  # by the smallest document, then by the whole list
     assert packs == sorted(packs, key=lambda p: p[0])
     assert plan.lengths.tolist() == [sum(n for *_, n in pack) for pack in packs]
     assert plan.max_items == max(map(len, packs))
 
 
-@given(lengths_and_capacity, st.sampled_from(IN_ORDER), st.sampled_from(LONG), st.integers(1, 30), st.data())
+@given(
+    lengths_and_capacity,
+    st.sampled_from(IN_ORDER),
+    st.sampled_from(LONG),
+    st.integers(1, 30),
+    st.data(),
+)
 def test_a_plan_in_chunks_is_the_plan_of_all_at_once(case, algorithm, long, block, data):
     lengths, capacity = case
-    arrays = data.draw(st.none() | st.integers(0, len(lengths)).map(lambda k: [k, len(lengths) - k]))
+    arrays = data.draw(
+        st.none() | st.integers(0, len(lengths)).map(lambda k: [k, len(lengths) - k])
+    )
     spec = PackSpec(capacity, algorithm, None if algorithm == "wrap" else long, block_tokens=block)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=5)))
-    whole, stream = PackStream(spec, arrays), PackStream(spec, arrays)
+    whole = PackStream(spec, arrays)
+    stream = PackStream(spec, arrays)
     at_once = Packed.join(list(whole.plan([np.array(lengths)])))
     in_chunks = Packed.join(list(stream.plan(np.split(np.array(lengths), cuts))))
     assert in_chunks.item_counts.tolist() == at_once.item_counts.tolist()
@@ -100,8 +117,13 @@ def test_next_fit_with_so_many_documents_a_pack(case, most, long, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=5)))
     stream = PackStream(spec)
     packed = Packed.join(list(stream.plan(np.split(np.array(lengths), cuts))))
-    documents = [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.item_counts)[:-1])]
-    sizes = [pack.tolist() for pack in np.split(packed.items.size, np.cumsum(packed.item_counts)[:-1])]
+    documents = [
+        pack.tolist()
+        for pack in np.split(packed.items.document, np.cumsum(packed.item_counts)[:-1])
+    ]
+    sizes = [
+        pack.tolist() for pack in np.split(packed.items.size, np.cumsum(packed.item_counts)[:-1])
+    ]
     expected: list[list[int]] = []
     filled = 0
     for size in packed.items.size.tolist():  # as a loop would do it
@@ -120,7 +142,9 @@ def test_the_beginning_or_the_end_of_a_long_document_is_kept(case, algorithm):
     lengths, capacity = case
     if not any(lengths):
         return
-    plans = [plan_packs(lengths, capacity, algorithm, long) for long in ("truncate", "truncate_start")]
+    plans = [
+        plan_packs(lengths, capacity, algorithm, long) for long in ("truncate", "truncate_start")
+    ]
     assert plans[0].raw_plan == plans[1].raw_plan
     assert plans[0].counts == plans[1].counts
     assert not plans[0].items.offset.any()
@@ -165,12 +189,17 @@ def test_underfilled_packs_are_dropped_and_counted(case, min_fill):
 def test_plans_and_checksums_of_coordexp(case):
     algorithm = "bfd" if case["binpacking"] < "2" else "wfd"  # what the library's versions do
     min_fill = case["min_fill_ratio"] if case["packing_drop_last"] else 0.0
-    plan = plan_packs(case["lengths"], case["packing_length"], algorithm, "error", min_fill=min_fill)
+    plan = plan_packs(
+        case["lengths"], case["packing_length"], algorithm, "error", min_fill=min_fill
+    )
     assert plan.raw_plan == case["raw_plan"]
     assert plan.json_checksum() == case["raw_checksum"]
     assert plan.fill == pytest.approx(case["avg_fill"])
     counts = plan.counts
-    assert (counts.underfilled_items, counts.underfilled_tokens) == (case["samples_dropped"], case["tokens_dropped"])
+    assert (counts.underfilled_items, counts.underfilled_tokens) == (
+        case["samples_dropped"],
+        case["tokens_dropped"],
+    )
     for name, wanted in case["aligned"].items():
         world_size, drop_last = name.removeprefix("ws").split("_drop")
         if "error" in wanted or wanted["n"] == 0:
@@ -195,7 +224,9 @@ def test_what_is_too_long_for_coordexp(algorithm):
             assert plan_packs(json.loads(lengths), 10, algorithm, "error").raw_plan == expected
 
 
-@pytest.mark.parametrize("case", ALIGN["cases"], ids=lambda c: f"{c['packs']}-on-{c['world']}-{c['drop_last']}")
+@pytest.mark.parametrize(
+    "case", ALIGN["cases"], ids=lambda c: f"{c['packs']}-on-{c['world']}-{c['drop_last']}"
+)
 def test_alignment_of_coordexp(case):
     aligned = plan_packs([10] * case["packs"], 10).aligned_plan(case["world"], case["drop_last"])
     if "error" in case:  # its defect: see below
@@ -268,7 +299,11 @@ def test_no_packs_is_an_error_that_says_what_became_of_the_documents():
 
 @pytest.mark.parametrize(
     ("long", "said"),
-    [("keep", "long_documents=1"), ("drop", "dropped_documents=1, dropped_tokens=11"), ("split", "split_documents=1")],
+    [
+        ("keep", "long_documents=1"),
+        ("drop", "dropped_documents=1, dropped_tokens=11"),
+        ("split", "split_documents=1"),
+    ],
 )
 def test_what_becomes_of_long_documents_is_logged(long, said, caplog):
     with caplog.at_level(logging.INFO, "headrace"):
@@ -348,7 +383,9 @@ def test_pinned_checksums():
 
 def test_equal_plans_have_equal_checksums_whatever_the_dtype():
     plan = plan_packs([4, 8, 1, 4, 2, 1], 10)
-    narrow = type(plan)(plan.spec, plan.bounds, Items(*(x.astype(np.uint32) for x in plan.items)), plan.counts)
+    narrow = type(plan)(
+        plan.spec, plan.bounds, Items(*(x.astype(np.uint32) for x in plan.items)), plan.counts
+    )
     assert narrow.checksum == plan.checksum
 
 

@@ -24,7 +24,9 @@ ALGORITHMS = ("bfd", "next_fit", "wrap", "windowed", "bfd_split")
 
 
 def request_for(algorithm="bfd", **more) -> PlanRequest:
-    return PlanRequest("sha256:content", LENGTHS.size, PackSpec(256, algorithm, block_tokens=1024), more)
+    return PlanRequest(
+        "sha256:content", LENGTHS.size, PackSpec(256, algorithm, block_tokens=1024), more
+    )
 
 
 def chunks():
@@ -70,7 +72,11 @@ def test_a_large_plan_is_read_in_pieces(tmp_path, algorithm, store, monkeypatch)
     plan = open_plan(folder, request_for(algorithm), lengths, starts=starts)
     wanted = plan_packs(LENGTHS, 256, algorithm, block_tokens=1024)
     assert isinstance(plan.items.document, PiecedVector)
-    assert (len(plan), plan.max_items, plan.checksum) == (len(wanted), wanted.max_items, wanted.checksum)
+    assert (len(plan), plan.max_items, plan.checksum) == (
+        len(wanted),
+        wanted.max_items,
+        wanted.checksum,
+    )
     packs = np.random.default_rng(0).integers(0, len(plan), 20)
     (items, held), (same, count) = plan.of_packs(packs), wanted.of_packs(packs)
     assert (items.tolist(), held.tolist()) == (same.tolist(), count.tolist())
@@ -91,7 +97,8 @@ def test_a_damaged_piece_is_refused_when_it_is_read(tmp_path, monkeypatch):
     path.write_bytes(data)
     plan = open_plan(str(tmp_path), request_for(), never)
     with pytest.raises(
-        CacheCorruptError, match=r"size\.bin.*is not what was written .piece 0.*Delete the plan's folder"
+        CacheCorruptError,
+        match=r"size\.bin.*is not what was written .piece 0.*Delete the plan's folder",
     ):
         plan.items.size[np.array([5])]
 
@@ -101,7 +108,10 @@ def test_plans_of_earlier_releases_are_read_as_they_were(tmp_path, algorithm):
     """Such a plan has ``held.bin``, no ``start.bin``, and one digest for each file."""
     made = open_plan(str(tmp_path), request_for(algorithm), chunks)
     root = tmp_path / request_for(algorithm).fingerprint
-    vectors = {"held": np.diff(made.bounds).astype("<u4"), **{n: v for n, v in made.items._asdict().items() if v.any()}}
+    vectors = {
+        "held": np.diff(made.bounds).astype("<u4"),
+        **{n: v for n, v in made.items._asdict().items() if v.any()},
+    }
     record = json.loads((root / "plan.json").read_text())
     record = {key: record[key] for key in ("request", "counts", "checksum")} | {"arrays": {}}
     shutil.rmtree(root)
@@ -138,7 +148,10 @@ def test_every_flag_has_a_plan_of_its_own(tmp_path):
         PlanRequest("sha256:content", 400, PackSpec(256), {"template": "chat"}),
     ]
     assert len({r.fingerprint for r in [base, *others]}) == 1 + len(others)
-    assert base.fingerprint == PlanRequest("sha256:content", 400, PackSpec(256, long="keep")).fingerprint
+    assert (
+        base.fingerprint
+        == PlanRequest("sha256:content", 400, PackSpec(256, long="keep")).fingerprint
+    )
 
 
 def test_a_new_version_of_the_algorithms_has_another_plan(monkeypatch):
@@ -177,8 +190,14 @@ def test_a_damaged_record_is_noticed(tmp_path):
     del record["digest"]  # as plans of 0.2
     path.write_text(json.dumps(record))
     assert read_plan(str(tmp_path), asked) is not None
-    for array in ("bounds", "size"):  # objects would be looked for at the addresses that the file holds
-        shape = {"dtype": "O", "length": record["arrays"][array]["length"] * (1 if array == "bounds" else 0.5)}
+    for array in (
+        "bounds",
+        "size",
+    ):  # objects would be looked for at the addresses that the file holds
+        shape = {
+            "dtype": "O",
+            "length": record["arrays"][array]["length"] * (1 if array == "bounds" else 0.5),
+        }
         unsafe = {**record["arrays"], array: {**record["arrays"][array], **shape}}
         path.write_text(json.dumps({**record, "arrays": unsafe}))
         with pytest.raises(CacheCorruptError, match="does not describe its arrays"):
@@ -202,7 +221,11 @@ def test_every_damage_of_a_folder_of_plans_is_found_and_named(tmp_path):
     for path in sorted(one.iterdir()):
         content = path.read_bytes()
         for at in pick.integers(0, len(content), 8).tolist():
-            for damaged in (bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]]), content[:at], None):
+            for damaged in (
+                bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]]),
+                content[:at],
+                None,
+            ):
                 path.unlink() if damaged is None else path.write_bytes(damaged)
                 if damaged is None and path.name == "plan.json":
                     continue  # a plan to come
@@ -211,11 +234,14 @@ def test_every_damage_of_a_folder_of_plans_is_found_and_named(tmp_path):
         path.write_bytes(content)
     shutil.rmtree(one)
     shutil.copytree(other, one)
-    assert plan_findings(str(tmp_path)) == [(str(one), "is the plan of another request: somebody moved it there")]
+    assert plan_findings(str(tmp_path)) == [
+        (str(one), "is the plan of another request: somebody moved it there")
+    ]
 
 
 def test_a_plan_of_another_request_is_refused(tmp_path):
-    asked, other = request_for(), request_for("wfd")
+    asked = request_for()
+    other = request_for("wfd")
     open_plan(str(tmp_path), other, chunks)
     (tmp_path / other.fingerprint).rename(tmp_path / asked.fingerprint)
     with pytest.raises(PlanMismatchError, match="is the plan of another request"):
@@ -256,8 +282,12 @@ def test_plans_on_other_stores_are_read_as_they_are_on_disk(lengths):
 
 def test_several_who_make_a_plan_at_once_make_the_same(tmp_path):
     with ThreadPoolExecutor(6) as pool:
-        plans = list(pool.map(lambda _: open_plan(str(tmp_path), request_for("windowed"), chunks), range(12)))
-    assert {p.checksum for p in plans} == {plan_packs(LENGTHS, 256, "windowed", block_tokens=1024).checksum}
+        plans = list(
+            pool.map(lambda _: open_plan(str(tmp_path), request_for("windowed"), chunks), range(12))
+        )
+    assert {p.checksum for p in plans} == {
+        plan_packs(LENGTHS, 256, "windowed", block_tokens=1024).checksum
+    }
     (folder,) = tmp_path.iterdir()
     assert not [p.name for p in folder.iterdir() if "tmp" in p.name]
 
@@ -276,4 +306,6 @@ def test_plans_of_any_size_stream_to_disk(tmp_path, algorithm):
         found = read_plan(str(tmp_path), request)
         assert found is not None
         assert found.counts.packed_tokens == int(chunk.sum()) * chunks_
-    assert peaks[1] - peaks[0] < (192 - 16) * chunk.nbytes / 8  # less than threads have on their way
+    assert (
+        peaks[1] - peaks[0] < (192 - 16) * chunk.nbytes / 8
+    )  # less than threads have on their way

@@ -14,7 +14,9 @@ def test_starts_are_sums_whatever_the_chunks(chunks, data):
         starts.add(np.array(chunk, np.int64))
     lengths = np.array([n for chunk in chunks for n in chunk], np.int64)
     wanted = np.cumsum(lengths) - lengths
-    documents = np.array(data.draw(st.lists(st.integers(0, max(lengths.size - 1, 0)), max_size=9)), np.int64)
+    documents = np.array(
+        data.draw(st.lists(st.integers(0, max(lengths.size - 1, 0)), max_size=9)), np.int64
+    )
     documents = documents[: lengths.size and documents.size]
     assert starts.of(documents).tolist() == wanted[documents].tolist()
     if documents.size:

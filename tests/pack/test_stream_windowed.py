@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from headrace.pack.plan import plan_packs
 
-CAPACITY, BLOCK = 4096, 65_536
+CAPACITY = 4096
+BLOCK = 65_536
 
 
 def blocks_of_packs(plan, lengths, block):

@@ -50,7 +50,9 @@ def test_packs_of_documents_as_long_as_in_use(capacity):
     check_equal(PackSpec(capacity, "windowed", "split"), np.split(lengths, [7, 30_000]))
 
 
-@pytest.mark.parametrize("lengths", [np.ones(40_000, np.int64), np.full(3, 2**31 - 1), np.arange(4097)[::-1]])
+@pytest.mark.parametrize(
+    "lengths", [np.ones(40_000, np.int64), np.full(3, 2**31 - 1), np.arange(4097)[::-1]]
+)
 def test_packs_of_documents_of_one_token_and_of_huge_ones(lengths):
     check_equal(PackSpec(4096, "windowed", "keep"), [lengths])
 

@@ -21,13 +21,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> LmDataConfig:
     """Three sources, one of them packed, one with a name that bites."""
     root = tmp_path_factory.mktemp("report-caches")
     caches = {
-        name: tiny_cache(root / name, documents=300, seed=k).path for k, name in enumerate(("web", "code", "chat"))
+        name: tiny_cache(root / name, documents=300, seed=k).path
+        for k, name in enumerate(("web", "code", "chat"))
     }
     return LmDataConfig(
         components={
             "web": ComponentConfig(caches["web"], weight={"linear": {0: 3, 40: 1}}),
             NASTY: ComponentConfig(caches["code"], weight={"linear": {0: 1, 40: 3}}),
-            "chat": ComponentConfig(caches["chat"], weight={"step": {0: 0, 20: 1}}, packing=PackingConfig()),
+            "chat": ComponentConfig(
+                caches["chat"], weight={"step": {0: 0, 20: 1}}, packing=PackingConfig()
+            ),
         },
         seq_len=16,
         batch_size=16,
@@ -59,7 +62,10 @@ def config_file(tmp_path: Path, config: LmDataConfig) -> Path:
 @pytest.fixture
 def planned_file(tmp_path: Path, config: LmDataConfig) -> Path:
     """A config whose caches do not exist yet."""
-    parts = {n: ComponentConfig(f"{tmp_path}/none/{n}", weight=w, expected_tokens=2e8) for n, w in (("a", 3), ("b", 1))}
+    parts = {
+        n: ComponentConfig(f"{tmp_path}/none/{n}", weight=w, expected_tokens=2e8)
+        for n, w in (("a", 3), ("b", 1))
+    }
     path = tmp_path / "plan.yaml"
     path.write_text(dataclasses.replace(config, components=parts, num_steps=None).to_yaml())
     return path

@@ -26,7 +26,12 @@ class Outline(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.open, self.ids, self.links, self.scripts, self.tags, self.text = [], [], [], [], [], []
+        self.open = []
+        self.ids = []
+        self.links = []
+        self.scripts = []
+        self.tags = []
+        self.text = []
         self.policy = ""
         self.feed(page)
         assert self.open == []
@@ -36,7 +41,9 @@ class Outline(HTMLParser):
         self.tags.append(tag)
         if "id" in given:
             self.ids.append(given["id"])
-        self.links += [(tag, k, v) for k, v in attrs if k in ("src", "href", "srcset", "action", "data")]
+        self.links += [
+            (tag, k, v) for k, v in attrs if k in ("src", "href", "srcset", "action", "data")
+        ]
         assert not any(k.startswith("on") for k in given), given
         if given.get("http-equiv") == "Content-Security-Policy":
             self.policy = given["content"]
@@ -66,7 +73,9 @@ def outline(facts):
 
 
 def test_it_loads_nothing(outline):
-    assert {tag for tag, _, link in outline.links if not link.startswith("#")} == {"link"}  # the empty icon
+    assert {tag for tag, _, link in outline.links if not link.startswith("#")} == {
+        "link"
+    }  # the empty icon
     assert [link for tag, _, link in outline.links if tag == "link"] == ["data:,"]
     assert "default-src 'none'" in outline.policy
     assert "connect-src 'none'" in outline.policy
@@ -90,14 +99,39 @@ def test_contents_lead_to_every_section_and_ids_are_unique(facts, outline):
 
 def test_what_a_report_has_to_have_is_in_it(facts, outline):
     assert [s.name for s in sections(facts)] == [
-        "summary", "mixture", "order", "documents", "forecast", "program", "reads", "waiting", "stalls",
-        "provenance", "amendments", "config",
-    ]  # fmt: skip
+        "summary",
+        "mixture",
+        "order",
+        "documents",
+        "forecast",
+        "program",
+        "reads",
+        "waiting",
+        "stalls",
+        "provenance",
+        "amendments",
+        "config",
+    ]
     figures = json.loads(next(text for kind, text in outline.scripts if kind == "application/json"))
-    assert set(figures) == {f"chart-{n}" for n in (
-        "mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
-        "speed", "queue", "stalls", "own-0",
-    )} - ({"chart-stalls"} if not facts.records.stalls else set())  # fmt: skip
+    assert set(figures) == {
+        f"chart-{n}"
+        for n in (
+            "mixture",
+            "epochs",
+            "quality",
+            "lengths",
+            "fill",
+            "fetches",
+            "bytes",
+            "waiting",
+            "waits",
+            "loader-time",
+            "speed",
+            "queue",
+            "stalls",
+            "own-0",
+        )
+    } - ({"chart-stalls"} if not facts.records.stalls else set())
     assert set(figures) <= set(outline.ids)
     text = " ".join(outline.text)
     assert facts.plan is not None
@@ -129,15 +163,21 @@ def test_names_are_text(outline):
     assert "img" not in outline.tags
     assert NASTY in "".join(outline.text)
     figures = json.loads(next(text for kind, text in outline.scripts if kind == "application/json"))
-    assert NASTY in {series["name"] for series in figures["chart-mixture"]["series"]}  # charts.js sets it as text
+    assert NASTY in {
+        series["name"] for series in figures["chart-mixture"]["series"]
+    }  # charts.js sets it as text
 
 
 def test_figures_are_those_of_the_plan(facts):
     mixture = facts.plan.mixture
     figure = next(s for s in sections(facts) if s.name == "mixture").figures()["chart-mixture"]
     traces = {trace["name"]: trace for trace in figure["series"]}
-    np.testing.assert_allclose(traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(traces["web, target"]["y"], mixture.target[:, 0] / mixture.target.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        traces["web, target"]["y"], mixture.target[:, 0] / mixture.target.sum(axis=1), rtol=1e-5
+    )
     assert traces["web, target"]["group"] == traces["web"]["group"]
     assert facts.plan.plan.components[0].epochs == pytest.approx(
         mixture.tokens[:, 0].sum() / facts.plan.plan.components[0].row_tokens
@@ -183,7 +223,10 @@ def test_a_run_whose_log_has_no_config(run_folder, config_file, tmp_path):
     (bare / "manifest.json").write_bytes((run_folder / "manifest.json").read_bytes())
     for file in (run_folder / "stats").iterdir():
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        text = "".join(json.dumps({k: None if k == "config" else v for k, v in r.items()}) + "\n" for r in lines)
+        text = "".join(
+            json.dumps({k: None if k == "config" else v for k, v in r.items()}) + "\n"
+            for r in lines
+        )
         (bare / "stats" / file.name).write_text(text)
     facts = gather(str(bare))
     assert facts.plan is None
@@ -237,7 +280,9 @@ def test_only_a_report_is_written_over(facts, tmp_path):
 def test_a_page_is_small_whatever_the_number_of_sources(tmp_path, sources):
     cache = tiny_cache(tmp_path / "cache", documents=200).path
     weights = [{"linear": {0: 1, 500: k + 1}} for k in range(sources)]
-    components = {f"a-source-with-a-name-{k}": ComponentConfig(cache, weight=w) for k, w in enumerate(weights)}
+    components = {
+        f"a-source-with-a-name-{k}": ComponentConfig(cache, weight=w) for k, w in enumerate(weights)
+    }
     config = LmDataConfig(components, seq_len=16, batch_size=64, num_steps=1000)
     with config.loader() as loader, RunLog(loader, tmp_path / "run", config=config, every=1) as log:
         for step in range(60):
@@ -251,4 +296,7 @@ def test_what_would_flatten_all_lines_is_hidden_until_it_is_asked_for(facts):
     of_first = {name: getattr(mixture, name)[:, :1] for name in ("drawn", "target", "tokens")}
     repeated = {name: np.repeat(values, 40, axis=1) for name, values in of_first.items()}
     figure = mixture_chart(replace(mixture, names=tuple(map(str, range(40))), **repeated))
-    assert [series["name"] for series in figure["series"] if series.get("hidden")] == ["others", "others, target"]
+    assert [series["name"] for series in figure["series"] if series.get("hidden")] == [
+        "others",
+        "others, target",
+    ]

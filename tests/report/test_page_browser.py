@@ -38,8 +38,21 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-CHARTS = ["mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
-          "speed", "queue", "own-0"]  # fmt: skip
+CHARTS = [
+    "mixture",
+    "epochs",
+    "quality",
+    "lengths",
+    "fill",
+    "fetches",
+    "bytes",
+    "waiting",
+    "waits",
+    "loader-time",
+    "speed",
+    "queue",
+    "own-0",
+]
 
 WEB = "#chart-mixture .legend button >> nth=0"
 WEB_HIDDEN = "document.querySelector('#chart-mixture .legend button').getAttribute('aria-pressed') === 'false'"
@@ -58,9 +71,15 @@ OUTSIDE = """() => [...document.querySelectorAll('.plot .body svg')].flatMap((sv
 def chromium() -> Iterator:
     from playwright.sync_api import sync_playwright
 
-    path = os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    path = (
+        os.environ.get("HEADRACE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+    )
     if path is None:
-        pytest.fail("there is no Chromium: apt-get install chromium, or set HEADRACE_CHROMIUM to the path of one")
+        pytest.fail(
+            "there is no Chromium: apt-get install chromium, or set HEADRACE_CHROMIUM to the path of one"
+        )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
@@ -72,7 +91,9 @@ class Opened:
 
     def __init__(self, browser, url, **context):
         self.context = browser.new_context(viewport={"width": 1200, "height": 900}, **context)
-        self.page, self.said, self.asked = self.context.new_page(), [], []
+        self.page = self.context.new_page()
+        self.said = []
+        self.asked = []
         self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -203,7 +224,9 @@ def of_many_sources(request, tmp_path_factory) -> Path:
     """The report of a run with so many sources, in one cache."""
     root = tmp_path_factory.mktemp(f"sources-{request.param}")
     cache = tiny_cache(root / "cache", documents=300, seed=1).path
-    components = {f"source-{k:03}": ComponentConfig(cache, weight=1 + k % 7) for k in range(request.param)}
+    components = {
+        f"source-{k:03}": ComponentConfig(cache, weight=1 + k % 7) for k in range(request.param)
+    }
     config = LmDataConfig(components, seq_len=16, batch_size=16, num_steps=60)
     with config.loader() as loader, loader.iter_from_step(0) as batches:
         open_run(str(root / "run"), loader, 0)
@@ -223,7 +246,10 @@ def test_any_number_of_sources_fits_any_screen(chromium, of_many_sources, scheme
         assert found.page.evaluate("document.documentElement.scrollWidth") <= width
         assert found.page.evaluate(OUTSIDE) == []
         for chart in ("mixture", "epochs"):
-            body, legend = found.page.locator(f"#chart-{chart} .body"), found.page.locator(f"#chart-{chart} .legend")
+            body, legend = (
+                found.page.locator(f"#chart-{chart} .body"),
+                found.page.locator(f"#chart-{chart} .legend"),
+            )
             assert body.locator(".mark").count() > 0
             assert "NaN" not in body.inner_html()
             assert legend.bounding_box()["height"] < 400
@@ -237,7 +263,9 @@ def test_no_line_crosses_the_value_of_a_peak(chromium, report, tmp_path):
     values = np.where(np.isin(steps, [1, 20, 58]), 50.0, steps % 3)
     figure = measured_chart([SimpleNamespace(host=0, step=steps)], [values], axis("reads"))
     page = report.read_text()
-    (embedded,) = re.findall(r'<script id="figures" type="application/json">(.*?)</script>', page, re.DOTALL)
+    (embedded,) = re.findall(
+        r'<script id="figures" type="application/json">(.*?)</script>', page, re.DOTALL
+    )
     figures = json.loads(embedded) | {"chart-fetches": plain(figure)}
     path = tmp_path / "peaks.html"
     path.write_text(page.replace(embedded, json.dumps(figures).replace("<", "\\u003c")))
@@ -263,7 +291,9 @@ def test_no_line_crosses_the_value_of_a_peak(chromium, report, tmp_path):
 
 def test_contents_lead_to_their_section(opened):
     opened.page.click("nav a[href='#provenance']")
-    opened.until("Math.abs(document.getElementById('provenance').getBoundingClientRect().top) < 300")
+    opened.until(
+        "Math.abs(document.getElementById('provenance').getBoundingClientRect().top) < 300"
+    )
 
 
 def test_the_names_of_sources_do_nothing(opened):

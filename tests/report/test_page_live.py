@@ -69,7 +69,8 @@ def test_what_is_written_meanwhile_is_seen(tmp_path, monkeypatch):
         (folder / "stats").mkdir(parents=True)
         start = {"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}
         stats = [
-            {"kind": "stats", "step": s, "time": s, "stats": {"batches": s, "bytes_read": 2 * s}} for s in (10, 20)
+            {"kind": "stats", "step": s, "time": s, "stats": {"batches": s, "bytes_read": 2 * s}}
+            for s in (10, 20)
         ]
         lines = "".join(json.dumps(line) + "\n" for line in (start, *stats))
         (folder / "stats" / "host-00000.jsonl").write_text(lines)

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
-from headrace.report.plan_figures import document_lengths, largest, lengths_of, mixture_facts, pack_fill
+from headrace.report.plan_figures import (
+    document_lengths,
+    largest,
+    lengths_of,
+    mixture_facts,
+    pack_fill,
+)
 from headrace.testing import tiny_cache
 
 CACHES = [tiny_cache(seed=s, documents=60) for s in range(3)]
@@ -23,11 +29,15 @@ WEIGHT = st.one_of(
     st.tuples(st.floats(0.1, 9), st.integers(1, 80), st.floats(0.1, 9)).map(
         lambda w: {"linear": {0: w[0], w[1]: w[2]}}
     ),
-    st.tuples(st.floats(0.1, 9), st.integers(1, 80), st.floats(0.1, 9)).map(lambda w: {"step": {0: w[0], w[1]: w[2]}}),
+    st.tuples(st.floats(0.1, 9), st.integers(1, 80), st.floats(0.1, 9)).map(
+        lambda w: {"step": {0: w[0], w[1]: w[2]}}
+    ),
 )
 
 
-@given(st.tuples(WEIGHT, WEIGHT, WEIGHT), st.integers(1, 13), st.integers(1, 130), st.integers(1, 40))
+@given(
+    st.tuples(WEIGHT, WEIGHT, WEIGHT), st.integers(1, 13), st.integers(1, 130), st.integers(1, 40)
+)
 def test_spans_add_up_to_the_run(weights, batch, steps, spans):
     dataset = mixture(weights, {0: batch, 50: batch + 3})
     found = mixture_facts(dataset, steps, spans)

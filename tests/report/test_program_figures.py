@@ -30,7 +30,11 @@ def figures(step, **values):
 def test_figures_of_a_run_without_a_loader_reach_the_log_and_the_page(tmp_path):
     with RunLog(None, tmp_path, every=10) as log:
         for step in range(5):
-            log(step, rollout={"reward_mean": step / 10, "retries": 0}, train={"kl": np.float32(0.5)})
+            log(
+                step,
+                rollout={"reward_mean": step / 10, "retries": 0},
+                train={"kl": np.float32(0.5)},
+            )
     records = read_records(str(tmp_path))
     steps, rewards = records.figures["rollout/reward_mean"]
     assert (steps.tolist(), rewards.tolist()) == ([0, 1, 2, 3, 4], [0.0, 0.1, 0.2, 0.3, 0.4])
@@ -66,10 +70,14 @@ def test_what_is_not_one_number_is_named(tmp_path, value):
 def test_figures_without_a_name_are_named_and_arrays_of_one_number_are_numbers(tmp_path):
     unnamed: Any = 3.0
     with RunLog(None, tmp_path) as log:
-        with pytest.raises(ConfigError, match=r"train = 'float': are no figures\. Give them by name: train="):
+        with pytest.raises(
+            ConfigError, match=r"train = 'float': are no figures\. Give them by name: train="
+        ):
             log(0, train=unnamed)
         log(1, train={"a": jnp.ones((1,)), "b": jnp.bfloat16(1.5), "c": True, "d": float("nan")})
-    found = {name: values.tolist() for name, (_, values) in read_records(str(tmp_path)).figures.items()}
+    found = {
+        name: values.tolist() for name, (_, values) in read_records(str(tmp_path)).figures.items()
+    }
     assert str(found) == "{'train/a': [1.0], 'train/b': [1.5], 'train/c': [1.0], 'train/d': [nan]}"
 
 
@@ -77,7 +85,10 @@ def test_steps_that_were_done_again_count_once():
     text = START + b"".join(figures(s, a=1.0) for s in range(6))
     text += START + b"".join(figures(s, a=2.0) for s in (3, 4)) + figures(4, b=5.0)
     found = parse_records([text]).figures
-    assert (found["a"][0].tolist(), found["a"][1].tolist()) == ([0, 1, 2, 3, 4], [1.0, 1.0, 1.0, 2.0, 2.0])
+    assert (found["a"][0].tolist(), found["a"][1].tolist()) == (
+        [0, 1, 2, 3, 4],
+        [1.0, 1.0, 1.0, 2.0, 2.0],
+    )
     assert found["b"][0].tolist() == [4]
 
 
@@ -88,7 +99,9 @@ def test_very_many_steps_are_thinned_and_the_last_is_kept():
     assert steps[-1] == 3 * MAX_POINTS + 6
 
 
-NONSENSE = st.one_of(st.none(), st.text(max_size=4), st.integers(), st.floats(), st.lists(st.integers(), max_size=2))
+NONSENSE = st.one_of(
+    st.none(), st.text(max_size=4), st.integers(), st.floats(), st.lists(st.integers(), max_size=2)
+)
 
 
 @given(st.dictionaries(st.text(max_size=8), NONSENSE, max_size=4), st.integers(0, 99))
@@ -100,7 +113,12 @@ def test_nonsense_is_left_out_and_never_an_error(values, step):
 
 
 def test_figures_that_are_zero_throughout_have_a_row_and_no_chart():
-    found = parse_records([START + figures(0, **{"r/zero": 0.0, "r/x_mean": 1.0, "r/x_max": 2.0, "r/a_share": 0.5})])
+    found = parse_records(
+        [START + figures(0, **{"r/zero": 0.0, "r/x_mean": 1.0, "r/x_max": 2.0, "r/a_share": 0.5})]
+    )
     section = figures_section(found.figures)
-    assert [figure["series"][0]["name"] for figure in section.figures().values()] == ["r/a_share", "r/x_max"]
+    assert [figure["series"][0]["name"] for figure in section.figures().values()] == [
+        "r/a_share",
+        "r/x_max",
+    ]
     assert "r/zero" in section.parts()[-1]["html"]

@@ -30,7 +30,9 @@ def golden(name):
 ESTIMATORS = {("grpo", True): "slime", ("grpo", False): "dr_grpo"}
 
 
-@pytest.mark.parametrize("case", golden("slime_grpo")["cases"], ids=lambda c: f"{c['estimator']}-{len(c['rewards'])}")
+@pytest.mark.parametrize(
+    "case", golden("slime_grpo")["cases"], ids=lambda c: f"{c['estimator']}-{len(c['rewards'])}"
+)
 def test_slime(case):
     if case["estimator"] == "ppo":
         assert case["normalized"] == case["rewards"]  # ppo's rewards are not normalised: no preset
@@ -55,11 +57,16 @@ def test_megatron(case):
 
 def test_what_megatron_leaves_out_gets_nothing_and_moves_nothing():
     found = group_advantages(
-        np.array([1.0, 0.0, 9e9]), np.zeros(3, int), "megatron", counted=np.array([True, True, False])
+        np.array([1.0, 0.0, 9e9]),
+        np.zeros(3, int),
+        "megatron",
+        counted=np.array([True, True, False]),
     )
     alone = group_advantages(np.array([1.0, 0.0]), np.zeros(2, int), "megatron")
     assert found.values.tolist() == [*alone.values.tolist(), 0.0]
-    left_out = group_advantages(np.array([1.0, np.nan]), np.zeros(2, int), counted=np.array([True, False]))
+    left_out = group_advantages(
+        np.array([1.0, np.nan]), np.zeros(2, int), counted=np.array([True, False])
+    )
     assert (left_out.values.tolist(), left_out.single_groups) == ([0.0, 0.0], 1)
 
 
@@ -74,7 +81,8 @@ def test_trl(case):
 
 
 def test_advantages_of_the_whole_batch():
-    rewards, groups = np.array([1.0, 0.0, 1.0, 1.0, 4.0]), np.array([0, 0, 1, 1, 2])
+    rewards = np.array([1.0, 0.0, 1.0, 1.0, 4.0])
+    groups = np.array([0, 0, 1, 1, 2])
     without = group_advantages(rewards, groups, "reinforce_pp").values
     np.testing.assert_allclose(
         without, (rewards - rewards.mean()) / rewards.std(ddof=1), rtol=1e-6
@@ -88,15 +96,22 @@ def test_advantages_of_the_whole_batch():
 
 
 def test_leave_one_out_is_the_mean_of_the_others():
-    rewards, groups = np.array([3.0, 5.0, 1.0, 0.5, 2.0]), np.array([2, 9, 2, 9, 2])
-    expected = [r - np.mean([rewards[j] for j in range(5) if groups[j] == g and j != i]) for i, (r, g) in
-                enumerate(zip(rewards, groups, strict=True))]  # fmt: skip
-    np.testing.assert_allclose(group_advantages(rewards, groups, "rloo").values, expected, rtol=1e-12)
+    rewards = np.array([3.0, 5.0, 1.0, 0.5, 2.0])
+    groups = np.array([2, 9, 2, 9, 2])
+    expected = [
+        r - np.mean([rewards[j] for j in range(5) if groups[j] == g and j != i])
+        for i, (r, g) in enumerate(zip(rewards, groups, strict=True))
+    ]
+    np.testing.assert_allclose(
+        group_advantages(rewards, groups, "rloo").values, expected, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("case", golden("tinker_advantages")["cases"])
 def test_tinker(case):
-    found = group_advantages(np.array(case["rewards"]), np.zeros(len(case["rewards"]), int), "tinker").values
+    found = group_advantages(
+        np.array(case["rewards"]), np.zeros(len(case["rewards"]), int), "tinker"
+    ).values
     np.testing.assert_allclose(found, case["advantages"], atol=1e-7)
 
 
@@ -112,7 +127,9 @@ def test_all_constant_groups_leave_the_first():
 
 @pytest.mark.parametrize("case", golden("nanomoe_rl")["cases"])
 def test_nanomoe(case):
-    found = group_advantages(np.array(case["rewards"]), np.zeros(len(case["rewards"]), int), "nanomoe").values
+    found = group_advantages(
+        np.array(case["rewards"]), np.zeros(len(case["rewards"]), int), "nanomoe"
+    ).values
     weights = np.array(case["token_weights"])
     mask = np.array([*case["loss_mask"][1:], 0])
     np.testing.assert_allclose(found[:, None] * mask, weights, rtol=1e-6)
@@ -133,13 +150,16 @@ def test_slime_whitening(case):
 
 
 def test_whitening_keeps_the_mean_if_asked():
-    values, mask = np.array([1.0, 2.0, 5.0]), np.array([1, 1, 1])
+    values = np.array([1.0, 2.0, 5.0])
+    mask = np.array([1, 1, 1])
     assert whiten(values, mask, shift_mean=False).mean() == pytest.approx(values.mean())
     with pytest.raises(ConfigError, match="mask"):
         whiten(values, mask * 0)
 
 
-a_reward = st.floats(-5, 5).map(lambda r: round(r, 9))  # two that differ by 1e-300 have no variance in float64
+a_reward = st.floats(-5, 5).map(
+    lambda r: round(r, 9)
+)  # two that differ by 1e-300 have no variance in float64
 rewards_by_group = st.lists(st.lists(a_reward, min_size=1, max_size=6), min_size=1, max_size=6)
 
 

@@ -23,7 +23,12 @@ def choices(request, ids="token_ids", **more):
     for k in range(request["n"]):
         tokens = [*range(10, 10 + k), request["prompt"][-1]]
         said = {"tokens": [f"token_id:{t}" for t in tokens], "token_logprobs": [-0.5 - k] * (k + 1)}
-        choice = {"index": k, "text": f"text {k}", "finish_reason": "length" if k == 2 else "stop", "logprobs": said}
+        choice = {
+            "index": k,
+            "text": f"text {k}",
+            "finish_reason": "length" if k == 2 else "stop",
+            "logprobs": said,
+        }
         answer.append(choice | ({} if ids is None else {ids: tokens}) | more)
     return {"choices": answer[::-1]}
 
@@ -32,7 +37,10 @@ def choices(request, ids="token_ids", **more):
 def server():
     """Answers as ``say`` does: a status and a body. Has the requests, and what became of connections."""
     facts = SimpleNamespace(
-        requests=[], headers=[], say=lambda request: (200, choices(request)), closed=threading.Event()
+        requests=[],
+        headers=[],
+        say=lambda request: (200, choices(request)),
+        closed=threading.Event(),
     )
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,10 +87,16 @@ def sample(made):
 @pytest.mark.parametrize("ids", ["token_ids", "response_token_ids", None])
 def test_a_group_has_the_ids_and_log_probs_that_the_server_sampled(server, ids):
     server.say = lambda request: (200, choices(request, ids))
-    made = sampler(server, model="tiny", options={"temperature": 0.5}, headers={"Authorization": "Bearer 1"})
+    made = sampler(
+        server, model="tiny", options={"temperature": 0.5}, headers={"Authorization": "Bearer 1"}
+    )
     made.version = 4
     group = sample(made)
-    assert [row.tolist() for row in group.tokens] == [[5, 6, 7, 7], [5, 6, 7, 10, 7], [5, 6, 7, 10, 11, 7]]
+    assert [row.tolist() for row in group.tokens] == [
+        [5, 6, 7, 7],
+        [5, 6, 7, 10, 7],
+        [5, 6, 7, 10, 11, 7],
+    ]
     assert group.log_probs is not None
     assert group.truncated is not None
     assert [row.tolist() for row in group.log_probs] == [[-0.5], [-1.5, -1.5], [-2.5] * 3]
@@ -91,7 +105,14 @@ def test_a_group_has_the_ids_and_log_probs_that_the_server_sampled(server, ids):
     assert (group.prompt_len, group.policy_version) == (3, 4)
     ((path, request),) = server.requests
     assert path == "/v1/completions"
-    expected = {"prompt": [5, 6, 7], "n": 3, "max_tokens": 4, "model": "tiny", "temperature": 0.5, "logprobs": 1}
+    expected = {
+        "prompt": [5, 6, 7],
+        "n": 3,
+        "max_tokens": 4,
+        "model": "tiny",
+        "temperature": 0.5,
+        "logprobs": 1,
+    }
     assert expected.items() <= request.items()
     assert request["return_token_ids"] is True
     assert server.headers[0]["Authorization"] == "Bearer 1"
@@ -104,12 +125,18 @@ def test_scores_may_be_async_and_others_run_beside_the_event_loop(server):
 
     assert sample(sampler(server, later)).rewards.tolist() == [1.0, 0.0, 0.0]
     threads = []
-    sample(sampler(server, lambda prompt, completion: threads.append(threading.current_thread()) or 0.0))
+    sample(
+        sampler(
+            server, lambda prompt, completion: threads.append(threading.current_thread()) or 0.0
+        )
+    )
     assert threading.main_thread() not in threads
 
 
 def test_a_dataset_trains_on_them_with_many_requests_at_once(server):
-    settings = RLSettings(seq_len=16, groups_per_batch=4, seed=0, in_flight=8, max_staleness=1, retries=1)
+    settings = RLSettings(
+        seq_len=16, groups_per_batch=4, seed=0, in_flight=8, max_staleness=1, retries=1
+    )
     prompts = [np.array([n, n + 1]) for n in range(9)]
     with RLDataset(prompts, sampler(server), settings) as dataset:
         batch = dataset.next_batch(0)
@@ -144,7 +171,11 @@ FINAL = [
     (301, b"", "HTTP 301"),
     (200, b"<html>hello</html>", "ids and log prob"),
     (200, {"choices": []}, "gave 0 completions"),
-    (200, {"choices": [{"index": 0, "text": "a", "finish_reason": "stop", "logprobs": None}]}, "ids and log prob"),
+    (
+        200,
+        {"choices": [{"index": 0, "text": "a", "finish_reason": "stop", "logprobs": None}]},
+        "ids and log prob",
+    ),
 ]
 
 
@@ -194,10 +225,16 @@ def test_a_server_that_is_not_there_and_one_that_is_none(server):
     async def main():
         async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as other:
             url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
-            with pytest.raises(SamplerError, match=r"cannot be reached, or broke off.*Start the server"):
-                await CompletionsSampler(url, right, group_size=1, max_tokens=1).sample_and_score(PROMPT)
+            with pytest.raises(
+                SamplerError, match=r"cannot be reached, or broke off.*Start the server"
+            ):
+                await CompletionsSampler(url, right, group_size=1, max_tokens=1).sample_and_score(
+                    PROMPT
+                )
         with pytest.raises(SamplerError, match="cannot be reached"):
-            await CompletionsSampler(url, right, group_size=1, max_tokens=1).sample_and_score(PROMPT)
+            await CompletionsSampler(url, right, group_size=1, max_tokens=1).sample_and_score(
+                PROMPT
+            )
 
     asyncio.run(main())
 
@@ -212,7 +249,13 @@ def test_an_answer_that_does_not_come_ends_with_the_time_and_closes_the_connecti
 def test_a_call_that_is_aborted_closes_its_connection(server):
     server.say = lambda request: None if request["prompt"] == [1] else (200, choices(request))
     settings = RLSettings(
-        seq_len=16, groups_per_batch=1, seed=0, prompt_order="listed", in_flight=2, max_staleness=1, stragglers="abort"
+        seq_len=16,
+        groups_per_batch=1,
+        seed=0,
+        prompt_order="listed",
+        in_flight=2,
+        max_staleness=1,
+        stragglers="abort",
     )
     prompts = [np.array([n + 1]) for n in range(50)]
     made = sampler(server)
@@ -224,7 +267,9 @@ def test_a_call_that_is_aborted_closes_its_connection(server):
         assert dataset.totals["aborted_groups"] >= 1
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "http://a:b", "http://a:99999"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a", "http://", "http://a:b", "http://a:99999"]
+)
 def test_a_url_that_is_none_is_named(url):
     with pytest.raises(ConfigError, match="url"):
         CompletionsSampler(url, right, group_size=1, max_tokens=1)

@@ -26,14 +26,21 @@ class Scripted:
     """Rewards by position; every completion names its position and its number. Counts what was asked."""
 
     def __init__(self, rewards=lambda position: [0.0, 1.0, float(position % 3)], version=0):
-        self.rewards, self.version, self.asked = rewards, version, []
+        self.rewards = rewards
+        self.version = version
+        self.asked = []
 
     def sample_and_score(self, prompt):
         self.asked.append(prompt.position)
         rewards = np.array(self.rewards(prompt.position), float)
-        tokens = [np.array([*prompt.tokens, 100 + prompt.position, *[k] * (k + 1)]) for k in range(rewards.size)]
+        tokens = [
+            np.array([*prompt.tokens, 100 + prompt.position, *[k] * (k + 1)])
+            for k in range(rewards.size)
+        ]
         log_probs = [-np.arange(1, t.size, dtype=np.float32) for t in tokens]
-        return ScoredGroup(tokens, rewards, prompt.tokens.size, log_probs, policy_version=self.version)
+        return ScoredGroup(
+            tokens, rewards, prompt.tokens.size, log_probs, policy_version=self.version
+        )
 
 
 def dataset(sampler, store=None, **options):
@@ -48,9 +55,13 @@ def segments(batch):
             at = slice(batch.cu_seqlens[b, k], batch.cu_seqlens[b, k] + n)
             if n:
                 yield (
-                    batch.tokens[b, at], batch.token_weights[b, at], batch.rewards[b, k], batch.group_ids[b, k],
-                    batch.log_probs[b, at], batch.policy_version[b, at],
-                )  # fmt: skip
+                    batch.tokens[b, at],
+                    batch.token_weights[b, at],
+                    batch.rewards[b, k],
+                    batch.group_ids[b, k],
+                    batch.log_probs[b, at],
+                    batch.policy_version[b, at],
+                )
 
 
 @pytest.mark.parametrize("preset", ["nanomoe", "slime", "megatron", "tinker", "dr_grpo"])
@@ -74,7 +85,9 @@ def test_a_batch_holds_the_advantages_of_its_groups(preset):
 
 
 def test_prompts_are_not_trained_on():
-    group = ScoredGroup.dense(np.arange(8).reshape(2, 4), np.full((2, 2), -0.5), np.array([0.0, 1.0]), 2)
+    group = ScoredGroup.dense(
+        np.arange(8).reshape(2, 4), np.full((2, 2), -0.5), np.array([0.0, 1.0]), 2
+    )
 
     class One:
         def sample_and_score(self, prompt):
@@ -90,10 +103,17 @@ def test_groups_that_teach_nothing_are_left_out_and_counted():
     found = dataset(Scripted(lambda p: rewards.get(p, [0.0, 1.0])))
     found.next_batch()
     assert found.store.record(0).positions == [3, 4, 5]
-    assert found.store.record(0).dropped == {0: "zero_std_1.0", 1: "zero_std_0.5", 2: "zero_std_0.1"}
+    assert found.store.record(0).dropped == {
+        0: "zero_std_1.0",
+        1: "zero_std_0.5",
+        2: "zero_std_0.1",
+    }
     assert {k: v for k, v in found.counts.items() if v} == {
-        "valid_groups": 3, "attempts_per_batch": 6, "zero_var_groups": 2, "single_groups": 1,
-    }  # fmt: skip
+        "valid_groups": 3,
+        "attempts_per_batch": 6,
+        "zero_var_groups": 2,
+        "single_groups": 1,
+    }
     found.next_batch()
     assert found.counts["attempts_per_batch"] == 3
     assert found.totals["valid_groups"] == 6
@@ -123,7 +143,9 @@ def test_completions_longer_than_a_row_are_counted():
 
 def test_groups_that_are_all_left_out_end_the_run_with_the_counts():
     sampler = Scripted(lambda p: [1.0, 1.0] if p % 2 else [0.0, 0.0])
-    with pytest.raises(NoGroupError, match=r"max_attempts = 5.*step 0 \(zero_std_0.0: 3, zero_std_1.0: 2\)"):
+    with pytest.raises(
+        NoGroupError, match=r"max_attempts = 5.*step 0 \(zero_std_0.0: 3, zero_std_1.0: 2\)"
+    ):
         dataset(sampler, max_attempts=5).next_batch()
     assert len(sampler.asked) == 5
 
@@ -184,7 +206,9 @@ def test_admission_is_by_the_oldest_token_and_old_tokens_may_be_masked_instead()
 
 
 @given(
-    crashes=st.lists(st.integers(1, 12), max_size=5), at_a_time=st.integers(1, 5), checkpoint_every=st.integers(1, 3)
+    crashes=st.lists(st.integers(1, 12), max_size=5),
+    at_a_time=st.integers(1, 5),
+    checkpoint_every=st.integers(1, 3),
 )
 @settings(max_examples=25)
 def test_a_crash_loses_nothing_and_doubles_nothing(crashes, at_a_time, checkpoint_every):
@@ -204,7 +228,8 @@ def test_a_crash_loses_nothing_and_doubles_nothing(crashes, at_a_time, checkpoin
     calm = dataset(Scripted(sampler.rewards), prompts_at_a_time=at_a_time)
     wanted = [calm.next_batch(s) for s in range(steps)]
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        step, trained = 0, {}
+        step = 0
+        trained = {}
         found = dataset(sampler, store=RolloutStore(folder))
         for budget in [*crashes, 0]:
             sampler.left = budget
@@ -220,7 +245,9 @@ def test_a_crash_loses_nothing_and_doubles_nothing(crashes, at_a_time, checkpoin
                 continue
         used = [p for r in found.store.records() for p in [*r.positions, *r.dropped]]
         assert sorted(used) == list(range(found.store.next_position))
-        assert len(set(sampler.asked)) == len(sampler.asked)  # nothing that was stored was sampled again
+        assert len(set(sampler.asked)) == len(
+            sampler.asked
+        )  # nothing that was stored was sampled again
     for s in range(steps):
         assert np.array_equal(trained[s].tokens, wanted[s].tokens)
         assert np.array_equal(trained[s].token_weights, wanted[s].token_weights)
@@ -246,7 +273,11 @@ def test_a_batch_that_does_not_fit_is_no_step_yet(bounds, tmp_path):
     small = dataset(Scripted(), store=RolloutStore(tmp_path), **bounds)
     with pytest.raises(ConfigError, match=next(iter(bounds))):
         small.next_batch()
-    assert (small.store.next_step, small.store.next_position, small.store.pending) == (0, 0, [0, 1, 2])
+    assert (small.store.next_step, small.store.next_position, small.store.pending) == (
+        0,
+        0,
+        [0, 1, 2],
+    )
     assert small.totals == {}
     other = Scripted()
     small.store.close()
@@ -281,14 +312,21 @@ def test_a_store_is_one_run_s(tmp_path):
 
 def test_a_group_survives_its_file_exactly():
     group = ScoredGroup(
-        [np.array([1, 2, 3], np.uint16), np.array([4], np.uint16)], np.array([0.1, 1 / 3]), 1,
-        [np.array([-0.1, -0.2], np.float32), np.zeros(0, np.float32)], [np.array([0, 1, 0]), np.array([1])],
+        [np.array([1, 2, 3], np.uint16), np.array([4], np.uint16)],
+        np.array([0.1, 1 / 3]),
+        1,
+        [np.array([-0.1, -0.2], np.float32), np.zeros(0, np.float32)],
+        [np.array([0, 1, 0]), np.array([1])],
         [np.array([0, 7, 8]), np.array([9])],
-    )  # fmt: skip
+    )
     again = ScoredGroup.from_bytes(group.to_bytes(), "x")
-    for mine, theirs in zip(group.examples(np.ones(2), 0), again.examples(np.ones(2), 0), strict=True):
+    for mine, theirs in zip(
+        group.examples(np.ones(2), 0), again.examples(np.ones(2), 0), strict=True
+    ):
         for field in dataclasses.fields(mine):
-            assert np.array_equal(getattr(mine, field.name), getattr(theirs, field.name)), field.name
+            assert np.array_equal(getattr(mine, field.name), getattr(theirs, field.name)), (
+                field.name
+            )
     assert again.rewards.tolist() == group.rewards.tolist()
     assert again.oldest_version == 7
 
@@ -296,7 +334,9 @@ def test_a_group_survives_its_file_exactly():
 def test_prompts_of_a_cache_and_the_iterator():
     cache = tiny_cache(documents=9)
     prompts = CachePrompts(cache)
-    found = RLDataset(prompts, Scripted(), RLSettings(seq_len=128, groups_per_batch=2, seed=3, multiple=2))
+    found = RLDataset(
+        prompts, Scripted(), RLSettings(seq_len=128, groups_per_batch=2, seed=3, multiple=2)
+    )
     batches = [batch for batch, _ in zip(found, range(3), strict=False)]
     assert len(prompts) == 9
     assert all(b.batch_size % 2 == 0 for b in batches)
@@ -313,7 +353,12 @@ def test_prompts_of_a_cache_and_the_iterator():
         ("prompts", lambda: RLDataset([], Scripted(), RLSettings(8, 1, 0))),
         ("tokens", lambda: ScoredGroup([], np.zeros(0), 1)),
         ("rewards", lambda: ScoredGroup([np.array([1])], np.zeros(2), 1)),
-        ("log_probs[0]", lambda: ScoredGroup([np.array([1])], np.zeros(1), 1, [np.zeros(2)]).examples(np.ones(1), 0)),
+        (
+            "log_probs[0]",
+            lambda: ScoredGroup([np.array([1])], np.zeros(1), 1, [np.zeros(2)]).examples(
+                np.ones(1), 0
+            ),
+        ),
     ],
 )
 def test_bad_input(field, make):
@@ -326,13 +371,19 @@ def test_columns_of_rollouts_are_beside_their_tokens(tmp_path):
     """Stored and read back, they come with the tokens of each completion; groups without them have zeros."""
     ids = [np.array([[1, 2], [3, 4], [5, 6]]), np.array([[7, 8], [9, 10]])]
     columns = {"ids": ids, "score": [[0.5] * 3, [1.5] * 2]}
-    group = ScoredGroup([np.array([1, 2, 3]), np.array([4, 5])], np.array([1.0, 0.0]), 1, extras=columns)
+    group = ScoredGroup(
+        [np.array([1, 2, 3]), np.array([4, 5])], np.array([1.0, 0.0]), 1, extras=columns
+    )
     again = ScoredGroup.from_bytes(group.to_bytes(), "x")
     examples = [*again.examples(np.array([1.0, -1.0]), 0), Example(np.array([6, 7]))]
     batch = pack_examples(examples, 8)
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
-    assert batch.extras["ids"].tolist() == [[[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [0, 0], [0, 0], [0, 0]]]
+    assert batch.extras["ids"].tolist() == [
+        [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [0, 0], [0, 0], [0, 0]]
+    ]
     assert batch.extras["score"].tolist() == [[0.5, 0.5, 0.5, 1.5, 1.5, 0, 0, 0]]
     assert batch.of_labels("score").tolist() == [[0.5, 0.5, 0, 1.5, 0, 0, 0, 0]]
-    with pytest.raises(ConfigError, match=r"extras.score\[1\] = \(3,\): are not numbers of the 2 tokens"):
+    with pytest.raises(
+        ConfigError, match=r"extras.score\[1\] = \(3,\): are not numbers of the 2 tokens"
+    ):
         ScoredGroup(group.tokens, group.rewards, 1, extras={"score": [np.zeros(3), np.zeros(3)]})

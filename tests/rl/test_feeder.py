@@ -32,7 +32,9 @@ class Policy:
     """Its version, which samplers stamp on what they sample, and which positions were asked for."""
 
     def __init__(self, seconds=lambda position: 0.0):
-        self.version, self.seconds, self.asked = 0, seconds, []
+        self.version = 0
+        self.seconds = seconds
+        self.asked = []
 
     def sample_and_score(self, prompt):
         version = self.version
@@ -42,7 +44,13 @@ class Policy:
 
 
 def dataset(sampler, store=None, **options):
-    options = {"seq_len": 16, "groups_per_batch": 3, "seed": 0, "in_flight": 6, "stragglers": "keep"} | options
+    options = {
+        "seq_len": 16,
+        "groups_per_batch": 3,
+        "seed": 0,
+        "in_flight": 6,
+        "stragglers": "keep",
+    } | options
     return RLDataset(PROMPTS, sampler, RLSettings(**options), store=store)
 
 
@@ -71,7 +79,9 @@ def used(store):
     in_flight=st.integers(1, 9),
 )
 @settings(max_examples=12)
-def test_no_token_is_older_than_the_bound_and_no_prompt_is_used_twice(delays, max_staleness, stragglers, in_flight):
+def test_no_token_is_older_than_the_bound_and_no_prompt_is_used_twice(
+    delays, max_staleness, stragglers, in_flight
+):
     class Abortable(Policy):
         def abort(self, prompt):
             pass
@@ -113,7 +123,10 @@ def test_the_same_log_replays_the_same_batches_and_samples_nothing(tmp_path):
     with RolloutStore(tmp_path) as store, dataset(policy, store, max_staleness=2) as made:
         batches = train(made, policy, 6)
     idle = Policy()
-    with RolloutStore(tmp_path) as store, dataset(idle, store, max_staleness=2, stragglers="wait") as again:
+    with (
+        RolloutStore(tmp_path) as store,
+        dataset(idle, store, max_staleness=2, stragglers="wait") as again,
+    ):
         assert [digest(again.next_batch(s)) for s in range(6)] == [digest(b) for b in batches]
         positions = [r.positions for r in store.records()]
     follower = RLDataset(PROMPTS, None, again.settings, store=RolloutStore(tmp_path, follow=True))
@@ -158,7 +171,10 @@ def test_nothing_is_begun_for_a_policy_that_is_not_there_yet():
         while len(policy.asked) < 9:
             time.sleep(0.001)
         time.sleep(0.02)
-        assert len(policy.asked) in (9, 10)  # two steps ahead, and what the step could not do without, if it was late
+        assert len(policy.asked) in (
+            9,
+            10,
+        )  # two steps ahead, and what the step could not do without, if it was late
 
 
 def test_a_call_that_fails_is_made_again_so_often():
@@ -180,13 +196,16 @@ def test_a_call_that_fails_is_made_again_so_often():
     with dataset(policy, retries=1, keep=None, stragglers="wait") as made:
         with pytest.raises(OSError, match="gone") as caught:
             made.next_batch(0)
-        assert caught.value.__notes__ == [f"2 calls failed of group 1, of prompt {made.order(np.array([1]))[0]}"]
+        assert caught.value.__notes__ == [
+            f"2 calls failed of group 1, of prompt {made.order(np.array([1]))[0]}"
+        ]
         made.next_batch(0)  # the run goes on with it
         assert made.store.record(0).positions == [0, 1, 2]
 
 
 def test_a_sampler_that_hangs_is_named_and_given_up(caplog):
-    hangs, end = threading.Event(), threading.Event()
+    hangs = threading.Event()
+    end = threading.Event()
 
     class Hangs(Policy):
         def sample_and_score(self, prompt):
@@ -195,8 +214,17 @@ def test_a_sampler_that_hangs_is_named_and_given_up(caplog):
                 end.wait(60)
             return super().sample_and_score(prompt)
 
-    options = {"hang_s": 0.02, "stragglers": "wait", "keep": None, "groups_per_batch": 2, "in_flight": 2}
-    with caplog.at_level(logging.WARNING), dataset(Hangs(), timeout_s=0.3, retries=1, **options) as made:
+    options = {
+        "hang_s": 0.02,
+        "stragglers": "wait",
+        "keep": None,
+        "groups_per_batch": 2,
+        "in_flight": 2,
+    }
+    with (
+        caplog.at_level(logging.WARNING),
+        dataset(Hangs(), timeout_s=0.3, retries=1, **options) as made,
+    ):
         made.next_batch(0)
         assert made.counts["timeouts"] == 1
         end.set()
@@ -204,7 +232,10 @@ def test_a_sampler_that_hangs_is_named_and_given_up(caplog):
     hangs.clear()
     end.clear()
     with dataset(Hangs(), timeout_s=0.05, **options) as made:
-        with pytest.raises(SamplerError, match=r"timeout_s = 0.05: the sampler has not answered \(group 1, of prompt"):
+        with pytest.raises(
+            SamplerError,
+            match=r"timeout_s = 0.05: the sampler has not answered \(group 1, of prompt",
+        ):
             made.next_batch(0)
         end.set()
 
@@ -214,7 +245,9 @@ def test_what_is_too_old_is_aborted_and_goes_on_from_what_there_was(tmp_path):
         """Takes three versions of the policy for position 1, and gives back what it has when it is aborted."""
 
         def __init__(self):
-            self.version, self.stops, self.seen = 0, {}, []
+            self.version = 0
+            self.stops = {}
+            self.seen = []
 
         async def sample_and_score(self, prompt):
             if prompt.position != 1:
@@ -234,7 +267,13 @@ def test_what_is_too_old_is_aborted_and_goes_on_from_what_there_was(tmp_path):
                 self.stops[prompt.position].set()
 
     policy = Long()
-    options = {"max_staleness": 1, "stale": "mask", "stragglers": "abort", "keep": None, "in_flight": 3}
+    options = {
+        "max_staleness": 1,
+        "stale": "mask",
+        "stragglers": "abort",
+        "keep": None,
+        "in_flight": 3,
+    }
     with RolloutStore(tmp_path) as store, dataset(policy, store, **options) as made:
         step = 0
         while 1 not in used(store):
@@ -253,7 +292,9 @@ def test_a_prompt_that_is_always_too_late_is_left_out_and_counted():
 
     for stragglers, reason in (("keep", "stale"), ("abort", "stale")):
         policy = Slow(lambda p: 0.03 if p == 1 else 0.0)
-        with dataset(policy, stragglers=stragglers, max_staleness=0, max_renewals=2, keep=None) as made:
+        with dataset(
+            policy, stragglers=stragglers, max_staleness=0, max_renewals=2, keep=None
+        ) as made:
             step = 0
             while 1 not in used(made.store):
                 train(made, policy, step + 1, first=step)
@@ -289,18 +330,42 @@ def test_an_async_sampler_runs_on_one_loop():
         ("in_flight", lambda: dataset(Policy(), in_flight=0), "at least 1"),
         ("groups_per_batch", lambda: dataset(Policy(), groups_per_batch=0), "at least 1"),
         ("stragglers", lambda: dataset(Policy(), stragglers="abbort"), "Did you mean 'abort'"),
-        ("max_staleness", lambda: dataset(Policy(), stragglers="abort"), "Set max_staleness, e.g. max_staleness=1"),
-        ("sampler", lambda: dataset(Policy(), stragglers="abort", max_staleness=1), r"Policy.*abort\(prompt\)"),
+        (
+            "max_staleness",
+            lambda: dataset(Policy(), stragglers="abort"),
+            "Set max_staleness, e.g. max_staleness=1",
+        ),
+        (
+            "sampler",
+            lambda: dataset(Policy(), stragglers="abort", max_staleness=1),
+            r"Policy.*abort\(prompt\)",
+        ),
         ("rows", lambda: dataset(Policy(), rows=3, ranks=2), "Use 4 rows"),
-        ("sample_and_score()", lambda: dataset(Policy(), group_size=3).next_batch(), r"= 2: .*\(group \d, of prompt"),
-        ("sample_and_score()", lambda: dataset(Nothing()).next_batch(), r"NoneType.*\(group \d, of prompt"),
+        (
+            "sample_and_score()",
+            lambda: dataset(Policy(), group_size=3).next_batch(),
+            r"= 2: .*\(group \d, of prompt",
+        ),
+        (
+            "sample_and_score()",
+            lambda: dataset(Nothing()).next_batch(),
+            r"NoneType.*\(group \d, of prompt",
+        ),
         (
             "sample_and_score()",
             lambda: dataset(Gives(no_progress)).next_batch(),
             "no more tokens .* Go on from",
         ),
-        ("sample_and_score()", lambda: dataset(Gives(lambda p: PartialGroup({}))).next_batch(), "'dict': is no Scored"),
-        ("keep", lambda: dataset(Policy(), keep=lambda rewards: True).next_batch(), r"True: .* Return Verdict\(True\)"),
+        (
+            "sample_and_score()",
+            lambda: dataset(Gives(lambda p: PartialGroup({}))).next_batch(),
+            "'dict': is no Scored",
+        ),
+        (
+            "keep",
+            lambda: dataset(Policy(), keep=lambda rewards: True).next_batch(),
+            r"True: .* Return Verdict\(True\)",
+        ),
         ("keep", lambda: dataset(Policy(), keep="nonzero_std"), "Give a function .*nonzero_std"),
         ("in_flight", lambda: dataset(Policy(), in_flight="4"), "'4': must be a whole number"),
         ("seq_len", lambda: dataset(Policy(), seq_len=None), "must be a number. Give one."),
@@ -347,7 +412,9 @@ def test_rows_are_dealt_to_ranks_of_one_cost(ranks):
 def test_kills_at_random_moments_lose_nothing_and_double_nothing():
     """A few; ``--kills 30`` is the bench's."""
     bench = Path(__file__).parents[2] / "scripts" / "bench" / "bench_rollouts.py"
-    done = subprocess.run([sys.executable, str(bench), "--kills", "3", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(bench), "--kills", "3", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -371,11 +438,20 @@ def made_within(made, step, version=0, looks=100):
     first=st.sampled_from([0, 5]),
 )
 @settings(max_examples=15)
-def test_steps_are_made_with_few_calls_and_whatever_is_stored(in_flight, max_staleness, stragglers, stored, first):
+def test_steps_are_made_with_few_calls_and_whatever_is_stored(
+    in_flight, max_staleness, stragglers, stored, first
+):
     policy = Policy()
-    options = {"max_staleness": max_staleness, "stragglers": stragglers, "keep": None, "in_flight": in_flight}
+    options = {
+        "max_staleness": max_staleness,
+        "stragglers": stragglers,
+        "keep": None,
+        "in_flight": in_flight,
+    }
     with RolloutStore(None) as store:
-        for position in range(stored):  # of version 0: what other processes, or other settings, left
+        for position in range(
+            stored
+        ):  # of version 0: what other processes, or other settings, left
             store.put_group(position, group(Prompt(position, 0, PROMPTS[0])))
         with dataset(policy, store, **options) as made:
             for step in range(3):
@@ -392,7 +468,9 @@ def test_what_ends_a_process_ends_no_other_call():
             await asyncio.sleep(0.001)
             return group(prompt)
 
-    with dataset(Ends(), in_flight=2, groups_per_batch=500) as made:  # not full without the one that raises
+    with dataset(
+        Ends(), in_flight=2, groups_per_batch=500
+    ) as made:  # not full without the one that raises
         with pytest.raises(SystemExit):
             made_within(made, 0)
         for _ in range(3):  # the loop goes on
@@ -410,7 +488,10 @@ def test_a_closed_dataset_makes_no_step_and_a_closed_store_takes_no_group(tmp_pa
         made_within(made, 0)
     with RolloutStore(tmp_path) as store:
         made = dataset(Policy(), store)
-    with pytest.raises(CacheError, match=r"closed while a group was sampled\. Close the RLDataset .*, then its store"):
+    with pytest.raises(
+        CacheError,
+        match=r"closed while a group was sampled\. Close the RLDataset .*, then its store",
+    ):
         store.put_group(0, group(Prompt(0, 0, PROMPTS[0])))
     assert RolloutStore(tmp_path).describe()["logs"]["steps"]["closed"]
     made.close()
@@ -447,7 +528,13 @@ def test_an_aborted_call_that_does_not_end_is_given_up_and_its_abort_may_fail(ca
         def abort(self, prompt):
             raise RuntimeError("no route")
 
-    options = {"stragglers": "abort", "max_staleness": 0, "timeout_s": 0.3, "retries": 1, "in_flight": 1}
+    options = {
+        "stragglers": "abort",
+        "max_staleness": 0,
+        "timeout_s": 0.3,
+        "retries": 1,
+        "in_flight": 1,
+    }
     sampler = Deaf()
     with dataset(sampler, groups_per_batch=1, **options) as made:
         while 0 not in sampler.asked:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.rl.prompt_order import ListedOrder, PromptOrder, SlimeOrder, rollout_shares, tinker_schedule
+from headrace.rl.prompt_order import (
+    ListedOrder,
+    PromptOrder,
+    SlimeOrder,
+    rollout_shares,
+    tinker_schedule,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -32,7 +38,11 @@ def test_the_order_is_pinned():
 
 
 def test_passes_and_seeds_differ():
-    orders = {tuple(PromptOrder(20, seed=s)(np.arange(e * 20, e * 20 + 20)).tolist()) for s in (0, 1) for e in range(4)}
+    orders = {
+        tuple(PromptOrder(20, seed=s)(np.arange(e * 20, e * 20 + 20)).tolist())
+        for s in (0, 1)
+        for e in range(4)
+    }
     assert len(orders) == 8
 
 
@@ -42,7 +52,9 @@ def test_slime(case):
     order = SlimeOrder(case["n"], seed=case["seed"])
     assert order(positions).tolist() == case["order"]
     assert [int(order(np.array([p]))[0]) for p in positions[::-1]] == case["order"][::-1]
-    across = order(np.array([case["n"] - 1, case["n"]])).tolist()  # the end of an epoch and the beginning of the next
+    across = order(
+        np.array([case["n"] - 1, case["n"]])
+    ).tolist()  # the end of an epoch and the beginning of the next
     assert across == [int(order(np.array([p]))[0]) for p in (case["n"] - 1, case["n"])]
 
 
@@ -52,8 +64,13 @@ def test_listed_prompts_come_as_they_are_listed():
 
 @pytest.mark.parametrize("case", cases("tinker_rl_interleave"))
 def test_tinker(case):
-    sizes = [(batches - 1) * groups + last for batches, groups, last in case["sources(batches,groups,last)"]]
-    found = tinker_schedule(sizes, case["weights"], case["groups_per_batch"], case["total_batches"], seed=case["seed"])
+    sizes = [
+        (batches - 1) * groups + last
+        for batches, groups, last in case["sources(batches,groups,last)"]
+    ]
+    found = tinker_schedule(
+        sizes, case["weights"], case["groups_per_batch"], case["total_batches"], seed=case["seed"]
+    )
     assert [[list(place) for place in batch] for batch in found] == case["schedule"]
 
 
@@ -76,7 +93,9 @@ def test_shares_of_megatron_rl(case):
     assert rollout_shares(case["weights"], case["total"]) == case["counts"]
 
 
-@given(st.lists(st.sampled_from([0, 0.001, 1, 2.5, 40]), min_size=1, max_size=8), st.integers(0, 40))
+@given(
+    st.lists(st.sampled_from([0, 0.001, 1, 2.5, 40]), min_size=1, max_size=8), st.integers(0, 40)
+)
 def test_whoever_has_a_weight_has_a_rollout(weights, total):
     weighted = sum(w > 0 for w in weights)
     if weighted == 0 or total < weighted:
@@ -88,15 +107,28 @@ def test_whoever_has_a_weight_has_a_rollout(weights, total):
     assert all((c > 0) == (w > 0) for c, w in zip(counts, weights, strict=True) if w == 0 or c == 0)
 
 
-@given(st.lists(st.sampled_from([0, 0.25, 1, 2.5, 40]), min_size=1, max_size=8).filter(any), st.integers(8, 40))
+@given(
+    st.lists(st.sampled_from([0, 0.25, 1, 2.5, 40]), min_size=1, max_size=8).filter(any),
+    st.integers(8, 40),
+)
 def test_shares_of_an_array_are_those_of_a_list(weights, total):
     for dtype in (np.float64, np.float32):
         array = np.array(weights, dtype)
-        assert rollout_shares(array, total) == rollout_shares(list(array), total) == rollout_shares(weights, total)
+        assert (
+            rollout_shares(array, total)
+            == rollout_shares(list(array), total)
+            == rollout_shares(weights, total)
+        )
 
 
 def test_shares_of_what_has_none():
-    for weights in (np.zeros(2), np.array([np.nan, 1]), [1, float("inf")], np.zeros(0), np.ones((2, 2))):
+    for weights in (
+        np.zeros(2),
+        np.array([np.nan, 1]),
+        [1, float("inf")],
+        np.zeros(0),
+        np.ones((2, 2)),
+    ):
         with pytest.raises(ConfigError, match="weights"):
             rollout_shares(weights, 8)
     for total in (-1, 2.5, float("nan")):

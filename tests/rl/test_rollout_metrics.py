@@ -22,7 +22,9 @@ class Scripted:
     """Groups by position: rewards, and how many tokens lie behind the prompt."""
 
     def __init__(self, groups, version=0, says_truncated=True):
-        self.groups, self.version, self.says = groups, version, says_truncated
+        self.groups = groups
+        self.version = version
+        self.says = says_truncated
 
     def sample_and_score(self, prompt):
         group = self.groups[prompt.position % len(self.groups)]
@@ -32,26 +34,40 @@ class Scripted:
         return ScoredGroup(tokens, rewards, 2, policy_version=self.version, truncated=cut)
 
 
-GROUP = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4)), min_size=2, max_size=4)
+GROUP = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4)), min_size=2, max_size=4
+)
 
 
 def varies(group):
     return len({reward for reward, _ in group}) > 1
 
 
-@given(st.lists(GROUP, min_size=1, max_size=5).filter(lambda groups: any(map(varies, groups))), st.integers(0, 3))
+@given(
+    st.lists(GROUP, min_size=1, max_size=5).filter(lambda groups: any(map(varies, groups))),
+    st.integers(0, 3),
+)
 def test_figures_are_those_of_all_groups_that_were_looked_at(groups, version):
-    dataset = RLDataset(PROMPTS, Scripted(groups), RLSettings(seq_len=8, groups_per_batch=2, seed=0))
+    dataset = RLDataset(
+        PROMPTS, Scripted(groups), RLSettings(seq_len=8, groups_per_batch=2, seed=0)
+    )
     dataset.next_batch(0, policy_version=version)
-    found, record = dataset.metrics(0), dataset.store.record(0)
+    found = dataset.metrics(0)
+    record = dataset.store.record(0)
     seen = [groups[p % len(groups)] for p in (*record.positions, *record.dropped)]
     rewards, sizes = (np.array([one[k] for group in seen for one in group]) for k in (0, 1))
     expected = {
-        "reward_mean": rewards.mean(), "reward_std": rewards.std(), "reward_min": rewards.min(),
-        "reward_max": rewards.max(), "length_mean": sizes.mean(), "length_max": sizes.max(),
-        "truncated_share": (sizes == 4).mean(), "zero_variance_share": len(record.dropped) / len(seen),
-        "staleness_mean": version, "staleness_max": version,
-    }  # fmt: skip
+        "reward_mean": rewards.mean(),
+        "reward_std": rewards.std(),
+        "reward_min": rewards.min(),
+        "reward_max": rewards.max(),
+        "length_mean": sizes.mean(),
+        "length_max": sizes.max(),
+        "truncated_share": (sizes == 4).mean(),
+        "zero_variance_share": len(record.dropped) / len(seen),
+        "staleness_mean": version,
+        "staleness_max": version,
+    }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert found["valid_groups"] == 2
     assert set(COUNTERS) < set(found)
@@ -59,7 +75,9 @@ def test_figures_are_those_of_all_groups_that_were_looked_at(groups, version):
     assert found["wait_s"] >= 0
 
 
-def test_who_reads_the_log_has_the_same_figures_and_a_sampler_that_does_not_say_gives_no_share(tmp_path):
+def test_who_reads_the_log_has_the_same_figures_and_a_sampler_that_does_not_say_gives_no_share(
+    tmp_path,
+):
     sampler = Scripted([[(0.0, 1), (1.0, 3)]], says_truncated=False)
     settings = RLSettings(seq_len=8, groups_per_batch=2, seed=0)
     with RolloutStore(tmp_path) as store:
@@ -77,7 +95,9 @@ def test_who_reads_the_log_has_the_same_figures_and_a_sampler_that_does_not_say_
 
 def test_figures_that_are_not_finite_are_left_out(tmp_path):
     groups = [[(-1.7e308, 1), (1.7e308, 1)], [(0.0, 1), (1.0, 1)]]
-    sane = RLSettings(8, 1, seed=0, keep=lambda rewards: Verdict(bool(abs(rewards).max() < 10), "huge"))
+    sane = RLSettings(
+        8, 1, seed=0, keep=lambda rewards: Verdict(bool(abs(rewards).max() < 10), "huge")
+    )
     with RolloutStore(tmp_path) as store, np.errstate(over="ignore", invalid="ignore"):
         RLDataset(PROMPTS, Scripted(groups), sane, store=store).next_batch(0)
     record = RolloutStore(tmp_path, follow=True).record(0)

@@ -20,7 +20,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, PlanMismatchError
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    ConfigError,
+    HeadraceError,
+    PlanMismatchError,
+)
 from headrace.rl.dataset import RLDataset, RLSettings
 from headrace.rl.groups import CachePrompts, ScoredGroup
 from headrace.rl.rollout_records import BatchRecord
@@ -40,7 +46,8 @@ def group(position, version=0):
 
 class Sampler:
     def __init__(self, make=group):
-        self.make, self.asked = make, []
+        self.make = make
+        self.asked = []
 
     def sample_and_score(self, prompt):
         self.asked.append(prompt.position)
@@ -71,7 +78,9 @@ def digest(batch):
 )
 def test_a_store_of_another_run_is_refused_by_the_field(tmp_path, field, change):
     dataset(tmp_path, tokenizer="one").store.close()
-    with pytest.raises(PlanMismatchError, match=r"differs: the rollouts in .* are of a run with") as caught:
+    with pytest.raises(
+        PlanMismatchError, match=r"differs: the rollouts in .* are of a run with"
+    ) as caught:
         dataset(tmp_path, **({"tokenizer": "one"} | change))
     assert caught.value.field == field
     assert "another folder" in str(caught.value)
@@ -93,7 +102,9 @@ def test_prompts_of_a_cache_say_what_they_are(tmp_path):
 
 def test_of_two_writers_the_second_is_told(tmp_path):
     first = dataset(tmp_path)
-    with pytest.raises(CacheError, match=rf"rollouts = .*is being written by process {os.getpid()} on"):
+    with pytest.raises(
+        CacheError, match=rf"rollouts = .*is being written by process {os.getpid()} on"
+    ):
         dataset(tmp_path)
     assert RolloutStore(tmp_path).next_step == 0  # it may be looked at
     first.next_batch()
@@ -102,7 +113,8 @@ def test_of_two_writers_the_second_is_told(tmp_path):
 
 
 def test_a_group_that_is_finished_is_stored_if_its_neighbour_raises(tmp_path):
-    begun, failed = threading.Barrier(2), threading.Event()
+    begun = threading.Barrier(2)
+    failed = threading.Event()
 
     def make(position):
         if position > 1:
@@ -127,7 +139,8 @@ def test_a_group_that_is_finished_is_stored_if_its_neighbour_raises(tmp_path):
 
 def test_several_producers_and_one_consumer(tmp_path):
     """Three sample, one of them is replaced by another on the way; the consumer samples nothing."""
-    steps, stop = 6, threading.Event()
+    steps = 6
+    stop = threading.Event()
     trained = dataset(tmp_path, sampler=False)
     asked = []
 
@@ -143,7 +156,10 @@ def test_several_producers_and_one_consumer(tmp_path):
         produce("b", (1, 3), [True] * 2)
         produce("other", (1, 3), [True] * 10**6)
 
-    jobs = [threading.Thread(target=produce, args=(n, (k, 3), [True] * 10**6)) for k, n in ((0, "a"), (2, "c"))]
+    jobs = [
+        threading.Thread(target=produce, args=(n, (k, 3), [True] * 10**6))
+        for k, n in ((0, "a"), (2, "c"))
+    ]
     jobs.append(threading.Thread(target=replaced))
     for job in jobs:
         job.start()
@@ -157,7 +173,9 @@ def test_several_producers_and_one_consumer(tmp_path):
     assert len(set(every)) == len(every)
     trained.store.refresh()
     records = {name: log["records"] for name, log in trained.store.describe()["logs"].items()}
-    assert sum(records[name] - 1 for name in ("a", "b", "c", "other")) == len(every)  # each says whose they are
+    assert sum(records[name] - 1 for name in ("a", "b", "c", "other")) == len(
+        every
+    )  # each says whose they are
     trained.store.close()
     again = dataset(tmp_path)
     assert [digest(again.next_batch(s)) for s in range(steps)] == [digest(b) for b in batches]
@@ -166,7 +184,10 @@ def test_several_producers_and_one_consumer(tmp_path):
 
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, {1, 2}, float("nan"), np.int64(1)])
 def test_an_identity_that_a_log_would_not_give_back_is_refused(tmp_path, value):
-    with RolloutStore(tmp_path) as store, pytest.raises(ConfigError, match=r"identity\.prompts.*stored as JSON"):
+    with (
+        RolloutStore(tmp_path) as store,
+        pytest.raises(ConfigError, match=r"identity\.prompts.*stored as JSON"),
+    ):
         store.claim({"prompts": value})
     assert os.listdir(tmp_path) == []
 
@@ -186,7 +207,9 @@ def test_a_prompt_that_two_sampled_is_used_once_and_stays_what_it_was(tmp_path):
     again = dataset(tmp_path, sampler=False)
     assert digest(again.next_batch(0)) == digest(first)
     record = again.store.record(0)
-    with pytest.raises(CacheError, match=r"position = 0: is in step 0 already: no prompt is in two steps"):
+    with pytest.raises(
+        CacheError, match=r"position = 0: is in step 0 already: no prompt is in two steps"
+    ):
         again.store.put_record(BatchRecord(1, [0], {}, 4))
     with pytest.raises(CacheError, match=r"position = 5: has no group"):
         again.store.put_record(BatchRecord(1, [5], {}, 6))
@@ -196,7 +219,9 @@ def test_a_prompt_that_two_sampled_is_used_once_and_stays_what_it_was(tmp_path):
 def test_what_is_too_old_is_refused_and_its_producer_samples_it_again(tmp_path):
     trained = dataset(tmp_path, sampler=False, max_staleness=1)
     version = [0]
-    made = dataset(tmp_path, lambda p: group(p, version[0]), producer="a", prompts_at_a_time=9, max_staleness=1)
+    made = dataset(
+        tmp_path, lambda p: group(p, version[0]), producer="a", prompts_at_a_time=9, max_staleness=1
+    )
     assert made.produce(ahead=4) == [0, 1, 2, 3]
     assert made.produce(ahead=4) == []
     version[0] = 5
@@ -264,17 +289,23 @@ def test_a_lost_segment_is_told_and_the_cures_work(tmp_path, monkeypatch, caplog
     for step in range(3):
         found.next_batch(step)
     found.store.close()
-    segment = sorted((tmp_path / "producers" / "consumer").glob("*.log"))[5]  # of position 4, in step 1
+    segment = sorted((tmp_path / "producers" / "consumer").glob("*.log"))[
+        5
+    ]  # of position 4, in step 1
     raw = segment.read_bytes()
     segment.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    with pytest.raises(CacheCorruptError, match=r"segment = .*offset 0\)\. Move this file out of the folder"):
+    with pytest.raises(
+        CacheCorruptError, match=r"segment = .*offset 0\)\. Move this file out of the folder"
+    ):
         RolloutStore(tmp_path)
     segment.rename(tmp_path / "moved away")
     again = dataset(tmp_path)
     assert "1 groups of its steps are lost" in caplog.text
     assert again.store.describe()["logs"]["consumer"]["lost_records"] == 1
     again.next_batch(0)
-    with pytest.raises(CacheCorruptError, match=r"group = 4: of step 1 is lost.*RolloutStore\.rewind\(1\)"):
+    with pytest.raises(
+        CacheCorruptError, match=r"group = 4: of step 1 is lost.*RolloutStore\.rewind\(1\)"
+    ):
         again.next_batch(1)
     again.store.rewind(1)
     again.next_batch(1)
@@ -299,7 +330,9 @@ def earlier(folder, steps=2):
             "dropped": {},
             "next_position": 3 * step + 3,
         }
-        (folder / "batches" / f"{step:012d}.json").write_text(json.dumps({**record, "policy_version": 0, "counts": {}}))
+        (folder / "batches" / f"{step:012d}.json").write_text(
+            json.dumps({**record, "policy_version": 0, "counts": {}})
+        )
     return batches
 
 
@@ -326,7 +359,9 @@ def test_rollouts_of_earlier_releases_go_on_in_the_log(tmp_path):
 def test_rollouts_of_a_later_release_are_refused(tmp_path):
     earlier(tmp_path)
     (tmp_path / "run.json").write_text('{"format_version": 9}')
-    with pytest.raises(CacheError, match=r"run\.json.*format 9, which a newer release wrote. Use that release"):
+    with pytest.raises(
+        CacheError, match=r"run\.json.*format 9, which a newer release wrote. Use that release"
+    ):
         RolloutStore(tmp_path)
 
 
@@ -351,7 +386,8 @@ def damaged(raw, pick):
 @pytest.mark.parametrize("close", [True, False])
 def test_no_flip_and_no_cut_is_silent(tmp_path, close, caplog):
     """80 each: an error, or a line in the log about the bytes that are left out; then the run goes on as it was."""
-    steps, pick = 3, random.Random(close)
+    steps = 3
+    pick = random.Random(close)
     found = dataset(tmp_path)
     batches = [digest(found.next_batch(step)) for step in range(steps)]
     if close:
@@ -374,7 +410,9 @@ def test_no_flip_and_no_cut_is_silent(tmp_path, close, caplog):
                     assert digest(again.next_batch(step)) == batches[step]
                 assert "did not close it" in caplog.text
                 done = again.store.next_step
-                assert [digest(again.next_batch(step)) for step in range(done, steps)] == batches[done:]
+                assert [digest(again.next_batch(step)) for step in range(done, steps)] == batches[
+                    done:
+                ]
             except CacheError:
                 errors += 1
             finally:
@@ -403,13 +441,17 @@ with t.RolloutStore(folder) as store:
 
 def program(folder, steps):
     source = PROGRAM.format(tests=str(Path(__file__).parent))
-    return subprocess.Popen([sys.executable, "-c", source, str(folder), str(steps)], stdout=-1, stderr=-1, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", source, str(folder), str(steps)], stdout=-1, stderr=-1, text=True
+    )
 
 
 def test_of_two_processes_one_wins(tmp_path):
     with program(tmp_path, 10**9) as first:
         first.stdout.readline()
-        with pytest.raises(CacheError, match=rf"is being written by process {first.pid} on .*Wait until it is done"):
+        with pytest.raises(
+            CacheError, match=rf"is being written by process {first.pid} on .*Wait until it is done"
+        ):
             dataset(tmp_path)
         os.kill(first.pid, signal.SIGKILL)
     assert dataset(tmp_path).store.next_step >= 0
@@ -427,10 +469,14 @@ def test_thirty_kills(tmp_path):
             time.sleep(pick.uniform(0, 0.02))
             process.kill()
     with RolloutStore(tmp_path) as store:
-        made = RLDataset(PROMPTS, Sampler(), RLSettings(seq_len=8, groups_per_batch=3, seed=0), store=store)
+        made = RLDataset(
+            PROMPTS, Sampler(), RLSettings(seq_len=8, groups_per_batch=3, seed=0), store=store
+        )
         steps = store.next_step
         calm = RLDataset(PROMPTS, Sampler(), made.settings)
-        assert [p for r in store.records() for p in (*r.positions, *r.dropped)] == list(range(3 * steps))
+        assert [p for r in store.records() for p in (*r.positions, *r.dropped)] == list(
+            range(3 * steps)
+        )
         for step in range(steps + 2):
             expected = digest(calm.next_batch(step))
             try:
@@ -444,7 +490,9 @@ def test_thirty_kills(tmp_path):
 def test_groups_of_a_producer_of_another_run_are_refused_though_it_came_first(tmp_path):
     other = dataset(tmp_path, prompts=[ids + 50 for ids in PROMPTS], producer="early")
     assert other.produce() == [0]  # nobody had said yet whose rollouts these are
-    with pytest.raises(PlanMismatchError, match=r"early are of a run with .*delete .*producers/early") as caught:
+    with pytest.raises(
+        PlanMismatchError, match=r"early are of a run with .*delete .*producers/early"
+    ) as caught:
         dataset(tmp_path)
     assert caught.value.field == "prompts_digest"
     with pytest.raises(PlanMismatchError, match="producers/early"):
@@ -456,7 +504,9 @@ def test_groups_of_a_producer_of_another_run_are_refused_though_it_came_first(tm
     assert trained.store.describe()["duplicate_groups"] == 0
 
 
-def test_a_producer_of_another_run_that_began_at_the_same_moment_is_found_by_the_next_look(tmp_path):
+def test_a_producer_of_another_run_that_began_at_the_same_moment_is_found_by_the_next_look(
+    tmp_path,
+):
     trained = dataset(tmp_path)
     late = RolloutStore(tmp_path / "elsewhere", producer="late")
     RLDataset([ids + 50 for ids in PROMPTS], Sampler(), RLSettings(8, 3, 0), store=late).produce()
@@ -529,9 +579,12 @@ def test_what_a_step_has_left_out_is_not_searched_again(stragglers, in_flight):
         def sample_and_score(self, prompt):
             return ScoredGroup([np.array([1, 2])] * 2, np.zeros(2), 1)
 
-    settings = RLSettings(8, 1, seed=0, max_attempts=400, stragglers=stragglers, in_flight=in_flight)
+    settings = RLSettings(
+        8, 1, seed=0, max_attempts=400, stragglers=stragglers, in_flight=in_flight
+    )
     with RLDataset([np.array([1])], Equal(), settings) as made:
-        made.store._looked_at, Counted.asked = Counted(), 0
+        made.store._looked_at = Counted()
+        Counted.asked = 0
         with pytest.raises(NoGroupError, match="400"):
             made.next_batch()
         assert len(made.store._looked_at) == 400
@@ -543,15 +596,25 @@ def test_what_a_step_has_left_out_is_not_searched_again(stragglers, in_flight):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["put", "look", "record", "anew", "rewind"]), st.integers(0, 9)), max_size=40)
+    st.lists(
+        st.tuples(st.sampled_from(["put", "look", "record", "anew", "rewind"]), st.integers(0, 9)),
+        max_size=40,
+    )
 )
 def test_open_positions_are_those_that_nothing_has(actions):
-    store, groups, looked, used = RolloutStore(None), [], [], []
+    store = RolloutStore(None)
+    groups = []
+    looked = []
+    used = []
     for action, position in actions:
         is_open = position not in looked and not any(position in step for step in used)
         if action == "put" and is_open:
             store.put_group(position, ScoredGroup([np.array([1, 2])], np.zeros(1), 1))
-            groups = [*(p for p in groups if p != position), position] if position not in groups else groups
+            groups = (
+                [*(p for p in groups if p != position), position]
+                if position not in groups
+                else groups
+            )
         elif action == "look" and position in groups and is_open:
             store.look_at(position)
             looked.append(position)
@@ -567,7 +630,10 @@ def test_open_positions_are_those_that_nothing_has(actions):
             used = used[: min(position, len(used))]
         taken = {p for step in [*used, looked] for p in step}
         waits = [p for p in groups if p not in taken]
-        assert list(itertools.islice(store.open_positions(), 12)) == [p for p in range(40) if p not in taken][:12]
+        assert (
+            list(itertools.islice(store.open_positions(), 12))
+            == [p for p in range(40) if p not in taken][:12]
+        )
         assert store.pending == sorted(p for p in groups if not any(p in step for step in used))
         assert store.num_waiting == len(waits)
         assert (store.first_waiting is None) == (not waits)
@@ -576,7 +642,9 @@ def test_open_positions_are_those_that_nothing_has(actions):
 @pytest.mark.parametrize("stragglers", ["wait", "keep"])
 def test_two_iterations_that_make_the_same_step_neither_lose_nor_double_prompts(stragglers):
     """One was left while its sampler ran: it goes on beside the one that took its place."""
-    made = RLDataset(PROMPTS, Sampler(), RLSettings(16, 3, seed=0, stragglers=stragglers, prompts_at_a_time=2))
+    made = RLDataset(
+        PROMPTS, Sampler(), RLSettings(16, 3, seed=0, stragglers=stragglers, prompts_at_a_time=2)
+    )
     batches: list[list[Any]] = [[], []]
 
     def make(mine):

@@ -37,7 +37,8 @@ class Makes:
     """A sampler of a function of the position, which counts what was asked."""
 
     def __init__(self, make=good):
-        self.make, self.asked = make, []
+        self.make = make
+        self.asked = []
 
     def sample_and_score(self, prompt):
         self.asked.append(prompt.position)
@@ -61,16 +62,21 @@ FAULTS = {
 
 @given(
     faults=st.dictionaries(st.integers(1, 14), st.sampled_from(sorted(FAULTS)), max_size=5),
-    small=st.dictionaries(st.integers(0, 3), st.sampled_from([{"rows": 1}, {"max_segments": 1}]), max_size=2),
+    small=st.dictionaries(
+        st.integers(0, 3), st.sampled_from([{"rows": 1}, {"max_segments": 1}]), max_size=2
+    ),
     at_a_time=st.integers(1, 4),
     threads=st.integers(1, 2),
     restarts=st.booleans(),
     numbered=st.booleans(),
 )
 @settings(max_examples=30, deadline=None)
-def test_a_fault_that_is_mended_changes_nothing(faults, small, at_a_time, threads, restarts, numbered):
+def test_a_fault_that_is_mended_changes_nothing(
+    faults, small, at_a_time, threads, restarts, numbered
+):
     """Any call may give a bad group, any step may find its rows too small: the run that goes on is the calm one's."""
-    steps, calls = 4, 0
+    steps = 4
+    calls = 0
 
     def make(position):
         nonlocal calls
@@ -80,7 +86,8 @@ def test_a_fault_that_is_mended_changes_nothing(faults, small, at_a_time, thread
     options = {"prompts_at_a_time": at_a_time, "threads": threads}
     calm = dataset()
     wanted = [calm.next_batch(s) for s in range(steps)]
-    small, trained = dict(small), []
+    small = dict(small)
+    trained = []
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         found = dataset(make, store=RolloutStore(folder), **options)
         while len(trained) < steps:
@@ -96,11 +103,15 @@ def test_a_fault_that_is_mended_changes_nothing(faults, small, at_a_time, thread
                 if error.field in ("rows", "max_segments"):
                     del small[step]
                     continue
-                position, prompt = map(int, re.search(r"group (\d+), of prompt (\d)", str(error)).groups())
+                position, prompt = map(
+                    int, re.search(r"group (\d+), of prompt (\d)", str(error)).groups()
+                )
                 assert prompt == PromptOrder(7, seed=0)(np.array([position]))[0]
                 assert not found.store.has_group(position)
             assert found.store.next_step == len(trained)
-        assert [p for r in found.store.records() for p in [*r.positions, *r.dropped]] == list(range(3 * steps))
+        assert [p for r in found.store.records() for p in [*r.positions, *r.dropped]] == list(
+            range(3 * steps)
+        )
         found.store.close()
         assert restarts or found.totals["valid_groups"] == 3 * steps
     for mine, theirs in zip(trained, wanted, strict=True):
@@ -125,8 +136,11 @@ rows = st.lists(
 @given(rows, st.sampled_from([list, tuple, np.array, jnp.array]))
 @settings(deadline=None)
 def test_a_group_is_the_same_of_whatever_it_is_made(rows, kind):
-    tokens, masks, log_probs, versions = ([kind(v) for v in column] for column in zip(*rows, strict=True))
-    rewards, advantages = kind([float(k) for k in range(len(rows))]), np.ones(len(rows))
+    tokens, masks, log_probs, versions = (
+        [kind(v) for v in column] for column in zip(*rows, strict=True)
+    )
+    rewards = kind([float(k) for k in range(len(rows))])
+    advantages = np.ones(len(rows))
     group = ScoredGroup(tokens, rewards, np.int64(1), log_probs, masks, versions)
     again = ScoredGroup.from_bytes(group.to_bytes(), "x")
     found = zip(group.examples(advantages, 0), again.examples(advantages, 0), rows, strict=True)
@@ -135,18 +149,28 @@ def test_a_group_is_the_same_of_whatever_it_is_made(rows, kind):
             np.array(ids),
             loss_mask=np.array(mask),
             weights=1.0,
-            log_probs=np.array([0.0] * (len(ids) - len(given_log_probs)) + given_log_probs, np.float32),
+            log_probs=np.array(
+                [0.0] * (len(ids) - len(given_log_probs)) + given_log_probs, np.float32
+            ),
             reward=float(k),
             group=0,
             policy_version=np.where(mask, given_versions, -1),
         )
         for field in dataclasses.fields(Example):
-            assert np.array_equal(getattr(mine, field.name), getattr(wanted, field.name)), field.name
-            assert np.array_equal(getattr(theirs, field.name), getattr(wanted, field.name)), field.name
+            assert np.array_equal(getattr(mine, field.name), getattr(wanted, field.name)), (
+                field.name
+            )
+            assert np.array_equal(getattr(theirs, field.name), getattr(wanted, field.name)), (
+                field.name
+            )
     assert group.trains() == any(any(mask[1:]) for _, mask, _, _ in rows)
 
 
-@given(st.integers(1, 6), st.integers(0, 8), st.sampled_from(["loss_masks", "policy_version", "log_probs"]))
+@given(
+    st.integers(1, 6),
+    st.integers(0, 8),
+    st.sampled_from(["loss_masks", "policy_version", "log_probs"]),
+)
 def test_what_is_said_about_tokens_is_of_their_number(tokens, said, name):
     fits = said <= tokens if name == "log_probs" else said == tokens
     values = {name: [np.ones(said, int)]}
@@ -220,19 +244,25 @@ def test_tokens_of_any_integers_stay_integers():
         {"loss_masks": [[1, 0, 0], [1, 0, 0, 0]]},  # the first token is told from nothing
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"keep": None}, {"max_staleness": 1}, {"max_staleness": 1, "stale": "mask"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": None}, {"max_staleness": 1}, {"max_staleness": 1, "stale": "mask"}]
+)
 def test_groups_without_a_trained_token_are_not_valid(nothing, options):
     found = dataset(lambda p: good(p, policy_version=5, **(nothing if p % 2 else {})), **options)
     batch = found.next_batch(policy_version=5)
     assert found.store.record(0).dropped == {1: "untrained", 3: "untrained"}
     assert {k: v for k, v in found.counts.items() if v} == {
-        "valid_groups": 3, "attempts_per_batch": 5, "untrained_groups": 2,
-    }  # fmt: skip
+        "valid_groups": 3,
+        "attempts_per_batch": 5,
+        "untrained_groups": 2,
+    }
     assert len(np.unique(batch.group_ids[batch.segment_lengths > 0])) == 3
 
 
 def test_groups_that_are_masked_whole_are_not_valid():
-    found = dataset(lambda p: good(p, policy_version=0 if p % 2 else 8), max_staleness=1, stale="mask")
+    found = dataset(
+        lambda p: good(p, policy_version=0 if p % 2 else 8), max_staleness=1, stale="mask"
+    )
     batch = found.next_batch(policy_version=9)
     assert found.store.record(0).dropped == {1: "stale", 3: "stale"}
     assert found.counts["untrained_groups"] == 2
@@ -261,7 +291,10 @@ def test_a_run_that_ends_of_several_causes_says_them_all():
     def make(position):
         return good(position, rewards=[0.0, 0.0]) if position < 3 else good(position, prompt_len=9)
 
-    with pytest.raises(NoGroupError, match=r"\(zero_std_0.0: 3, untrained: 2\)\. Look at the rewards.* Look at prompt"):
+    with pytest.raises(
+        NoGroupError,
+        match=r"\(zero_std_0.0: 3, untrained: 2\)\. Look at the rewards.* Look at prompt",
+    ):
         dataset(make, max_attempts=5).next_batch()
 
 
@@ -276,7 +309,14 @@ def test_counters_that_an_older_record_has_not_are_zero():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("stale", "maks"), ("stale", None), ("seq_len", 0), ("multiple", 0), ("rows", 0), ("max_segments", 0)],
+    [
+        ("stale", "maks"),
+        ("stale", None),
+        ("seq_len", 0),
+        ("multiple", 0),
+        ("rows", 0),
+        ("max_segments", 0),
+    ],
 )
 def test_settings_that_cannot_be(field, value):
     with pytest.raises(ConfigError) as caught:

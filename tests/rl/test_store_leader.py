@@ -62,7 +62,10 @@ def test_a_process_whose_leader_is_gone_ends_with_an_error_that_names_it(
             leader.kill()
     said = rf"rollouts = .*nobody who makes steps.*process {leader.pid} on .*Start the run again"
     if through_loader:
-        with DataLoader(dataset).iter_from_step(2) as batches, pytest.raises(HeadraceError, match=said):
+        with (
+            DataLoader(dataset).iter_from_step(2) as batches,
+            pytest.raises(HeadraceError, match=said),
+        ):
             next(batches)
     else:
         with pytest.raises(HostError, match=said):

@@ -24,7 +24,9 @@ from headrace.testing import tiny_cache
 def config() -> LmDataConfig:
     paths = {name: tiny_cache(documents=300, seed=seed).path for seed, name in enumerate("ab")}
     components = {name: ComponentConfig(path) for name, path in paths.items()}
-    components["b"] = dataclasses.replace(components["b"], shuffle=BraidShuffleConfig(io_block_size=4))
+    components["b"] = dataclasses.replace(
+        components["b"], shuffle=BraidShuffleConfig(io_block_size=4)
+    )
     return LmDataConfig(components, seq_len=16, batch_size=8)
 
 
@@ -39,7 +41,9 @@ def test_a_silent_config_starts_with_version_2(config, tmp_path):
 def test_a_silent_config_goes_on_with_version_1_where_the_run_began_with_it(config, tmp_path):
     first = config.of_braid_version(1).loader()
     manifest = open_run(str(tmp_path), first)
-    assert "version" not in str(manifest.resolved["dataset"])  # as manifests were before there was a second
+    assert "version" not in str(
+        manifest.resolved["dataset"]
+    )  # as manifests were before there was a second
     assert began_with(str(tmp_path)) == Beginning(1, {"a": [], "b": []}, {"a": [], "b": []})
     loader = config.loader()
     before = np.asarray(config.loader().batch_at(3).tokens)
@@ -98,7 +102,9 @@ def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living,
     remove(living, "a", *range(20, 90))
     remove(living, "b", 1)
     resumed = living.loader()
-    assert not np.array_equal(tokens(resumed, 4), before[4])  # a fresh run, until it is opened as this one
+    assert not np.array_equal(
+        tokens(resumed, 4), before[4]
+    )  # a fresh run, until it is opened as this one
     assert open_run(run, resumed, 4).fingerprint == began.fingerprint
     assert np.array_equal(tokens(resumed, 4), before[4])
     amended = dataclasses.replace(living, amendments=[AmendmentConfig(5, remove={"a": 2})])
@@ -109,10 +115,15 @@ def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living,
     assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 5},)
     assert all(np.array_equal(tokens(loader, step), before[step]) for step in range(5))
     assert not np.array_equal(tokens(loader, 5), before[5])
-    assert all(np.array_equal(loader.batch_at(s).source_id, resumed.batch_at(s).source_id) for s in range(8))
+    assert all(
+        np.array_equal(loader.batch_at(s).source_id, resumed.batch_at(s).source_id)
+        for s in range(8)
+    )
     assert open_run(run, amended.loader(), 7).fingerprint == manifest.fingerprint
     for step in (5, 7):
-        with pytest.raises(PlanMismatchError, match="was started with another"):  # what is gone does not come back
+        with pytest.raises(
+            PlanMismatchError, match="was started with another"
+        ):  # what is gone does not come back
             open_run(run, living.loader(), step)
 
 
@@ -150,4 +161,6 @@ def test_removals_and_other_amendments_go_together(living, tmp_path, change):
     assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 6},)
     recorded = manifest.resolved["dataset"]["tombstones"]
     assert [*recorded["a"]] == ["6"]
-    assert ("c" in recorded) == (change == "join")  # a newcomer begins with what was removed from it by then
+    assert ("c" in recorded) == (
+        change == "join"
+    )  # a newcomer begins with what was removed from it by then

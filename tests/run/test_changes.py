@@ -33,7 +33,9 @@ def caches(tmp_path_factory):
 
 
 def config_of(caches, weights, **fields):
-    components = {name: ComponentConfig(f"{caches}/{name}", weight) for name, weight in weights.items()}
+    components = {
+        name: ComponentConfig(f"{caches}/{name}", weight) for name, weight in weights.items()
+    }
     return LmDataConfig(components, seq_len=8, batch_size=8, **fields)
 
 
@@ -42,8 +44,11 @@ weighted = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1, 2, 3.5]),
 
 @given(weighted, weighted, st.integers(1, 60))
 @settings(max_examples=20)
-def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(caches, before, after, step):
-    began, edited = config_of(caches, before), config_of(caches, after)
+def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(
+    caches, before, after, step
+):
+    began = config_of(caches, before)
+    edited = config_of(caches, after)
     manifest = RunManifest.of(began.loader())
     changes = run_changes(manifest, edited, step)
     assert changes.same == (list(before.items()) == list(after.items()))
@@ -52,8 +57,10 @@ def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(caches, 
         return
     assert not changes.refused
     assert changes.fields
-    components = {**began.components, **{n: replace(c, weight=None) for n, c in edited.components.items()
-                                         if n not in before}}  # fmt: skip
+    components = {
+        **began.components,
+        **{n: replace(c, weight=None) for n, c in edited.components.items() if n not in before},
+    }
     amended = replace(began, components=components, amendments=[changes.amendment])
     assert RunManifest.of(amended.loader()).amends(manifest) == step
     last: dict[str, Any] = amended.resolved_stages()[-1].blend.to_config()
@@ -77,7 +84,9 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
     assert changes.amendment == AmendmentConfig(10, weights={"code": 2})
     assert changes.refused == ["seed: not set -> 1"]
     assert len(changes.resolved) > 2
-    weighed = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}), 10)  # components in an order of their own
+    weighed = run_changes(
+        loaded, config_of(caches, {"web": 3, "code": 2}), 10
+    )  # components in an order of their own
     assert (weighed.amendment, [*weighed.refused]) == (AmendmentConfig(10, weights={"code": 2}), [])
     amended = replace(began, amendments=[AmendmentConfig(10, weights={"code": 2})])
     assert RunManifest.of(amended.loader()).amends(loaded) == 10
@@ -109,21 +118,26 @@ def test_what_a_run_may_change_freely_is_no_difference(caches):
 
 def test_nested_blends():
     began = LmDataConfig(
-        {n: ComponentConfig(n) for n in NAMES}, weights={"a": {"weight": 2, "blend": {"web": 1, "code": 1}}, "math": 1}
+        {n: ComponentConfig(n) for n in NAMES},
+        weights={"a": {"weight": 2, "blend": {"web": 1, "code": 1}}, "math": 1},
     )
 
     def change(weights):
         return amendment_between(began, replace(began, weights=weights), 5)
 
     group = {"web": 1, "code": 1}
-    assert change({"a": {"weight": 3, "blend": group}, "math": 1}) == AmendmentConfig(5, weights={"a": 3})
+    assert change({"a": {"weight": 3, "blend": group}, "math": 1}) == AmendmentConfig(
+        5, weights={"a": 3}
+    )
     assert change({"a": {"weight": 2, "blend": {"web": 1, "code": 4}}}) == AmendmentConfig(
         5, weights={"code": 4}, drop=["math"]
     )
     assert change({"math": 1}) == AmendmentConfig(5, drop=["a"])
     weights = began.weights or {}
     assert change({**weights, "books": 2}) == AmendmentConfig(5, add={"books": 2})
-    assert change({"a": {"weight": 2, "blend": {**group, "books": 1}}, "math": 1}) is None  # joins a group
+    assert (
+        change({"a": {"weight": 2, "blend": {**group, "books": 1}}, "math": 1}) is None
+    )  # joins a group
     assert change({"web": 1, "code": 1, "math": 1}) is None  # out of a group
     assert change({"temperature": 2}) is None
     assert change(began.weights) is None
@@ -131,7 +145,10 @@ def test_nested_blends():
 
 def test_fields_read_back():
     config = LmDataConfig(
-        {"a": ComponentConfig("a", shuffle=BlockShuffleConfig()), "b": ComponentConfig("b", {"linear": {0: 1, 9: 2}})},
+        {
+            "a": ComponentConfig("a", shuffle=BlockShuffleConfig()),
+            "b": ComponentConfig("b", {"linear": {0: 1, 9: 2}}),
+        },
         seq_len={0: 8, 100: 16},
         batch_size={0: 4, 50: 8},
         shuffle=BraidShuffleConfig(version=1),
@@ -139,7 +156,11 @@ def test_fields_read_back():
     fields = json.loads(json.dumps(given_fields(config)))
     again = decode(LmDataConfig, fields)
     assert json.loads(json.dumps(given_fields(again))) == fields
-    assert (again.seq_len, again.batch_size, again.shuffle) == (config.seq_len, config.batch_size, config.shuffle)
+    assert (again.seq_len, again.batch_size, again.shuffle) == (
+        config.seq_len,
+        config.batch_size,
+        config.shuffle,
+    )
     assert again.components["a"] == config.components["a"]
     assert amendment_between(again, config, 5) is None  # steps of weights are texts in JSON
     assert "seed" not in fields

@@ -11,7 +11,9 @@ from headrace.run.differences import config_differences, differences
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text("ab"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xy", min_size=1), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("xy", min_size=1), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -24,7 +26,9 @@ def test_equal_values_and_only_these_have_none(one, other):
 
 @given(st.permutations(["a", "b", "c"]), st.integers(0, 3))
 def test_the_order_of_components_is_a_difference(order, kept):
-    old, new = ({"components": dict.fromkeys(names, 1)} for names in (["a", "b", "c"][:kept], order))
+    old, new = (
+        {"components": dict.fromkeys(names, 1)} for names in (["a", "b", "c"][:kept], order)
+    )
     lines = config_differences(old, new)
     assert any("in order" in line for line in lines) == (order[:kept] != ["a", "b", "c"][:kept])
 

@@ -28,8 +28,14 @@ class Fake:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
@@ -46,7 +52,8 @@ def test_a_manifest_survives_json(described):
 
 @given(a=json_values, b=json_values)
 def test_runs_differ_if_and_only_if_their_descriptions_do(a, b):
-    one, other = RunManifest.of(Fake(x=a)), RunManifest.of(Fake(x=b))
+    one = RunManifest.of(Fake(x=a))
+    other = RunManifest.of(Fake(x=b))
     same = json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     assert (one.fingerprint == other.fingerprint) == same
 
@@ -80,7 +87,11 @@ def test_another_run_is_refused_with_the_difference(tmp_path):
     with pytest.raises(PlanMismatchError) as caught:
         open_run(str(tmp_path), Fake(dataset={"seed": 4, "same": 3, "new": [5]}, batch_size=8))
     message = str(caught.value)
-    for difference in ("dataset.seed: 1 -> 4", "dataset.old: 2 -> nothing", "dataset.new: nothing -> [5]"):
+    for difference in (
+        "dataset.seed: 1 -> 4",
+        "dataset.old: 2 -> nothing",
+        "dataset.new: nothing -> [5]",
+    ):
         assert difference in message
     assert "batch_size" not in message
     assert "same" not in message
@@ -96,13 +107,16 @@ def test_many_differences_are_cut_short(tmp_path):
 
 def test_all_processes_of_a_run_may_open_it_together(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: open_run(f"{tmp_path}/run", Fake(a=list(range(5000)))), range(16)))
+        found = list(
+            pool.map(lambda _: open_run(f"{tmp_path}/run", Fake(a=list(range(5000)))), range(16))
+        )
     assert len({m.fingerprint for m in found}) == 1
     assert os.listdir(tmp_path / "run") == ["manifest.json"]
 
 
 def test_a_state_belongs_to_its_run():
-    mine, other = RunManifest.of(Fake(seed=1)), RunManifest.of(Fake(seed=2))
+    mine = RunManifest.of(Fake(seed=1))
+    other = RunManifest.of(Fake(seed=2))
     state = LoaderState.from_json(json.loads(json.dumps(mine.state(120).to_json())))
     assert state == LoaderState(120, mine.fingerprint)
     mine.check(state)
@@ -111,11 +125,16 @@ def test_a_state_belongs_to_its_run():
     assert (caught.value.field, caught.value.value) == ("state.fingerprint", mine.fingerprint)
 
 
-@pytest.mark.parametrize("data", [{}, {"step": 1}, {"step": "1", "fingerprint": "a"}, {"step": 1, "fingerprint": 2}])
+@pytest.mark.parametrize(
+    "data", [{}, {"step": 1}, {"step": "1", "fingerprint": "a"}, {"step": 1, "fingerprint": 2}]
+)
 def test_what_is_no_state(data):
     with pytest.raises(ConfigError, match="is not a loader's state") as caught:
         LoaderState.from_json(data)
-    assert caught.value.cure == "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
+    assert (
+        caught.value.cure
+        == "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
+    )
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"resolved": 3}'])
@@ -159,7 +178,9 @@ def test_a_declared_change_from_a_later_step_on_is_recorded(tmp_path):
     ],
 )
 def test_changes_that_are_more_than_declared_stages(tmp_path, loader, problem):
-    open_run(str(tmp_path), mixture([FIRST], seed=1) if "seed" in loader.described else mixture([FIRST]))
+    open_run(
+        str(tmp_path), mixture([FIRST], seed=1) if "seed" in loader.described else mixture([FIRST])
+    )
     with pytest.raises(PlanMismatchError, match=problem):
         open_run(str(tmp_path), loader, step=80)
 
@@ -214,7 +235,8 @@ class Phased(Served):
 
 class Mapped(Served):
     def __init__(self, base):
-        self.base, self.mixture = base, base.mixture
+        self.base = base
+        self.mixture = base.mixture
 
     @property
     def planned(self):
@@ -226,12 +248,19 @@ def counts(loader, step):
 
 
 def test_checkpoints_leave_anchors_that_change_nothing_but_time(tmp_path):
-    folder, first = str(tmp_path), Mixed()
+    folder = str(tmp_path)
+    first = Mixed()
     run = open_run(folder, first)
     assert os.listdir(folder) == ["manifest.json"]
     for step in (3_000, 40_000, 70_000):
         assert run.state(step).to_json() == {"step": step, "fingerprint": run.fingerprint}
-    for step, expected in ((70_000, [70_000]), (69_999, [40_000]), (10**5, [70_000]), (2_999, []), (0, [])):
+    for step, expected in (
+        (70_000, [70_000]),
+        (69_999, [40_000]),
+        (10**5, [70_000]),
+        (2_999, []),
+        (0, []),
+    ):
         resumed = Mixed()
         assert open_run(folder, resumed, step) == run
         assert resumed.used == expected

@@ -25,13 +25,16 @@ def test_they_are_what_every_step_says(plan):
     caches = {name: tiny_cache(documents=60, seed=s, parts=2) for s, name in enumerate("ab")}
     base = ["seq_len=8", "batch_size=4", "components.a={cache: x}", "components.b={cache: x}"]
     config = load_config(overrides=[*base, *PLANS[plan]])
-    dataset, wanted = config.dataset(caches), [2, 3, 40, 59]
+    dataset = config.dataset(caches)
+    wanted = [2, 3, 40, 59]
     order = "stream" if config.row_order == "stream" else "locality"
     expected: list[Sighting] = []
     for step in range(30):
         rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
         spans = spans_of_rows(rows)
-        for document, row, size in zip(spans.document.tolist(), spans.row.tolist(), spans.size.tolist(), strict=True):
+        for document, row, size in zip(
+            spans.document.tolist(), spans.row.tolist(), spans.size.tolist(), strict=True
+        ):
             if document in wanted and rows.component[row] == 0:
                 expected.append(Sighting(document, step, row, size, False))
     found = sightings(dataset, "a", Intervals.of_numbers(np.array(wanted)), 30, order)

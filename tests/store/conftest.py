@@ -60,7 +60,8 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     proxy: FaultProxy = request.getfixturevalue(f"{request.param}_proxy")
     proxy.clear()
     yield Remote(files.join(bucket, tmp_path.name), proxy)
-    proxy.faults, proxy.down = Faults(), False
+    proxy.faults = Faults()
+    proxy.down = False
     if proxy.count(fate="hang"):
         proxy.release()
         time.sleep(0.3)  # TensorStore asks again by itself: not in the next test, please

@@ -48,9 +48,14 @@ def kill(log):
 
 def torn(log, size):
     """The writer is killed while it writes a record."""
-    writer, write = log._writer, os.write
+    writer = log._writer
+    write = os.write
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "write", lambda file, data: write(file, bytes(data)[: min(size, len(data) - 1)]) * 0 + _die())
+        patch.setattr(
+            os,
+            "write",
+            lambda file, data: write(file, bytes(data)[: min(size, len(data) - 1)]) * 0 + _die(),
+        )
         with pytest.raises(KeyboardInterrupt):
             log.append(KIND, 9, b"never stored" * 3)
     assert writer is log._writer
@@ -84,7 +89,9 @@ def test_what_was_stored_is_read_whatever_happens_to_writers(steps, segment_byte
         log = stack.enter_context(AppendLog(folder))
         log.write()
         follower = AppendLog(folder, load=[KIND])
-        model, gone, followed = [], set(), []
+        model = []
+        gone = set()
+        followed = []
         for what, value in steps:
             if what == "append":
                 model.append((len(model), value))
@@ -101,14 +108,22 @@ def test_what_was_stored_is_read_whatever_happens_to_writers(steps, segment_byte
                     with pytest.raises(CacheError, match="No space left"):
                         log.append(KIND, 99, b"was refused")
             else:
-                {"close": lambda log, _: log.close(), "kill": lambda log, _: kill(log), "torn": torn}[what](log, value)
+                {
+                    "close": lambda log, _: log.close(),
+                    "kill": lambda log, _: kill(log),
+                    "torn": torn,
+                }[what](log, value)
                 log = stack.enter_context(AppendLog(folder))
                 log.write()
         again, content = read(folder)
-        content = [(key, value) for key, value in content if key != 99]  # may be there: nobody was told that it is
+        content = [
+            (key, value) for key, value in content if key != 99
+        ]  # may be there: nobody was told that it is
         stored = dict(content)
         assert [key for key, _ in content] == sorted(stored)
-        assert {key: stored[key] for key in stored} == {key: value for key, value in model if key in stored}
+        assert {key: stored[key] for key in stored} == {
+            key: value for key, value in model if key in stored
+        }
         assert {key for key, _ in model} - set(stored) <= gone
         followed += [(r.key, r.payload) for r in follower.refresh()]
         assert set(content) <= set(followed) | {(k, v) for k, v in model if k in gone}
@@ -137,7 +152,10 @@ def test_of_a_log_that_is_cut_anywhere_the_whole_records_are_read(tmp_path, capl
     with AppendLog(str(tmp_path)) as log:
         log.write()
         log.append(KIND, 7, b"goes on")
-    assert "did not close it: 3 records are whole, 11 bytes of an unfinished one are left out" in caplog.text
+    assert (
+        "did not close it: 3 records are whole, 11 bytes of an unfinished one are left out"
+        in caplog.text
+    )
     assert read(tmp_path)[1] == [*expected[:2], (7, b"goes on")]
 
 
@@ -173,7 +191,9 @@ def test_a_record_that_is_damaged_while_the_log_is_open_is_an_error(tmp_path):
     raw[first.end - 1] ^= 1
     path.write_bytes(raw)
     assert log.read(second) == b"second"
-    with pytest.raises(CacheCorruptError, match=rf"log' *: .*record 1.*offset {first.offset}.*Bring it back"):
+    with pytest.raises(
+        CacheCorruptError, match=rf"log' *: .*record 1.*offset {first.offset}.*Bring it back"
+    ):
         log.read(first)
     path.unlink()
     with pytest.raises(CacheCorruptError, match="record 2"):
@@ -208,7 +228,9 @@ def test_segments_of_others_copies_and_lost_ones_are_errors(tmp_path, monkeypatc
 def test_one_writes_and_the_other_is_told(tmp_path):
     with AppendLog(str(tmp_path)) as log:
         log.write()
-        with pytest.raises(CacheError, match=rf"process {os.getpid()} on .*That is this process: close the other"):
+        with pytest.raises(
+            CacheError, match=rf"process {os.getpid()} on .*That is this process: close the other"
+        ):
             AppendLog(str(tmp_path)).write()
         log.append(KIND, 0, b"mine")
     with AppendLog(str(tmp_path)) as log:
@@ -228,7 +250,10 @@ def test_a_writer_that_lost_its_lease_is_fenced(tmp_path):
     with AppendLog(str(tmp_path)) as log:
         log.write()
         log.append(KIND, 1, b"of the new one")
-        with pytest.raises(CacheError, match=r"rollouts = .*taken over by another builder while this one stood still"):
+        with pytest.raises(
+            CacheError,
+            match=r"rollouts = .*taken over by another builder while this one stood still",
+        ):
             late.append(KIND, 2, b"of the late one")
         with pytest.raises(CacheError, match="taken over"):
             late.append(KIND, 3, b"of the late one")
@@ -285,8 +310,10 @@ def test_names_of_segments_always_sort(tmp_path, monkeypatch):
     names = sorted(os.listdir(tmp_path))
     log, records = read(tmp_path)
     assert [key for key, _ in records] == list(range(9))
-    assert [r.segment for n in names for r in log._records[n]] == [r.segment for r in sorted(
-        (r for rs in log._records.values() for r in rs), key=lambda r: r.number)]  # fmt: skip
+    assert [r.segment for n in names for r in log._records[n]] == [
+        r.segment
+        for r in sorted((r for rs in log._records.values() for r in rs), key=lambda r: r.number)
+    ]
     assert names[-1].startswith("00000")
 
 

@@ -66,7 +66,9 @@ print(os.waitstatus_to_exitcode(status))
 
 
 def run(path, when):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, path, when], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, path, when], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -87,5 +89,7 @@ def test_reading_in_a_child_before_the_parent_has_read_works(tmp_path):
 
 def test_an_iterator_from_before_the_fork_is_an_error_in_the_child(tmp_path):
     tiny_cache(tmp_path)
-    done = subprocess.run([sys.executable, "-c", ITERATOR, tmp_path], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ITERATOR, tmp_path], capture_output=True, text=True
+    )
     assert done.stdout.strip() == "7", done.stderr

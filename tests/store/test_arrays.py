@@ -23,11 +23,17 @@ def test_runs_joined_are_their_arrays_end_to_end(lengths, data):
 
         return ArrayRun(np.array(of_run, np.int64), 4 + number, layout_dtype(layout), get)
 
-    joined = ArrayList.join([ArrayList([run(number, of_run)]) for number, of_run in enumerate(lengths)])
-    places = [(number, index) for number, of_run in enumerate(lengths) for index in range(len(of_run))]
+    joined = ArrayList.join(
+        [ArrayList([run(number, of_run)]) for number, of_run in enumerate(lengths)]
+    )
+    places = [
+        (number, index) for number, of_run in enumerate(lengths) for index in range(len(of_run))
+    ]
     assert len(joined) == len(places)
     assert joined.lengths.tolist() == [length for of_run in lengths for length in of_run]
-    assert joined.spread([one.chunk for one in joined.runs]).tolist() == [4 + number for number, _ in places]
+    assert joined.spread([one.chunk for one in joined.runs]).tolist() == [
+        4 + number for number, _ in places
+    ]
     assert not made
     if places:
         at = data.draw(st.integers(-len(places), len(places) - 1))

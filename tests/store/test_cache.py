@@ -32,11 +32,16 @@ LAYOUT = CacheLayout("uint8", chunk_elements=64, shard_chunks=4)
 
 @pytest.fixture
 def cache(tmp_path):
-    return write_cache(tmp_path / "cache", [random_documents(60, seed=k) for k in range(2)], layout=LAYOUT)
+    return write_cache(
+        tmp_path / "cache", [random_documents(60, seed=k) for k in range(2)], layout=LAYOUT
+    )
 
 
 def shards(cache, part="00001"):
-    return sorted(Path(cache.path, "parts", part, "input_ids", "data", "c").iterdir(), key=lambda p: int(p.name))
+    return sorted(
+        Path(cache.path, "parts", part, "input_ids", "data", "c").iterdir(),
+        key=lambda p: int(p.name),
+    )
 
 
 def test_a_missing_cache_says_how_to_build_one(tmp_path):
@@ -65,7 +70,11 @@ def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
 def test_opening_reads_no_array(cache):
     shutil.rmtree(Path(cache.path, "parts"))
     opened = TokenCache.open(cache.path)
-    assert (opened.num_tokens, opened.num_documents, opened.vocab_size) == (cache.num_tokens, 120, 256)
+    assert (opened.num_tokens, opened.num_documents, opened.vocab_size) == (
+        cache.num_tokens,
+        120,
+        256,
+    )
     assert "documents=120" in repr(opened)
 
 
@@ -118,11 +127,15 @@ def test_a_lost_array_is_an_error(cache):
 
 def test_parts_of_another_build_are_an_error(cache, tmp_path):
     """Somebody copied a part over: lengths or dtype are not those of the ledger."""
-    other = write_cache(tmp_path / "other", [random_documents(10)], layout=CacheLayout("uint16", 64, 4))
+    other = write_cache(
+        tmp_path / "other", [random_documents(10)], layout=CacheLayout("uint16", 64, 4)
+    )
     target = Path(cache.path, "parts", "00000")
     shutil.rmtree(target)
     shutil.copytree(Path(other.path, "parts", "00000"), target)
-    with pytest.raises(CacheCorruptError, match=rf"holds {other.num_tokens} elements of uint16, but the ledger has"):
+    with pytest.raises(
+        CacheCorruptError, match=rf"holds {other.num_tokens} elements of uint16, but the ledger has"
+    ):
         cache.tokens(0, 1)
 
 
@@ -190,7 +203,13 @@ def test_stores_of_urls(url, spec, monkeypatch):
 
 
 def test_s3_follows_the_variables_of_aws(monkeypatch):
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
+    for name in (
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ACCESS_KEY_ID",
+    ):
         monkeypatch.delenv(name, raising=False)
     plain = {"driver": "s3", "bucket": "b", "path": "x/"}
     assert kvstore_spec("s3://b/x") == plain
@@ -198,10 +217,16 @@ def test_s3_follows_the_variables_of_aws(monkeypatch):
     plain["aws_credentials"] = {"type": "environment"}
     assert kvstore_spec("s3://b/x") == plain
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000/")
-    assert kvstore_spec("s3://b/x") == plain | {"endpoint": "http://minio:9000", "aws_region": "us-east-1"}
+    assert kvstore_spec("s3://b/x") == plain | {
+        "endpoint": "http://minio:9000",
+        "aws_region": "us-east-1",
+    }
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://ceph:7480")
-    assert kvstore_spec("s3://b/x") == plain | {"endpoint": "http://ceph:7480", "aws_region": "eu-west-1"}
+    assert kvstore_spec("s3://b/x") == plain | {
+        "endpoint": "http://ceph:7480",
+        "aws_region": "eu-west-1",
+    }
 
 
 def test_no_store_for_other_schemes():
@@ -212,7 +237,9 @@ def test_no_store_for_other_schemes():
 def test_tiny_caches_tell_their_tokenizer(tmp_path):
     """Like every cache: what opens a cache finds the keys that a built one has."""
     record = tiny_cache(tmp_path, documents=3).ledger.tokenizer
-    assert {"path", "file", "fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id"} <= set(record)
+    assert {"path", "file", "fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id"} <= set(
+        record
+    )
 
 
 @pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a\0b", 3])

@@ -35,17 +35,32 @@ def sparse(root, documents, parts=1):
     last = records[-1]
     for url, layout, length, values in (
         (data_url(root, last.name), LAYOUT, last.tokens, np.arange(MEAN)),
-        (offsets_url(root, last.name), LAYOUT.offsets(), last.documents + 1, [last.tokens - MEAN, last.tokens]),
+        (
+            offsets_url(root, last.name),
+            LAYOUT.offsets(),
+            last.documents + 1,
+            [last.tokens - MEAN, last.tokens],
+        ),
     ):
-        spec = {"driver": "zarr3", "kvstore": kvstore_spec(url), "metadata": layout.zarr_metadata(length)}
-        ts.open(spec, create=True).result()[length - len(values) :].write(np.array(values, layout.dtype)).result()
+        spec = {
+            "driver": "zarr3",
+            "kvstore": kvstore_spec(url),
+            "metadata": layout.zarr_metadata(length),
+        }
+        ts.open(spec, create=True).result()[length - len(values) :].write(
+            np.array(values, layout.dtype)
+        ).result()
     write_ledger(root, Ledger(False, {"vocab_size": 1000}, LAYOUT.to_json()).complete(records))
     return root
 
 
 def reads():
     found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/")
-    values = {m["name"].rsplit("/", 1)[-1]: m["values"][0].get("value", 0) for m in found if "value" in m["values"][0]}
+    values = {
+        m["name"].rsplit("/", 1)[-1]: m["values"][0].get("value", 0)
+        for m in found
+        if "value" in m["values"][0]
+    }
     return np.array([values.get(name, 0) for name in ("read", "batch_read", "bytes_read")])
 
 
@@ -67,13 +82,17 @@ def cost(root):
 @pytest.mark.parametrize("parts", [1, 8])
 def test_reads_bytes_and_memory_do_not_grow(tmp_path, parts):
     cost(sparse(f"{tmp_path}/warm", 8000, parts))
-    (opened, all_, peak), *larger = [cost(sparse(f"{tmp_path}/{n}", n, parts)) for n in (10**6, 10**8, 10**9)]
+    (opened, all_, peak), *larger = [
+        cost(sparse(f"{tmp_path}/{n}", n, parts)) for n in (10**6, 10**8, 10**9)
+    ]
     assert opened.tolist() == [0, 0, 0]
     assert all_[2] > 0
     for other_opened, other_all, other_peak in larger:
         assert other_opened.tolist() == [0, 0, 0]
         assert other_all[:2].tolist() == all_[:2].tolist()
-        assert abs(int(other_all[2] - all_[2])) <= 100  # digits in the ledger's numbers, in zarr.json
+        assert (
+            abs(int(other_all[2] - all_[2])) <= 100
+        )  # digits in the ledger's numbers, in zarr.json
         assert other_peak < peak + 4096
 
 
@@ -128,9 +147,13 @@ def test_opening_works_nothing_out_for_an_array(tmp_path, monkeypatch):
     ],
 )
 def test_sections_of_a_ledger_are_not_trusted(tmp_path, section, value, problem):
-    ledger = {"tokenizer": {"vocab_size": 9}, "layout": LAYOUT.to_json(), "leaves": []} | {section: value}
+    ledger = {"tokenizer": {"vocab_size": 9}, "layout": LAYOUT.to_json(), "leaves": []} | {
+        section: value
+    }
     write_ledger(str(tmp_path), Ledger(True, **ledger))
-    with pytest.raises(CacheCorruptError, match=f"ledger whose {section} cannot be used .*{problem}"):
+    with pytest.raises(
+        CacheCorruptError, match=f"ledger whose {section} cannot be used .*{problem}"
+    ):
         TokenCache.open(str(tmp_path))
 
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.store.chunk_names import PAGE_BYTES, PAGE_CHUNKS, chunks_of, from_page, pages_of, read_names, to_pages
+from headrace.store.chunk_names import (
+    PAGE_BYTES,
+    PAGE_CHUNKS,
+    chunks_of,
+    from_page,
+    pages_of,
+    read_names,
+    to_pages,
+)
 from headrace.store.layout import CacheLayout, LeafSpec, named_in
 from headrace.store.parts import PartTable
 from headrace.testing import random_documents, write_cache
@@ -59,14 +67,22 @@ def test_all_are_named_or_none(cache, lost, described):
     assert (found.checksums.size, found.described) == (0, described)
 
 
-@given(st.sampled_from([0, 1, 5, PAGE_CHUNKS - 1, PAGE_CHUNKS, 2 * PAGE_CHUNKS + 3]), st.integers(0, 9))
+@given(
+    st.sampled_from([0, 1, 5, PAGE_CHUNKS - 1, PAGE_CHUNKS, 2 * PAGE_CHUNKS + 3]), st.integers(0, 9)
+)
 def test_pages(chunks, seed):
     checksums = np.random.default_rng(seed).integers(0, 1 << 32, chunks).astype(np.uint32)
     stored = to_pages(checksums).tobytes()
     assert len(stored) == 4 * (chunks + pages_of(chunks))
     pages = [stored[at : at + PAGE_BYTES] for at in range(0, len(stored), PAGE_BYTES)]
-    assert np.array_equal(np.concatenate([checksums[:0], *map(from_page, range(len(pages)), pages)]), checksums)
+    assert np.array_equal(
+        np.concatenate([checksums[:0], *map(from_page, range(len(pages)), pages)]), checksums
+    )
     for number, page in enumerate(pages):
-        for wrong, content in ((number + 1, page), (number, page[:-1]), (number, bytes([page[0] ^ 1]) + page[1:])):
+        for wrong, content in (
+            (number + 1, page),
+            (number, page[:-1]),
+            (number, bytes([page[0] ^ 1]) + page[1:]),
+        ):
             with pytest.raises(ValueError, match="DATA_LOSS"):
                 from_page(wrong, content)

@@ -42,7 +42,9 @@ def test_sound_chunks_in_anothers_place_are_refused(tmp_path, compression):
         for part, shard in ((2, 0), (0, 0)):
             with pytest.raises(ReadError, match="not the one that was written here"):
                 remote.parts[part].data.read(48 * shard, 48 * shard + 16).result()
-            assert np.array_equal(remote.parts[part].data.read(48, 96).result(), documents[part][48:])
+            assert np.array_equal(
+                remote.parts[part].data.read(48, 96).result(), documents[part][48:]
+            )
 
 
 def test_a_page_that_is_not_at_hand_is_one_request(tmp_path):

@@ -29,18 +29,31 @@ def write(root, parts, layout):
         writer = PartWriter(str(root), f"{k:05d}", layout, LEAVES)
         for document in documents:
             turns = np.arange(document.size % 4)
-            given = {"turns": (turns, np.array([turns.size])), "score": (np.array([document.sum() / 7]), None)}
+            given = {
+                "turns": (turns, np.array([turns.size])),
+                "score": (np.array([document.sum() / 7]), None),
+            }
             writer.append(document, np.array([document.size]), given)
         records.append(
-            writer.close(text_bytes=k + 1, first_skipped=f"line {k}" if k else "", ignored={"a": 1, str(k): 2})
+            writer.close(
+                text_bytes=k + 1,
+                first_skipped=f"line {k}" if k else "",
+                ignored={"a": 1, str(k): 2},
+            )
         )
-    ledger = Ledger(False, {"vocab_size": 256}, layout.to_json(), leaves=[s.to_json() for s in LEAVES])
+    ledger = Ledger(
+        False, {"vocab_size": 256}, layout.to_json(), leaves=[s.to_json() for s in LEAVES]
+    )
     write_ledger(str(root), ledger.complete(records))
     return TokenCache.open(root)
 
 
 def contents(root):
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(Path(root).rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in sorted(Path(root).rglob("*"))
+        if p.is_file()
+    }
 
 
 def arrays(root):
@@ -57,7 +70,10 @@ layouts = st.builds(
 
 
 @settings(max_examples=20)
-@given(lengths=st.lists(st.lists(st.integers(0, 30), max_size=8), min_size=1, max_size=4), layout=layouts)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 30), max_size=8), min_size=1, max_size=4),
+    layout=layouts,
+)
 def test_it_is_the_part_that_one_build_would_have_written(lengths, layout):
     parts = [[np.arange(n) % 256 for n in part] for part in lengths]
     with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
@@ -77,7 +93,11 @@ def test_it_is_the_part_that_one_build_would_have_written(lengths, layout):
 
 @pytest.fixture
 def many(tmp_path):
-    return write(tmp_path / "many", [random_documents(30, seed=k) for k in range(3)], CacheLayout("uint8", 64, 2))
+    return write(
+        tmp_path / "many",
+        [random_documents(30, seed=k) for k in range(3)],
+        CacheLayout("uint8", 64, 2),
+    )
 
 
 class KilledError(Exception):
@@ -119,7 +139,10 @@ def test_counters_and_sources_are_kept(many, tmp_path):
         "first_skipped": "line 1",
         "ignored": {"a": 3, "0": 2, "1": 2, "2": 2},
     }
-    assert copy.ledger.metadata["consolidated_from"] == {"fingerprint": many.fingerprint, "parts": 3}
+    assert copy.ledger.metadata["consolidated_from"] == {
+        "fingerprint": many.fingerprint,
+        "parts": 3,
+    }
     assert copy.ledger.leaves == many.ledger.leaves
     assert copy.leaves == ["score", "turns"]
 

@@ -13,7 +13,8 @@ from headrace.store import durable, files
 def calls(monkeypatch):
     """Names of what was synced, renamed and deleted, in order."""
     made = []
-    fsync, replace = os.fsync, os.replace
+    fsync = os.fsync
+    replace = os.replace
 
     def synced(file):
         made.append(f"sync {Path(os.readlink(f'/proc/self/fd/{file}')).name}")

@@ -24,7 +24,10 @@ def test_what_is_worth_another_try(said, again):
 
 def test_reasons_are_short():
     said = "ABORTED: All 1 retry attempts failed: Unknown [http_response_body='x\\n'] [source locations='a:1\nb:2'] "
-    assert reason(ValueError(said + "[http_response_code='503']")) == "ABORTED: Unknown, HTTP status 503"
+    assert (
+        reason(ValueError(said + "[http_response_code='503']"))
+        == "ABORTED: Unknown, HTTP status 503"
+    )
     assert reason(ValueError("")) == "ValueError"
     assert reason(ValueError("NOT_FOUND: x\nmore")) == "NOT_FOUND: x"
 
@@ -32,10 +35,19 @@ def test_reasons_are_short():
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("ABORTED: All 1 retry attempts failed: Service Unavailable [http_response_code='503']", "transient"),
+        (
+            "ABORTED: All 1 retry attempts failed: Service Unavailable [http_response_code='503']",
+            "transient",
+        ),
         ("PERMISSION_DENIED: Forbidden [http_response_code='403']", "refused"),
-        ("PERMISSION_DENIED: Unauthorized [http_response_body='x\\n'] [http_response_code='401']", "refused"),
-        ("FAILED_PRECONDITION: Unknown [source locations='a\nb'] [http_response_code='307']", "refused"),
+        (
+            "PERMISSION_DENIED: Unauthorized [http_response_body='x\\n'] [http_response_code='401']",
+            "refused",
+        ),
+        (
+            "FAILED_PRECONDITION: Unknown [source locations='a\nb'] [http_response_code='307']",
+            "refused",
+        ),
         ("FAILED_PRECONDITION: Requested byte range [-20, ?) was ignored by server", "damaged"),
         ("FAILED_PRECONDITION: Expected Content-Range header with HTTP 206 response", "damaged"),
         ("OUT_OF_RANGE: Requested byte range is not valid [http_response_code='416']", "damaged"),

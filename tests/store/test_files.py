@@ -24,7 +24,9 @@ def test_join(root, parts, joined):
     assert files.join(root, *parts) == joined
 
 
-@pytest.mark.parametrize(("url", "local"), [("a/b", True), ("/a", True), ("file:///a", True), ("gs://a/b", False)])
+@pytest.mark.parametrize(
+    ("url", "local"), [("a/b", True), ("/a", True), ("file:///a", True), ("gs://a/b", False)]
+)
 def test_is_local(url, local):
     assert files.is_local(url) is local
 
@@ -56,7 +58,9 @@ def test_a_failed_write_leaves_the_old_bytes(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CacheError, match=r"on device: 3 bytes to write, [\d,]+ bytes are free at /") as caught:
+    with pytest.raises(
+        CacheError, match=r"on device: 3 bytes to write, [\d,]+ bytes are free at /"
+    ) as caught:
         files.write_atomic(url, b"new")
     assert caught.value.value == url
     assert "run the same command again" in (caught.value.cure or "")
@@ -71,7 +75,8 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 def test_named_writers_may_write_one_file_together(tmp_path):
     """Processes of one run save the same manifest at the same time; a reader never sees half of it."""
-    url, content = f"{tmp_path}/manifest.json", b"x" * 200_000
+    url = f"{tmp_path}/manifest.json"
+    content = b"x" * 200_000
     seen: list[bytes | None] = []
 
     def write(name: str) -> None:

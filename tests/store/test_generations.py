@@ -37,7 +37,9 @@ from headrace.testing import random_documents, tiny_cache, write_cache
 
 def append(root: str, documents: int, seed: int = 5) -> TokenCache:
     number = len(generations_of(TokenCache.open(root))) + 1
-    made = write_cache(generation_path(root, number), [random_documents(documents, seed=seed + number)])
+    made = write_cache(
+        generation_path(root, number), [random_documents(documents, seed=seed + number)]
+    )
     add_generation(TokenCache.open(root), number, made)
     return made
 
@@ -52,13 +54,16 @@ def test_a_generation_whose_folder_is_gone_is_to_be_restored(tmp_path: Path):
 
 @settings(max_examples=6)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), wanted=st.integers(1, 4))
-def test_generations_read_as_one(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], wanted: int):
+def test_generations_read_as_one(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], wanted: int
+):
     root = str(tmp_path_factory.mktemp("grown") / "web")
     made = [tiny_cache(root, documents=sizes[0])]
     made += [append(root, documents) for documents in sizes[1:]]
     if wanted > len(sizes):
         with pytest.raises(
-            ConfigError, match=f"generations = {wanted}: is more than there are: {root} has {len(sizes)}"
+            ConfigError,
+            match=f"generations = {wanted}: is more than there are: {root} has {len(sizes)}",
         ):
             open_cache(root, wanted)
         wanted = len(sizes)
@@ -66,13 +71,15 @@ def test_generations_read_as_one(tmp_path_factory: pytest.TempPathFactory, sizes
     assert (cache.generations, len(cache.members)) == ((wanted,), wanted)
     assert cache.lengths().tolist() == [n for one in made[:wanted] for n in one.lengths().tolist()]
     assert np.array_equal(
-        cache.tokens(0, cache.num_tokens), np.concatenate([m.tokens(0, m.num_tokens) for m in made[:wanted]])
+        cache.tokens(0, cache.num_tokens),
+        np.concatenate([m.tokens(0, m.num_tokens) for m in made[:wanted]]),
     )
     assert generations_problem(root) == (len(sizes), "")
 
 
 def test_a_component_of_several_caches_has_generations_of_each(tmp_path: Path):
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    a = str(tmp_path / "a")
+    b = str(tmp_path / "b")
     tiny_cache(a, documents=3, seed=1)
     tiny_cache(b, documents=4, seed=2)
     append(a, 5)
@@ -80,7 +87,9 @@ def test_a_component_of_several_caches_has_generations_of_each(tmp_path: Path):
     opened = open_components(paths)
     assert (opened["both"].generations, opened["both"].num_documents) == ((2, 1), 12)
     assert open_components(paths, generations={"both": [1, None]})["both"].num_documents == 7
-    with pytest.raises(ConfigError, match=r"components\.both\.generations = 2: is more than there are"):
+    with pytest.raises(
+        ConfigError, match=r"components\.both\.generations = 2: is more than there are"
+    ):
         open_components(paths, generations={"both": [1, 2]})
     copy = shutil.copytree(a, tmp_path / "copy")
     shutil.rmtree(f"{a}/generations/2/parts")
@@ -94,7 +103,9 @@ def test_of_two_appends_one_wins(tmp_path: Path):
     first = append(root, 5)
     add_generation(cache, 2, first)  # a second time: nothing
     other = tiny_cache(tmp_path / "other", documents=9)
-    with pytest.raises(CacheError, match="has 2 generations by now, and this one was to be number 2"):
+    with pytest.raises(
+        CacheError, match="has 2 generations by now, and this one was to be number 2"
+    ):
         add_generation(cache, 2, other)
     with pytest.raises(CacheError, match="has 2 generations by now"):
         add_generation(cache, 4, other)
@@ -132,7 +143,9 @@ def test_problems_are_found(tmp_path: Path):
     assert number == 2
     assert problem.startswith("names generation 3, which is not a token cache")
     Path(root, GENERATIONS_NAME).write_text("{")
-    assert generations_problem(root)[1].startswith("is damaged, so that it is not known what was appended")
+    assert generations_problem(root)[1].startswith(
+        "is damaged, so that it is not known what was appended"
+    )
     remove_generations(root)
     assert generations_problem(root) == (1, "")
     assert generations_problem(str(tmp_path / "nothing")) == (1, "")
@@ -162,5 +175,7 @@ def test_caches_in_object_stores_grow(tmp_path: Path, store: str, request: pytes
     assert (cache.generations, cache.num_documents) == ((2,), 2)
     assert bytes(cache.document(1)[:-1].astype(np.uint8)) == b"new text"
     web = {"web": ComponentConfig(root, generations=1)}
-    config = LmDataConfig(web, seq_len=4, batch_size=2, amendments=[AmendmentConfig(3, extend={"web": 2})])
+    config = LmDataConfig(
+        web, seq_len=4, batch_size=2, amendments=[AmendmentConfig(3, extend={"web": 2})]
+    )
     assert config.open_caches()["web@2"].num_documents == 1

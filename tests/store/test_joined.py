@@ -49,7 +49,9 @@ def test_documents_and_tokens_run_on(caches):
     assert np.array_equal(joined.tokens(0, joined.num_tokens), np.concatenate(documents))
     assert joined.members == tuple(caches)
     assert caches[0].members == (caches[0],)
-    assert [part.record.name for part in joined.parts][2] == f"{caches[1].path}/{caches[1].parts[0].record.name}"
+    assert [part.record.name for part in joined.parts][
+        2
+    ] == f"{caches[1].path}/{caches[1].parts[0].record.name}"
 
 
 @settings(max_examples=10)
@@ -65,7 +67,10 @@ def test_rows_are_those_of_the_caches_one_after_the_other(caches, order):
 def test_the_fingerprint_follows_the_order(caches):
     prints = {JoinedCache(some).fingerprint for some in (caches, caches[::-1], caches[:2])}
     assert len(prints) == 3
-    assert JoinedCache(caches).fingerprint == JoinedCache([TokenCache.open(c.path) for c in caches]).fingerprint
+    assert (
+        JoinedCache(caches).fingerprint
+        == JoinedCache([TokenCache.open(c.path) for c in caches]).fingerprint
+    )
 
 
 def run_config(caches, **component):
@@ -83,8 +88,15 @@ def test_a_component_of_several_caches_trains_on_all_of_them(caches, packing, tm
     other = config.train_datasets()["all"].read(np.arange(rows)).tokens
     assert np.array_equal(np.sort(batches.ravel()), np.sort(other.ravel()))
     figures = config.accounts()["all"]
-    assert figures.tokens == sum(c.num_tokens for c in caches) == figures.train_tokens + figures.dropped_tokens
-    prints = [RunManifest.of(run_config(some, packing=packing).loader()).fingerprint for some in (caches, caches[:2])]
+    assert (
+        figures.tokens
+        == sum(c.num_tokens for c in caches)
+        == figures.train_tokens + figures.dropped_tokens
+    )
+    prints = [
+        RunManifest.of(run_config(some, packing=packing).loader()).fingerprint
+        for some in (caches, caches[:2])
+    ]
     assert prints[0] != prints[1]
 
 
@@ -94,13 +106,18 @@ def test_levanters_caches_are_joined_too_and_empty_ones_pass(caches, tmp_path):
     write_levanter(write_cache(tmp_path / "none", [[]], vocab_size=VOCAB), str(tmp_path / "empty"))
     paths = [str(tmp_path / name) for name in ("empty", "0", "1", "2")]
     (joined,) = open_components({"a": paths}).values()
-    assert np.array_equal(joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens))
+    assert np.array_equal(
+        joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens)
+    )
 
 
 def test_ledgers_of_a_catalog_are_not_read_where_they_lie(caches, tmp_path):
     paths = [str(tmp_path / f"{number}") for number in range(3)]
     ledgers = {path: write_levanter(cache, path) for cache, path in zip(caches, paths, strict=True)}
-    entries = {f"c{n}": {"cache_dir": f"{p}/", "ledger": ledger} for n, (p, ledger) in enumerate(ledgers.items())}
+    entries = {
+        f"c{n}": {"cache_dir": f"{p}/", "ledger": ledger}
+        for n, (p, ledger) in enumerate(ledgers.items())
+    }
     catalog = tmp_path / "catalog.json"
     catalog.write_text(json.dumps({"version": 1, "splits": {"train": entries}}))
     config = LmDataConfig({"a": ComponentConfig(paths)}, cache_catalog=str(catalog), seq_len=16)
@@ -109,7 +126,9 @@ def test_ledgers_of_a_catalog_are_not_read_where_they_lie(caches, tmp_path):
         Path(path, "shard_ledger.json").unlink()
     joined = config.open_caches()["a"]
     assert joined.fingerprint == fingerprint
-    assert np.array_equal(joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens))
+    assert np.array_equal(
+        joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens)
+    )
     for text, message in (
         ("{", "is not a catalog"),
         ('{"version": 2}', "its version is 2"),
@@ -126,7 +145,10 @@ def test_ledgers_of_a_catalog_are_not_read_where_they_lie(caches, tmp_path):
 
 def test_what_cannot_be_joined_is_named(caches, tmp_path):
     wide = write_cache(
-        tmp_path / "wide", [random_documents(5, seed=1)], vocab_size=VOCAB, layout=CacheLayout("uint32", 64, 4)
+        tmp_path / "wide",
+        [random_documents(5, seed=1)],
+        vocab_size=VOCAB,
+        layout=CacheLayout("uint32", 64, 4),
     )
     for other, field, message in (
         (wide, "components.a.cache[1]", "its dtype is uint32"),
@@ -154,16 +176,24 @@ def test_shuffled_members_tell_the_numbers_of_their_originals(tmp_path):
     plain = [write_cache(tmp_path / f"p{k}", [random_documents(20 + k, seed=k)]) for k in range(3)]
     for k in (0, 2):
         reshuffle(plain[k], str(tmp_path / f"s{k}"), ReshuffleConfig(k + 5), progress=False)
-    mixed = JoinedCache([TokenCache.open(tmp_path / "s0"), plain[1], TokenCache.open(tmp_path / "s2")])
+    mixed = JoinedCache(
+        [TokenCache.open(tmp_path / "s0"), plain[1], TokenCache.open(tmp_path / "s2")]
+    )
     joined = JoinedCache(plain)
     places = mixed.stored_at(np.arange(63))
     assert sorted(places.tolist()) == list(range(63))
     assert mixed.originals(places).tolist() == list(range(63))
-    assert [mixed.document(int(p)).tolist() for p in places] == [joined.document(i).tolist() for i in range(63)]
+    assert [mixed.document(int(p)).tolist() for p in places] == [
+        joined.document(i).tolist() for i in range(63)
+    ]
     assert [mixed.original(int(p)).number for p in places] == list(range(63))
     removed = [DocumentFilter([3, 25, 60]).of(cache) for cache in (mixed, joined)]
     assert removed[0].num_tokens == removed[1].num_tokens
-    assert sorted(mixed.originals(removed[0].documents.numbers(np.arange(3))).tolist()) == [3, 25, 60]
+    assert sorted(mixed.originals(removed[0].documents.numbers(np.arange(3))).tolist()) == [
+        3,
+        25,
+        60,
+    ]
     assert joined.original(25) == OriginalDocument(25, str(tmp_path / "p1" / "00000"), 5, [])
     with pytest.raises(ConfigError, match="units of 1"):
         mixed.check_unit(2)

@@ -20,7 +20,9 @@ def test_the_narrowest_dtype_holds_every_id(vocab_size):
     CacheLayout(dtype.name).check_vocabulary(vocab_size)
 
 
-@pytest.mark.parametrize(("size", "name"), [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")])
+@pytest.mark.parametrize(
+    ("size", "name"), [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")]
+)
 def test_borders_between_dtypes(size, name):
     assert token_dtype(size).name == name
 
@@ -33,7 +35,9 @@ def test_no_dtype_for_impossible_vocabularies(size):
 
 
 def test_a_vocabulary_larger_than_the_dtype_is_refused_with_the_one_to_use():
-    with pytest.raises(ConfigError, match=r"cannot hold a vocabulary of 65537\. Use uint32, or leave it out") as caught:
+    with pytest.raises(
+        ConfigError, match=r"cannot hold a vocabulary of 65537\. Use uint32, or leave it out"
+    ) as caught:
         CacheLayout("uint16").check_vocabulary(65537)
     assert (caught.value.field, caught.value.value) == ("layout.dtype", "uint16")
 
@@ -55,12 +59,17 @@ def test_bad_layouts(values, field):
 
 
 def test_tokens_are_integers():
-    for check in (CacheLayout("float32").check_tokens, lambda: CacheLayout("bool").check_vocabulary(2)):
+    for check in (
+        CacheLayout("float32").check_tokens,
+        lambda: CacheLayout("bool").check_vocabulary(2),
+    ):
         with pytest.raises(ConfigError, match="is not a dtype of tokens"):
             check()
 
 
-@pytest.mark.parametrize("values", [("..", "uint8"), ("a/b", "uint8"), ("input_ids", "uint8"), ("", "uint8")])
+@pytest.mark.parametrize(
+    "values", [("..", "uint8"), ("a/b", "uint8"), ("input_ids", "uint8"), ("", "uint8")]
+)
 def test_names_of_leaves_stay_within_the_part(values):
     with pytest.raises(ConfigError, match="cannot be the name of a leaf"):
         LeafSpec(*values)
@@ -84,6 +93,8 @@ def test_layouts_survive_json():
 
 def test_checksums_are_in_every_chunk_and_in_the_shard_index():
     for compression in ("none", "zstd"):
-        sharding = CacheLayout(compression=compression).zarr_metadata(10)["codecs"][0]["configuration"]
+        sharding = CacheLayout(compression=compression).zarr_metadata(10)["codecs"][0][
+            "configuration"
+        ]
         assert sharding["codecs"][-1]["name"] == "crc32c"
         assert sharding["index_codecs"][-1]["name"] == "crc32c"

@@ -23,7 +23,9 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int64", "uint64", "float32", "float
 
 
 def finish(root, layout, leaves, records):
-    ledger = Ledger(False, {"vocab_size": 256}, layout.to_json(), leaves=[s.to_json() for s in leaves])
+    ledger = Ledger(
+        False, {"vocab_size": 256}, layout.to_json(), leaves=[s.to_json() for s in leaves]
+    )
     write_ledger(str(root), ledger.complete(records))
     return TokenCache.open(root)
 
@@ -33,7 +35,9 @@ def finish(root, layout, leaves, records):
 def test_what_goes_in_comes_out(data, dtype, compression):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     parts = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=3))
-    layout = CacheLayout("uint8", data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3)), compression)
+    layout = CacheLayout(
+        "uint8", data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3)), compression
+    )
     leaves = [LeafSpec("loose", dtype), LeafSpec("one", dtype, "fixed")]
     high = 2 if dtype == "bool" else 100
     wanted = {"input_ids": [], "loose": [], "one": []}
@@ -42,7 +46,10 @@ def test_what_goes_in_comes_out(data, dtype, compression):
         for k, sizes in enumerate(parts):
             writer = PartWriter(root, f"{k:05d}", layout, leaves)
             for size in sizes:
-                row = {"input_ids": rng.integers(0, 9, size), "one": rng.integers(0, high, 1).astype(dtype)}
+                row = {
+                    "input_ids": rng.integers(0, 9, size),
+                    "one": rng.integers(0, high, 1).astype(dtype),
+                }
                 row["loose"] = rng.integers(0, high, rng.integers(0, 5)).astype(dtype)
                 lengths = {n: np.array([v.size]) for n, v in row.items()}
                 given = {"loose": (row["loose"], lengths["loose"]), "one": (row["one"], None)}
@@ -76,14 +83,17 @@ def test_what_goes_in_comes_out(data, dtype, compression):
 
 
 def test_a_leaf_is_named_by_its_content_in_the_fingerprint(tmp_path):
-    layout, leaves = CacheLayout("uint8", 16, 2), [LeafSpec("m", "uint8")]
+    layout = CacheLayout("uint8", 16, 2)
+    leaves = [LeafSpec("m", "uint8")]
 
     def made(name, value):
         writer = PartWriter(str(tmp_path / name), "0", layout, leaves)
         writer.append(np.array([1, 2]), np.array([2]), {"m": (np.array([value]), np.array([1]))})
         return finish(tmp_path / name, layout, leaves, [writer.close()])
 
-    one, same, other = made("1", 5), made("2", 5), made("3", 6)
+    one = made("1", 5)
+    same = made("2", 5)
+    other = made("3", 6)
     plain = write_cache(tmp_path / "4", [[np.array([1, 2])]], layout=layout)
     assert one.fingerprint == same.fingerprint
     assert len({c.fingerprint for c in (one, other, plain)}) == 3
@@ -106,14 +116,35 @@ ONE = np.array([1])
     [
         (None, r"has the leaves \['fixed', 'loose'\], but \[\] were given"),
         ({"loose": (ONE, ONE)}, "but .'loose'. were given"),
-        ({"loose": (ONE, ONE), "fixed": (ONE, ONE)}, "lengths were given for one value per document"),
+        (
+            {"loose": (ONE, ONE), "fixed": (ONE, ONE)},
+            "lengths were given for one value per document",
+        ),
         ({"loose": (ONE, None), "fixed": (ONE, None)}, "no lengths were given"),
-        ({"loose": (ONE, ONE * 2), "fixed": (ONE, None)}, "lengths add up to 2, not to the 1 values of leaf loose"),
-        ({"loose": (ONE, np.array([1, 0])), "fixed": (ONE, None)}, "values of leaf loose are of 2 documents, not 1"),
-        ({"loose": (ONE, ONE), "fixed": (np.array([1, 2]), None)}, "values of leaf fixed are of 2 documents, not 1"),
-        ({"loose": (ONE * 300, ONE), "fixed": (ONE, None)}, r"a value of leaf loose outside 0 \.\. 255"),
-        ({"loose": (ONE * 0.5, ONE), "fixed": (ONE, None)}, r"a value of leaf loose outside 0 \.\. 255"),
-        ({"loose": (ONE, ONE), "fixed": (ONE * 200, None)}, r"a value of leaf fixed outside -128 \.\. 127"),
+        (
+            {"loose": (ONE, ONE * 2), "fixed": (ONE, None)},
+            "lengths add up to 2, not to the 1 values of leaf loose",
+        ),
+        (
+            {"loose": (ONE, np.array([1, 0])), "fixed": (ONE, None)},
+            "values of leaf loose are of 2 documents, not 1",
+        ),
+        (
+            {"loose": (ONE, ONE), "fixed": (np.array([1, 2]), None)},
+            "values of leaf fixed are of 2 documents, not 1",
+        ),
+        (
+            {"loose": (ONE * 300, ONE), "fixed": (ONE, None)},
+            r"a value of leaf loose outside 0 \.\. 255",
+        ),
+        (
+            {"loose": (ONE * 0.5, ONE), "fixed": (ONE, None)},
+            r"a value of leaf loose outside 0 \.\. 255",
+        ),
+        (
+            {"loose": (ONE, ONE), "fixed": (ONE * 200, None)},
+            r"a value of leaf fixed outside -128 \.\. 127",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, leaves, problem):
@@ -129,7 +160,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, leave
 
 def test_two_leaves_of_one_name(tmp_path):
     with pytest.raises(ConfigError, match="names a leaf twice"):
-        PartWriter(str(tmp_path), "0", CacheLayout("uint8"), [LeafSpec("a", "bool"), LeafSpec("a", "uint8")])
+        PartWriter(
+            str(tmp_path),
+            "0",
+            CacheLayout("uint8"),
+            [LeafSpec("a", "bool"), LeafSpec("a", "uint8")],
+        )
 
 
 @pytest.mark.parametrize("store", ["gcs", "s3"])
@@ -137,7 +173,8 @@ def test_on_object_stores(request, store, tmp_path):
     from headrace.store.levanter.export import write_levanter
 
     root = files.join(request.getfixturevalue(f"{store}_bucket"), tmp_path.name)
-    layout, leaves = CacheLayout("uint8", 16, 2, "zstd"), [LeafSpec("m", "int16"), LeafSpec("id", "int32", "fixed")]
+    layout = CacheLayout("uint8", 16, 2, "zstd")
+    leaves = [LeafSpec("m", "int16"), LeafSpec("id", "int32", "fixed")]
     documents = random_documents(20)
     writer = PartWriter(f"{root}/own", "0", layout, leaves)
     lengths = np.array([d.size for d in documents])
@@ -170,6 +207,7 @@ def test_offsets_that_say_more_than_the_ledger(tmp_path):
     (tmp_path / "ledger.bin").unlink()
     cache = TokenCache.open(tmp_path)
     with pytest.raises(
-        ReadError, match=r"offsets = .*says that values lie at 0 \.\. \d+, and the ledger that there are 16"
+        ReadError,
+        match=r"offsets = .*says that values lie at 0 \.\. \d+, and the ledger that there are 16",
     ):
         cache.leaf("input_ids").values(0, cache.num_documents)

@@ -43,7 +43,11 @@ def child():
 
     def start(root, expiry_s=60.0):
         process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(root), str(expiry_s)], stdin=-1, stdout=-1, text=True, bufsize=1
+            [sys.executable, "-c", CHILD, str(root), str(expiry_s)],
+            stdin=-1,
+            stdout=-1,
+            text=True,
+            bufsize=1,
         )
         started.append(process)
         return process, process.stdout.readline().strip()
@@ -58,7 +62,8 @@ class Clock:
     """Stands in for the module ``time``: stands still, and goes on when somebody sleeps."""
 
     def __init__(self):
-        self.now, self.slept = 1e9, 0.0
+        self.now = 1e9
+        self.slept = 0.0
 
     def time(self):
         return self.now
@@ -98,7 +103,9 @@ def owner(root):
 
 def test_the_second_is_refused_and_the_first_leaves_nothing(tmp_path):
     with lease(str(tmp_path / "new")) as held:
-        with pytest.raises(CacheError, match=rf"is being written by process {os.getpid()} on .* renewed 0 s ago"):
+        with pytest.raises(
+            CacheError, match=rf"is being written by process {os.getpid()} on .* renewed 0 s ago"
+        ):
             lease(str(tmp_path / "new")).__enter__()
         held.check()
     assert list((tmp_path / "new").iterdir()) == []
@@ -111,7 +118,9 @@ def test_a_lease_that_was_taken_over_is_told_when_it_ends_and_when_it_is_asked_f
     held = taking.__enter__()
     held.confirm()
     put(tmp_path, record())  # between two heartbeats
-    with pytest.raises(CacheError, match=r"rollouts = .*taken over .*\(process 7 on elsewhere\)\. Stop\."):
+    with pytest.raises(
+        CacheError, match=r"rollouts = .*taken over .*\(process 7 on elsewhere\)\. Stop\."
+    ):
         taking.__exit__(None, None, None)
     assert owner(tmp_path) == "somebody"
     with pytest.raises(CacheError, match="taken over"):
@@ -156,8 +165,10 @@ def test_one_killed_elsewhere_expires(tmp_path, clock):
 @pytest.mark.parametrize("wrong", [-1e6, 1e6, 0.0])
 def test_an_owner_whose_clock_stands_still_keeps_its_lease(tmp_path, monkeypatch, wrong):
     """In the past, in the future, or right once: it is its heartbeats that count."""
-    taker, stands = Clock(), time.time() + wrong
-    main, taken = threading.current_thread(), []
+    taker = Clock()
+    stands = time.time() + wrong
+    main = threading.current_thread()
+    taken = []
     now = lambda: time.time() + 100 if threading.current_thread() is main and taken else stands  # noqa: E731
     monkeypatch.setattr(lease_module, "_now", now)
     with lease(str(tmp_path), expiry_s=SHORT) as held:
@@ -184,7 +195,10 @@ def test_one_that_was_suspended_loses_it_and_is_told(tmp_path, child):
     with lease(str(tmp_path)) as held:
         process.send_signal(signal.SIGCONT)
         said, _ = process.communicate("until it is lost\n")
-        assert f"was taken over by another builder while this one stood still (process {os.getpid()}" in said
+        assert (
+            f"was taken over by another builder while this one stood still (process {os.getpid()}"
+            in said
+        )
         held.check()
         assert owner(tmp_path) is not None  # it deleted nothing
 
@@ -207,7 +221,9 @@ def test_of_many_takers_one_gets_it(tmp_path, stale):
             put(tmp_path, record(renewed=0.0, expiry_s=0.1))
         elif stale is not None:
             (tmp_path / LEASE_NAME).write_bytes(stale)
-        answered = threading.Barrier(8, timeout=100)  # the one that has it keeps it until the others were refused
+        answered = threading.Barrier(
+            8, timeout=100
+        )  # the one that has it keeps it until the others were refused
 
         def take(_, answered=answered):
             try:
@@ -248,7 +264,11 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
         with lease(root, expiry_s=SHORT) as held:
             with pytest.raises(CacheError, match="is being written by"):
                 lease(root).__enter__()
-            wait_until(lambda: json.loads(files.read_bytes(files.join(root, LEASE_NAME)) or b"")["beats"] > 0)
+            wait_until(
+                lambda: (
+                    json.loads(files.read_bytes(files.join(root, LEASE_NAME)) or b"")["beats"] > 0
+                )
+            )
             held.check()
     assert owner(root) is None
     taking = lease(root, expiry_s=SHORT)
@@ -259,8 +279,10 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
         taking.__exit__(None, None, None)
     assert owner(root) == "somebody"
     files.remove_tree(files.join(root, LEASE_NAME))
-    slot, now = lease_module._RemoteSlot, time.time()
-    settling, settled = [], threading.Event()
+    slot = lease_module._RemoteSlot
+    now = time.time()
+    settling = []
+    settled = threading.Event()
 
     def settle(seconds):
         """Until each has written or was refused, which ``settle_s`` is meant to outlast."""
@@ -271,7 +293,12 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
         patch.setattr(lease_module, "_now", lambda: now)
         patch.setattr(lease_module, "time", SimpleNamespace(time=time.time, sleep=settle))
         takers = [
-            pool.submit(lease_module._take, root, slot(root), record(owner=f"taker {k}", expiry_s=60, renewed=now))
+            pool.submit(
+                lease_module._take,
+                root,
+                slot(root),
+                record(owner=f"taker {k}", expiry_s=60, renewed=now),
+            )
             for k in range(4)
         ]
         wait_until(lambda: sum(taker.done() for taker in takers) + len(settling) == 4)
@@ -279,4 +306,8 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
     winners = [k for k, one in enumerate(takers) if one.exception() is None]
     assert len(winners) == 1
     assert owner(root) == f"taker {winners[0]}"
-    assert all("is being written by" in str(one.exception()) for k, one in enumerate(takers) if k not in winners)
+    assert all(
+        "is being written by" in str(one.exception())
+        for k, one in enumerate(takers)
+        if k not in winners
+    )

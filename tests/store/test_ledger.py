@@ -24,7 +24,12 @@ from headrace.store.ledger import (
 )
 from headrace.store.parts import LeafRecord, PartRecord
 
-LEDGER = Ledger(False, {"vocab_size": 10, "fingerprint": "f", "eos": "Ω"}, CacheLayout().to_json(), [{"name": "a"}])
+LEDGER = Ledger(
+    False,
+    {"vocab_size": 10, "fingerprint": "f", "eos": "Ω"},
+    CacheLayout().to_json(),
+    [{"name": "a"}],
+)
 PART = PartRecord("00000", 3, 40, "sha256:0", {"skipped_lines": 1})
 
 
@@ -114,12 +119,24 @@ def test_a_flipped_bit_is_noticed(tmp_path_factory, data):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"parts": [{"name": "../../else", "documents": 1, "tokens": 1, "digest": ""}]}, "parts.*name"),
+        (
+            {"parts": [{"name": "../../else", "documents": 1, "tokens": 1, "digest": ""}]},
+            "parts.*name",
+        ),
         ({"parts": [{"name": "a/b", "documents": 1, "tokens": 1, "digest": ""}]}, "parts.*name"),
-        ({"parts": [{"name": "0", "documents": -1, "tokens": 1, "digest": ""}]}, "parts.*documents"),
-        ({"parts": [{"name": "0", "documents": 1e300, "tokens": 1, "digest": ""}]}, "parts.*documents"),
+        (
+            {"parts": [{"name": "0", "documents": -1, "tokens": 1, "digest": ""}]},
+            "parts.*documents",
+        ),
+        (
+            {"parts": [{"name": "0", "documents": 1e300, "tokens": 1, "digest": ""}]},
+            "parts.*documents",
+        ),
         ({"parts": [{"name": "0", "documents": 1, "tokens": True, "digest": ""}]}, "parts.*tokens"),
-        ({"parts": [{"name": "0", "documents": 1, "tokens": 2**60, "digest": ""}]}, "parts.*tokens"),
+        (
+            {"parts": [{"name": "0", "documents": 1, "tokens": 2**60, "digest": ""}]},
+            "parts.*tokens",
+        ),
         ({"parts": [{"name": "0", "documents": 1, "tokens": 1, "digest": None}]}, "parts.*digest"),
         ({"parts": [None]}, "parts"),
         ({"finished": "yes"}, "finished"),
@@ -154,8 +171,12 @@ def tokenizer_name(content, bos=None, eos=1):
 
 def test_tokenizers_are_named_by_their_content():
     written = json.dumps(TOKENIZER).encode()
-    assert tokenizer_name(written) == tokenizer_name(json.dumps(TOKENIZER, indent=2, sort_keys=True).encode())
-    assert tokenizer_name(written) == tokenizer_name(json.dumps({**TOKENIZER, "truncation": None}).encode())
+    assert tokenizer_name(written) == tokenizer_name(
+        json.dumps(TOKENIZER, indent=2, sort_keys=True).encode()
+    )
+    assert tokenizer_name(written) == tokenizer_name(
+        json.dumps({**TOKENIZER, "truncation": None}).encode()
+    )
     others = [
         tokenizer_name(written.replace(b'"a"', b'"b"')),
         tokenizer_name(written, bos=0),

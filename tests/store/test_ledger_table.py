@@ -22,7 +22,9 @@ LAYOUT = CacheLayout("uint8", 64, 4)
 
 @pytest.fixture
 def cache(tmp_path):
-    return write_cache(tmp_path / "c", [random_documents(9, seed=k) for k in range(12)], layout=LAYOUT)
+    return write_cache(
+        tmp_path / "c", [random_documents(9, seed=k) for k in range(12)], layout=LAYOUT
+    )
 
 
 def resigned(raw, change):
@@ -98,16 +100,29 @@ def test_hostile_columns_are_refused(name, values, problem):
 
 def test_opening_costs_the_same_requests_whatever_the_parts(tmp_path):
     for parts in (1, 40):
-        write_cache(tmp_path / str(parts), [random_documents(3, seed=k) for k in range(parts)], layout=LAYOUT)
+        write_cache(
+            tmp_path / str(parts),
+            [random_documents(3, seed=k) for k in range(parts)],
+            layout=LAYOUT,
+        )
     with web_server(tmp_path) as url, FaultProxy(url) as proxy:
         for parts in (1, 40):
             proxy.clear()
-            before, cache = wire(), TokenCache.open(f"{proxy.url}/{parts}")
-            assert [entry.path.rsplit("/", 1)[-1] for entry in proxy.log] == ["ledger.json", "ledger.bin", "zarr.json"]
+            before = wire()
+            cache = TokenCache.open(f"{proxy.url}/{parts}")
+            assert [entry.path.rsplit("/", 1)[-1] for entry in proxy.log] == [
+                "ledger.json",
+                "ledger.bin",
+                "zarr.json",
+            ]
             assert (wire() - before).requests == len(proxy.log) == cache.opening_requests(64)
             chunk = LAYOUT.chunk_elements
             for part in (*range(parts), *range(parts)):
-                tokens = cache.parts[part].data.read(0, min(chunk, int(cache.part_tokens[part]))).result()
+                tokens = (
+                    cache.parts[part]
+                    .data.read(0, min(chunk, int(cache.part_tokens[part])))
+                    .result()
+                )
                 assert tokens.size
             assert len(proxy.log) == 3 + 2 * parts  # one a chunk and read
 
@@ -117,12 +132,16 @@ def test_chunks_that_lie_elsewhere_are_found_by_the_index(tmp_path, compression)
     """No release writes such a file; a ledger that promised wrongly costs requests, and no wrong token."""
     layout = CacheLayout("uint8", 64, 4, compression)
     cache = write_cache(tmp_path / "c", [random_documents(40, seed=1)], layout=layout)
-    right, file = cache.tokens(0, cache.num_tokens), Path(cache.path, "parts/00000/input_ids/data/c/0")
+    right = cache.tokens(0, cache.num_tokens)
+    file = Path(cache.path, "parts/00000/input_ids/data/c/0")
     raw = file.read_bytes()
     index = np.frombuffer(raw[-68:-4], "<u8").reshape(4, 2).copy()
     index[index[:, 0] != 2**64 - 1, 0] += 5
     file.write_bytes(
-        b"12345" + raw[:-68] + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+        b"12345"
+        + raw[:-68]
+        + index.tobytes()
+        + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
     )
     with web_server(tmp_path) as url, FaultProxy(url) as proxy:
         remote = TokenCache.open(f"{proxy.url}/c")
@@ -135,7 +154,10 @@ def test_both_ledgers_of_another_cache_are_refused_where_arrays_say_nothing(tmp_
         write_cache(tmp_path / name, [random_documents(9, seed=k)], layout=LAYOUT)
     for file in ("ledger.json", "ledger.bin"):
         shutil.copyfile(tmp_path / "b" / file, tmp_path / "a" / file)
-    with web_server(tmp_path) as url, pytest.raises(CacheCorruptError, match=r"ledger\.bin are of another cache"):
+    with (
+        web_server(tmp_path) as url,
+        pytest.raises(CacheCorruptError, match=r"ledger\.bin are of another cache"),
+    ):
         TokenCache.open(f"{url}/a")
 
 

@@ -25,7 +25,9 @@ from headrace.store.mapped import map_array
 from headrace.store.ragged import ArrayWriter
 from headrace.testing import CountingArray, random_documents, write_cache
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files are mapped on Linux only")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="files are mapped on Linux only"
+)
 
 
 def stored(folder, length=50, dtype="uint16", chunk=8, shard=3, compression="none"):
@@ -78,7 +80,9 @@ def test_a_flipped_bit_fails_the_check_of_its_chunk_and_of_no_other(tmp_path):
     shard_file(array, 1).write_bytes(held)
     found = array.mapped()
     assert found is not None
-    assert [content(array, found, number)[1] for number in range(7)] == [True] * 4 + [False] + [True] * 2
+    assert [content(array, found, number)[1] for number in range(7)] == [True] * 4 + [False] + [
+        True
+    ] * 2
 
 
 def test_what_is_lost_or_broken_is_left_to_tensorstore(tmp_path):
@@ -98,7 +102,9 @@ def test_a_chunk_that_the_index_places_outside_the_file_is_not_mapped(tmp_path):
     array, _ = stored(tmp_path, length=24)
     held = shard_file(array, 0).read_bytes()
     index = np.frombuffer(held[-52:-4], "<u8").copy()
-    index[2], index[5] = 1 << 40, 19  # chunk 1 far outside, chunk 2 of another size
+    # chunk 1 far outside, chunk 2 of another size
+    index[2] = 1 << 40
+    index[5] = 19
     broken = index.tobytes()
     native = mapped.native()
     assert native is not None
@@ -119,7 +125,9 @@ def test_other_layouts_are_not_mapped(tmp_path):
         lambda m: m.update(data_type="int16"),
         lambda m: m.update(codecs=[{"name": "bytes", "configuration": {"endian": "little"}}]),
         lambda m: m["codecs"][0]["configuration"].update(index_location="start"),
-        lambda m: m["codecs"][0]["configuration"]["codecs"][0].update(configuration={"endian": "big"}),
+        lambda m: m["codecs"][0]["configuration"]["codecs"][0].update(
+            configuration={"endian": "big"}
+        ),
         lambda m: m["codecs"][0]["configuration"].update(codecs=[{"name": "bytes"}]),
         lambda m: m["chunk_key_encoding"].update(name="v2"),
         lambda m: m.pop("codecs"),
@@ -174,7 +182,13 @@ MOUNTS = r"""
 
 @pytest.mark.parametrize(
     ("folder", "remote"),
-    [("near", False), ("far away", True), ("far away/scratch", False), ("bucket/a", True), ("hidden", False)],
+    [
+        ("near", False),
+        ("far away", True),
+        ("far away/scratch", False),
+        ("bucket/a", True),
+        ("hidden", False),
+    ],
 )
 def test_files_of_other_machines_are_read_and_not_mapped(tmp_path, folder, remote):
     mounts = tmp_path / "mountinfo"
@@ -193,7 +207,11 @@ def test_a_place_that_is_not_known_counts_as_another_machine(tmp_path, monkeypat
 
 def test_a_ledger_that_tells_of_other_chunks_misplaces_no_row(tmp_path):
     """As one without a digest may: what is stored is read as it is stored, or not at all."""
-    write_cache(tmp_path, [random_documents(300, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
+    write_cache(
+        tmp_path,
+        [random_documents(300, seed=k) for k in range(2)],
+        layout=CacheLayout("uint8", 32, 2),
+    )
 
     def batches():
         data = TokenSeqDataset(TokenCache.open(tmp_path), 16).shuffle(0)
@@ -206,7 +224,9 @@ def test_a_ledger_that_tells_of_other_chunks_misplaces_no_row(tmp_path):
     ledger = json.loads((tmp_path / "ledger.json").read_text())
     for chunk in (2, 16, 64, 128):
         layout = {**ledger["layout"], "chunk_elements": chunk}
-        (tmp_path / "ledger.json").write_text(json.dumps({**ledger, "digest": "", "layout": layout}))
+        (tmp_path / "ledger.json").write_text(
+            json.dumps({**ledger, "digest": "", "layout": layout})
+        )
         try:
             got = batches()
         except HeadraceError:
@@ -225,11 +245,16 @@ def test_a_chunk_whose_checksum_the_file_has_lost_is_not_sound(tmp_path):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors take Google's")
-@given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(0, 200_000) | st.integers(0, 4000))
+@given(
+    st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(0, 200_000) | st.integers(0, 4000)
+)
 def test_checksums_are_those_of_google(before, begin, size):
-    compiled, values = mapped._compiled_crc32c(), np.random.default_rng(size).integers(0, 256, begin + size, np.uint8)
+    compiled = mapped._compiled_crc32c()
+    values = np.random.default_rng(size).integers(0, 256, begin + size, np.uint8)
     assert compiled is not None
-    crc32c = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)(compiled)
+    crc32c = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)(
+        compiled
+    )
     expected = google_crc32c.extend(before, values[begin:].tobytes())
     assert crc32c(before, values.ctypes.data + begin, size) == expected
 

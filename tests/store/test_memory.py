@@ -27,7 +27,9 @@ libc.fflush(None)
 """
 
 
-@pytest.mark.parametrize(("call", "arenas"), [("", range(2, 100)), ("return_freed_memory()", range(1, 2))])
+@pytest.mark.parametrize(
+    ("call", "arenas"), [("", range(2, 100)), ("return_freed_memory()", range(1, 2))]
+)
 def test_arenas(call, arenas):
     if not sys.platform.startswith("linux"):
         pytest.skip("only glibc has arenas")

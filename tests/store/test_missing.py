@@ -10,10 +10,22 @@ from headrace.testing import tiny_cache
     ("path", "problem", "cure"),
     [
         ("", "it is an empty text", "Give the folder of a cache."),
-        ("nowhere", "there is no such folder", "headrace build SOURCE --tokenizer FILE --output nowhere"),
+        (
+            "nowhere",
+            "there is no such folder",
+            "headrace build SOURCE --tokenizer FILE --output nowhere",
+        ),
         ("s3:/bucket/web", "there is no such folder", "s3://bucket/web"),
-        ("texts", "holds no ledger.json", "headrace build texts --tokenizer FILE --output texts-cache"),
-        ("empty", "holds no ledger.json", "headrace build SOURCE --tokenizer FILE --output empty-cache"),
+        (
+            "texts",
+            "holds no ledger.json",
+            "headrace build texts --tokenizer FILE --output texts-cache",
+        ),
+        (
+            "empty",
+            "holds no ledger.json",
+            "headrace build SOURCE --tokenizer FILE --output empty-cache",
+        ),
         ("texts/a.txt.gz", "it is a file", "--output texts/a-cache"),
         ("run.yaml", "it is a file", "Name one of the caches in it."),
         ("run", "it is the folder of a run", "Name a cache of its config."),

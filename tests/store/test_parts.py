@@ -23,7 +23,13 @@ LEAVES = ["mask", "id"]
 
 @st.composite
 def tables(draw):
-    names = draw(st.lists(st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}", fullmatch=True), unique=True, max_size=6))
+    names = draw(
+        st.lists(
+            st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}", fullmatch=True),
+            unique=True,
+            max_size=6,
+        )
+    )
     return [
         PartRecord(
             name,
@@ -59,7 +65,13 @@ def test_columns_say_what_records_say(records):
 
 def test_digests_and_records_are_read_when_they_are_asked_for(tmp_path):
     records = [
-        PartRecord(f"{k}", k, 10 * k, f"sha256:{k:064x}", leaves={n: LeafRecord(k, f"sha256:{k:064x}") for n in LEAVES})
+        PartRecord(
+            f"{k}",
+            k,
+            10 * k,
+            f"sha256:{k:064x}",
+            leaves={n: LeafRecord(k, f"sha256:{k:064x}") for n in LEAVES},
+        )
         for k in range(5)
     ]
     columns, raw = as_columns(records)
@@ -68,14 +80,21 @@ def test_digests_and_records_are_read_when_they_are_asked_for(tmp_path):
     assert list(columns) == records
     assert columns[-1] == records[-1]
     assert columns[1:4:2] == records[1:4:2]
-    assert (columns.name(3), columns.digest(3), columns.digest(3, "id")) == ("3", records[3].digest, records[3].digest)
+    assert (columns.name(3), columns.digest(3), columns.digest(3, "id")) == (
+        "3",
+        records[3].digest,
+        records[3].digest,
+    )
     lines = PartTable(records).digest_lines()
     assert columns.digest_lines() == lines
     assert PartTable(records).fingerprint == f"sha256:{hashlib.sha256(lines).hexdigest()}"
 
 
 def test_the_fingerprint_is_that_of_the_first_releases():
-    parts = [PartRecord("a", 1, 2, "sha256:x"), PartRecord("b", 3, 4, "y", leaves={"m": LeafRecord(1, "z")})]
+    parts = [
+        PartRecord("a", 1, 2, "sha256:x"),
+        PartRecord("b", 3, 4, "y", leaves={"m": LeafRecord(1, "z")}),
+    ]
     lines = b"sha256:x\ny m=z"
     assert PartTable(parts).fingerprint == f"sha256:{hashlib.sha256(lines).hexdigest()}"
     cache = tiny_cache(parts=3)

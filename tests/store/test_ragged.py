@@ -20,7 +20,9 @@ from headrace.store.ledger import read_part_record
 from headrace.store.ragged import ArrayWriter, PartWriter, data_url, written
 from headrace.testing import random_documents, tiny_cache, write_cache
 
-SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None  # each file is synced: many small ones are slow on a disk
+SCRATCH = (
+    "/dev/shm" if os.path.isdir("/dev/shm") else None
+)  # each file is synced: many small ones are slow on a disk
 
 layouts = st.builds(
     CacheLayout,
@@ -68,18 +70,26 @@ def test_what_goes_in_comes_out(parts, layout, data):
 def test_the_same_documents_give_the_same_bytes_however_they_are_appended(parts, layout, cuts):
     documents = parts[0]
     with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
-        one, many = f"{root}/one", f"{root}/many"
+        one = f"{root}/one"
+        many = f"{root}/many"
         records = []
         for target, batches in ((one, [documents]), (many, _batches(documents, cuts))):
             writer = PartWriter(target, "00000", layout)
             for batch in batches:
-                writer.append(np.concatenate([np.zeros(0, int), *batch]), np.array([d.size for d in batch]))
+                writer.append(
+                    np.concatenate([np.zeros(0, int), *batch]), np.array([d.size for d in batch])
+                )
             records.append(writer.close())
         assert records[0] == records[1] == read_part_record(one, "00000")
         assert _contents(one) == _contents(many)
-        tokens = np.concatenate([np.zeros(0, int), *documents]).astype(np.dtype(layout.dtype).newbyteorder("<"))
+        tokens = np.concatenate([np.zeros(0, int), *documents]).astype(
+            np.dtype(layout.dtype).newbyteorder("<")
+        )
         offsets = np.concatenate([[0], np.cumsum([d.size for d in documents])]).astype("<i8")
-        assert records[0].digest == "sha256:" + hashlib.sha256(tokens.tobytes() + offsets.tobytes()).hexdigest()
+        assert (
+            records[0].digest
+            == "sha256:" + hashlib.sha256(tokens.tobytes() + offsets.tobytes()).hexdigest()
+        )
 
 
 def _batches(documents, cuts):
@@ -91,15 +101,21 @@ def _batches(documents, cuts):
 
 
 def _contents(root):
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(Path(root).rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in sorted(Path(root).rglob("*"))
+        if p.is_file()
+    }
 
 
 def test_the_writer_keeps_no_hold_of_the_buffers_it_is_given(tmp_path):
     """A tokenizer may reuse its arrays: what is written is what they held when they were appended."""
     writer = PartWriter(str(tmp_path), "0", CacheLayout("uint16", 64, 4))
-    tokens, lengths = np.arange(10, dtype=np.uint16), np.array([4, 6])
+    tokens = np.arange(10, dtype=np.uint16)
+    lengths = np.array([4, 6])
     writer.append(tokens, lengths)
-    tokens[:], lengths[:] = 7, 5
+    tokens[:] = 7
+    lengths[:] = 5
     record = writer.close()
     array = StoredArray(data_url(str(tmp_path), "0"), record.tokens, CacheLayout("uint16", 64, 4))
     assert array.read(0, 10).result().tolist() == list(range(10))
@@ -194,9 +210,13 @@ def test_a_full_disk_says_what_is_missing_and_what_is_free(tmp_path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(20, 8, 12))
     failed = Future()
     failed.set_exception(
-        ValueError("RESOURCE_EXHAUSTED: Failed to write 6103316butes to file 3: No space left on device")
+        ValueError(
+            "RESOURCE_EXHAUSTED: Failed to write 6103316butes to file 3: No space left on device"
+        )
     )
     with pytest.raises(CacheError) as caught:
         written(failed, str(tmp_path / "data"))
-    assert "No space left on device: 6,103,316 bytes to write, 12 bytes are free at" in str(caught.value)
+    assert "No space left on device: 6,103,316 bytes to write, 12 bytes are free at" in str(
+        caught.value
+    )
     assert "run the same command again: finished parts are kept" in str(caught.value)

@@ -45,9 +45,15 @@ def test_another_host_is_asked_only_if_it_is_allowed(tmp_path, policy):
     (tmp_path / "a.txt").write_text("text of the other host")
     with web_server(tmp_path) as other, sends_to(other.replace("127.0.0.1", "localhost")) as server:
         url = f"{server}/a.txt"
-        asks = (lambda: files.read_bytes(url), lambda: files.open_read(url).read(), lambda: list_path(url))
+        asks = (
+            lambda: files.read_bytes(url),
+            lambda: files.open_read(url).read(),
+            lambda: list_path(url),
+        )
         for ask in asks:
-            with pytest.raises(ConfigError, match=re.escape("sends elsewhere, to the host localhost")) as caught:
+            with pytest.raises(
+                ConfigError, match=re.escape("sends elsewhere, to the host localhost")
+            ) as caught:
                 ask()
             assert "headrace build --redirect-host localhost" in str(caught.value)
         redirects.allow(["localhost"])
@@ -65,7 +71,9 @@ def test_the_same_host_is_followed(tmp_path, policy):
 
 def test_options_of_the_user_stay(tmp_path, policy, monkeypatch):
     (tmp_path / "a.txt").write_text("here")
-    monkeypatch.setitem(redirects.fsspec_config, "http", {"client_kwargs": {"headers": {"X-Key": "1"}}})
+    monkeypatch.setitem(
+        redirects.fsspec_config, "http", {"client_kwargs": {"headers": {"X-Key": "1"}}}
+    )
     with web_server(tmp_path) as server:
         fs, _ = files.filesystem(f"{server}/a.txt")
         assert fs.client_kwargs["headers"] == {"X-Key": "1"}
@@ -75,6 +83,8 @@ def test_options_of_the_user_stay(tmp_path, policy, monkeypatch):
 
 @pytest.mark.parametrize("host", ["", "http://cdn.example.org", "cdn.example.org/files", "a b"])
 def test_what_is_no_host_is_refused(host, policy):
-    with pytest.raises(ConfigError, match=r"redirect_host = .*: must be the name of a host\. Give the host alone"):
+    with pytest.raises(
+        ConfigError, match=r"redirect_host = .*: must be the name of a host\. Give the host alone"
+    ):
         redirects.allow([host])
     assert retry.policy().redirect_hosts == ("hf.co", "huggingface.co")

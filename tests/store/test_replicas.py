@@ -24,7 +24,9 @@ LAYOUT = CacheLayout("uint8", 64, 4)
 
 @pytest.fixture(autouse=True)
 def soon_given_up():
-    before = use_policy(RetryPolicy(attempts=2, damaged_attempts=2, first_delay_s=0.001, max_delay_s=0.002))
+    before = use_policy(
+        RetryPolicy(attempts=2, damaged_attempts=2, first_delay_s=0.001, max_delay_s=0.002)
+    )
     yield
     use_policy(before)
 
@@ -46,29 +48,42 @@ def flip(path: Path, at: int) -> None:
 
 def config(cache, replicas=(), prefetch_bytes=1 << 20):
     component = ComponentConfig(cache, replicas=[*replicas])
-    return LmDataConfig({"a": component}, seq_len=16, batch_size=8, num_steps=30, prefetch_bytes=prefetch_bytes)
+    return LmDataConfig(
+        {"a": component}, seq_len=16, batch_size=8, num_steps=30, prefetch_bytes=prefetch_bytes
+    )
 
 
 def test_a_server_that_dies_in_mid_run_changes_no_batch(places, caplog):
     right = [np.asarray(batch.tokens) for batch in config(places[0]).loader()]
-    with web_server(places[0]) as server, FaultProxy(server) as first, web_server(places[1]) as second:
+    with (
+        web_server(places[0]) as server,
+        FaultProxy(server) as first,
+        web_server(places[1]) as second,
+    ):
         loader = config(first.url, [second], prefetch_bytes=4096).loader()
         batches = iter(loader)
         same = [np.array_equal(next(batches).tokens, right[0])]
         first.down = True
         caplog.set_level(logging.WARNING)
-        same += [np.array_equal(batch.tokens, other) for batch, other in zip(batches, right[1:], strict=True)]
+        same += [
+            np.array_equal(batch.tokens, other)
+            for batch, other in zip(batches, right[1:], strict=True)
+        ]
         assert same == [True] * 30
         switches = loader.stats().reads.replica_switches
         assert switches > 0
         assert loader.stats().to_json()["replica_switches"] == switches
-        told = [record.getMessage() for record in caplog.records if "reads go on" in record.getMessage()]
+        told = [
+            record.getMessage() for record in caplog.records if "reads go on" in record.getMessage()
+        ]
         assert len(told) == 1
         assert told[0].startswith(f"{first.url}: reads go on at {second}")
 
 
 @pytest.mark.parametrize("over_http", [False, True])
-def test_what_is_damaged_in_one_place_is_read_from_the_other_and_nothing_else_is(places, over_http, caplog):
+def test_what_is_damaged_in_one_place_is_read_from_the_other_and_nothing_else_is(
+    places, over_http, caplog
+):
     right = TokenCache.open(places[0]).tokens(0, 64 * 6)
     flip(Path(places[0], "parts/00000/input_ids/data/c/0"), 70)
     with ExitStack() as servers:
@@ -108,13 +123,18 @@ def test_another_cache_is_refused_by_name(places, tmp_path):
 def test_what_no_place_gives_is_an_error(places):
     for place in places:
         flip(Path(place, "parts/00000/input_ids/data/c/0"), 3)
-    with pytest.raises(ReadError, match=r"chunk 0 cannot be read .*, and none of its replicas gives it"):
+    with pytest.raises(
+        ReadError, match=r"chunk 0 cannot be read .*, and none of its replicas gives it"
+    ):
         open_replicas(places).tokens(0, 10)
 
 
 def test_a_run_is_the_same_whatever_replicas_it_lists(places):
     a, b = places
-    of = [RunManifest.of(c.loader()).fingerprint for c in (config(a), config(a, [b]), config(b, [a]), config(b))]
+    of = [
+        RunManifest.of(c.loader()).fingerprint
+        for c in (config(a), config(a, [b]), config(b, [a]), config(b))
+    ]
     assert len(set(of)) == 1
 
 
@@ -125,7 +145,11 @@ def test_it_pickles(places):
 
 @pytest.mark.parametrize(
     ("cache", "replicas", "problem"),
-    [(["a", "b"], ["c"], "go with one cache"), ("a", ["a"], "is named twice"), ("a", ["b", "b"], "is named twice")],
+    [
+        (["a", "b"], ["c"], "go with one cache"),
+        ("a", ["a"], "is named twice"),
+        ("a", ["b", "b"], "is named twice"),
+    ],
 )
 def test_lists_that_mean_nothing_are_refused(cache, replicas, problem):
     with pytest.raises(ConfigError, match=f"components.a.replicas.*{problem}"):

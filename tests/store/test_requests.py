@@ -25,7 +25,10 @@ from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.pending import PendingRead
 from headrace.testing import Faults, write_cache
 
-SEQ, BLOCK, SHARD = 16, 8, 16  # rows of tokens, rows a block, blocks a shard
+# rows of tokens, rows a block, blocks a shard
+SEQ = 16
+BLOCK = 8
+SHARD = 16
 ROWS = 40 * SHARD * BLOCK
 LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
 
@@ -57,11 +60,15 @@ def test_an_epoch_in_braid_order_asks_once_for_each_block(remote):
     remote.proxy.clear()
     before = retry.request_counts()
     assert sum(b.batch_size for b in loader(cache)) == ROWS
-    blocks, shards = ROWS // BLOCK, ROWS // BLOCK // SHARD
+    blocks = ROWS // BLOCK
+    shards = ROWS // BLOCK // SHARD
     assert shards == 40
     assert data_gets(remote.proxy) == blocks + shards <= 1.1 * blocks
     spent = retry.request_counts() - before
-    assert (spent.requests, spent.index_requests) == (blocks + shards + 1, shards + 1)  # and zarr.json
+    assert (spent.requests, spent.index_requests) == (
+        blocks + shards + 1,
+        shards + 1,
+    )  # and zarr.json
     assert (spent.retries, spent.hedges) == (0, 0)
     remote.proxy.clear()
     assert sum(b.batch_size for b in loader(cache)) == ROWS
@@ -119,11 +126,14 @@ def test_opening_is_asked_for_once_by_reads_that_begin_together(remote):
 def test_a_read_that_begins_just_as_the_array_is_open_does_not_open_it_again(remote, monkeypatch):
     array = write(remote, 4).parts[0].data
     remote.proxy.clear()
-    late, really = [], StoredArray._open_over_http
+    late = []
+    really = StoredArray._open_over_http
 
     async def open_over_http(self):
         opened = await really(self)
-        asyncio.get_running_loop().call_soon(lambda: late.append(asyncio.ensure_future(self._opened_over_http())))
+        asyncio.get_running_loop().call_soon(
+            lambda: late.append(asyncio.ensure_future(self._opened_over_http()))
+        )
         return opened  # that runs before those who wait for this one do
 
     monkeypatch.setattr(StoredArray, "_open_over_http", open_over_http)
@@ -138,7 +148,9 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
     write_cache(remote.root, [rows(SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
     array = TokenCache.open(remote.root).parts[0].data
     array.read(0, 1).result()
-    most, now, really = 0, 0, requests._ask
+    most = 0
+    now = 0
+    really = requests._ask
 
     async def counted(*args):
         nonlocal most, now
@@ -157,7 +169,9 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
         most = 0
         try:
             retry.use_policy(dataclasses.replace(before, concurrency=allowed))
-            for read in [array.read_into(np.empty(chunk, np.uint16), k * chunk) for k in range(1, 13)]:
+            for read in [
+                array.read_into(np.empty(chunk, np.uint16), k * chunk) for k in range(1, 13)
+            ]:
                 read.result()
         finally:
             retry.use_policy(before)
@@ -211,13 +225,17 @@ class Answer:
     """Behaves as a future of TensorStore: done in some thread of its own, perhaps before anybody waits for it."""
 
     def __init__(self, pool, value, seconds):
-        self.lock, self.calls, self.there, self.value = threading.Lock(), [], False, value
+        self.lock = threading.Lock()
+        self.calls = []
+        self.there = False
+        self.value = value
         pool.submit(self.arrive, seconds)
 
     def arrive(self, seconds):
         time.sleep(seconds)
         with self.lock:
-            self.there, calls = True, self.calls
+            self.there = True
+            calls = self.calls
         for call in calls:
             call(self)
 
@@ -263,7 +281,8 @@ def test_reads_dropped_at_any_moment_are_over():
         return 1
 
     def ask(number):
-        chance, found = random.Random(number), 0
+        chance = random.Random(number)
+        found = 0
         for _ in range(500):
             future = requests.submit(read)
             time.sleep(chance.choice((0, 0, 0.001, 0.003)))
@@ -335,7 +354,8 @@ def test_what_nobody_waits_for_any_more_keeps_the_thread(remote, monkeypatch):
 @pytest.mark.usefixtures("restless")
 def test_reads_from_several_threads_while_the_thread_ends_and_begins_again(remote):
     write_cache(remote.root, [rows(8 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array, wanted = TokenCache.open(remote.root).parts[0].data, np.concatenate(rows(8 * BLOCK))
+    array = TokenCache.open(remote.root).parts[0].data
+    wanted = np.concatenate(rows(8 * BLOCK))
     chunk = LAYOUT.chunk_elements
 
     def ask(number):

@@ -47,7 +47,8 @@ def test_values_that_are_none(wrong):
 
 class Failing:
     def __init__(self, errors):
-        self.errors, self.asked = list(errors), 0
+        self.errors = list(errors)
+        self.asked = 0
 
     def __call__(self):
         self.asked += 1
@@ -69,7 +70,10 @@ def test_asking_again_ends():
         return isinstance(error, OSError)
 
     assert with_retries(Failing([OSError(), OSError(), OSError()]), passing) == 4
-    for errors, asked in (([OSError(str(k)) for k in range(9)], 4), ([OSError("0"), KeyError("1")], 2)):
+    for errors, asked in (
+        ([OSError(str(k)) for k in range(9)], 4),
+        ([OSError("0"), KeyError("1")], 2),
+    ):
         failing = Failing(errors)
         with pytest.raises((OSError, KeyError), match=str(asked - 1)):  # the last one
             with_retries(failing, passing)
@@ -88,5 +92,6 @@ def test_asking_again_ends_at_the_deadline():
 
 
 def test_counts_add_and_subtract():
-    a, b = RequestCounts(1, 2, 3, 4, 5), RequestCounts(10, 20, 30, 40, 50)
+    a = RequestCounts(1, 2, 3, 4, 5)
+    b = RequestCounts(10, 20, 30, 40, 50)
     assert (a + b) - b == a

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace.store import requests
 from headrace.store.sharded import Decoder
 
-CRC, ZSTD = {"name": "crc32c"}, {"name": "zstd", "configuration": {"level": 1}}
+CRC = {"name": "crc32c"}
+ZSTD = {"name": "zstd", "configuration": {"level": 1}}
 numbers = itertools.count()
 
 
@@ -37,7 +38,12 @@ def encoded(values, codecs):
         "codecs": codecs,
     }
     context = ts.Context()
-    spec = {"driver": "zarr3", "kvstore": memory, "metadata": metadata, "store_data_equal_to_fill_value": True}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": memory,
+        "metadata": metadata,
+        "store_data_equal_to_fill_value": True,
+    }
     ts.open(spec, create=True, context=context).result().write(values).result()
     key = "c" + "/0" * values.ndim
     return bytes(ts.KvStore.open(memory, context=context).result().read(key).result().value)
@@ -76,7 +82,9 @@ def test_a_changed_bit_and_lost_bytes_are_errors(codecs, values, data):
     bit = data.draw(st.integers(0, 8 * len(written) - 1))
     changed = bytearray(written)
     changed[bit // 8] ^= 1 << bit % 8
-    longer = () if codecs == "big end first" else (written + b"\0",)  # TensorStore does not mind there
+    longer = (
+        () if codecs == "big end first" else (written + b"\0",)
+    )  # TensorStore does not mind there
     for damaged in (bytes(changed), written[:-1], b"", written[1:], *longer):
         with pytest.raises((ValueError, OSError)):
             decode(decoder, np.zeros_like(values), damaged)

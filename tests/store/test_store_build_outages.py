@@ -20,13 +20,21 @@ from headrace.store.cache import TokenCache
 from headrace.testing import Faults
 
 EVERY = ("GET", "HEAD", "PUT", "POST", "DELETE")
-FILES, DOCUMENTS = 4, 60
-SETTINGS: dict[str, Any] = {"part_bytes": 1, "chunk_tokens": 512, "shard_chunks": 4, "progress": False}
+FILES = 4
+DOCUMENTS = 60
+SETTINGS: dict[str, Any] = {
+    "part_bytes": 1,
+    "chunk_tokens": 512,
+    "shard_chunks": 4,
+    "progress": False,
+}
 
 
 @pytest.fixture(autouse=True)
 def policy() -> Iterator[None]:
-    before = retry.use_policy(retry.RetryPolicy(first_delay_s=0.02, max_delay_s=0.2, timeout_s=10.0))
+    before = retry.use_policy(
+        retry.RetryPolicy(first_delay_s=0.02, max_delay_s=0.2, timeout_s=10.0)
+    )
     yield
     retry.use_policy(before)
 
@@ -42,18 +50,31 @@ def source(remote: Any) -> SourceConfig:
     """Files on the store, each a part: they are packed, so they are not cut."""
     folder = files.join(remote.root, "src")
     for i in range(FILES):
-        lines = "".join(json.dumps({"text": f"file {i} line {j} " * (j % 9)}) + "\n" for j in range(DOCUMENTS))
-        files.write_atomic(files.join(folder, f"{i}.jsonl.gz"), gzip.compress(lines.encode(), mtime=0))
+        lines = "".join(
+            json.dumps({"text": f"file {i} line {j} " * (j % 9)}) + "\n" for j in range(DOCUMENTS)
+        )
+        files.write_atomic(
+            files.join(folder, f"{i}.jsonl.gz"), gzip.compress(lines.encode(), mtime=0)
+        )
     return SourceConfig([folder])
 
 
 def build(source: SourceConfig, remote: Any, name: str, engine: Any = "inline") -> BuildReport:
-    return build_cache(source, TokenizerConfig(), files.join(remote.root, name), engine=engine, workers=2, **SETTINGS)
+    return build_cache(
+        source,
+        TokenizerConfig(),
+        files.join(remote.root, name),
+        engine=engine,
+        workers=2,
+        **SETTINGS,
+    )
 
 
 def most_attempts(remote: Any) -> int:
     """Of the requests that failed: how often the one was asked that was asked most often."""
-    failed = Counter((r.method, r.path.partition("?")[0]) for r in remote.proxy.log if r.fate == "error")
+    failed = Counter(
+        (r.method, r.path.partition("?")[0]) for r in remote.proxy.log if r.fate == "error"
+    )
     return max(failed.values())
 
 
@@ -74,13 +95,16 @@ def test_an_outage_in_the_middle_is_waited_for(remote: Any, source: SourceConfig
         remote.proxy.faults = Faults()
 
     remote.proxy.clear()
-    remote.proxy.faults = faults  # before the build: a thread that has to see its first request can be late
+    remote.proxy.faults = (
+        faults  # before the build: a thread that has to see its first request can be late
+    )
     thread = threading.Thread(target=outage)
     thread.start()
     report = build(source, remote, "c", engine)
     ended.set()
     thread.join()
-    log, failed = len(remote.proxy.log), remote.proxy.count(fate="error")
+    log = len(remote.proxy.log)
+    failed = remote.proxy.count(fate="error")
     assert failed > 0
     unseen = report.requests - log  # those whose connection broke before the proxy had read them
     assert report.failed_requests - failed == unseen >= 0
@@ -88,32 +112,49 @@ def test_an_outage_in_the_middle_is_waited_for(remote: Any, source: SourceConfig
     assert undisturbed.failed_requests == 0
     assert 0 < undisturbed.requests < report.requests
     assert stored(remote, "c") == stored(remote, "d")
-    assert build(source, remote, "d").requests < undisturbed.requests / 2  # finished: nothing is written
+    assert (
+        build(source, remote, "d").requests < undisturbed.requests / 2
+    )  # finished: nothing is written
 
 
 def test_one_answer_in_ten_is_503(remote: Any, source: SourceConfig):
     remote.proxy.clear()
-    remote.proxy.faults = Faults(error_rate=0.1, error_status=(503,), methods=EVERY, path_contains="input_ids")
+    remote.proxy.faults = Faults(
+        error_rate=0.1, error_status=(503,), methods=EVERY, path_contains="input_ids"
+    )
     report = build(source, remote, "c")
-    assert (report.requests, report.failed_requests) == (len(remote.proxy.log), remote.proxy.count(fate="error"))
+    assert (report.requests, report.failed_requests) == (
+        len(remote.proxy.log),
+        remote.proxy.count(fate="error"),
+    )
     remote.proxy.faults = Faults()
     build(source, remote, "d")
     assert stored(remote, "c") == stored(remote, "d")
 
 
-def test_an_outage_that_lasts_is_an_error_and_the_same_command_goes_on(remote: Any, source: SourceConfig, engine: str):
+def test_an_outage_that_lasts_is_an_error_and_the_same_command_goes_on(
+    remote: Any, source: SourceConfig, engine: str
+):
     """The policy goes to the workers, else they would wait for a minute."""
     retry.use_policy(replace(retry.policy(), attempts=3))
     arrays = "00002%2Finput_ids" if remote.root.startswith("gs") else "00002/input_ids"
-    remote.proxy.faults = Faults(error_rate=1.0, error_status=(503,), methods=EVERY, path_contains=arrays)
-    with pytest.raises(CacheError, match=r"00002.* cannot be written .*HTTP status 503.* run the same command again"):
+    remote.proxy.faults = Faults(
+        error_rate=1.0, error_status=(503,), methods=EVERY, path_contains=arrays
+    )
+    with pytest.raises(
+        CacheError,
+        match=r"00002.* cannot be written .*HTTP status 503.* run the same command again",
+    ):
         build(source, remote, "c", engine)
     assert most_attempts(remote) <= 3
     with pytest.raises(CacheUnfinishedError, match="headrace build"):
         TokenCache.open(files.join(remote.root, "c"))
     remote.proxy.faults = Faults()
     resumed = build(source, remote, "c", engine)
-    assert (resumed.parts_built + resumed.parts_reused, resumed.documents) == (FILES, FILES * DOCUMENTS)
+    assert (resumed.parts_built + resumed.parts_reused, resumed.documents) == (
+        FILES,
+        FILES * DOCUMENTS,
+    )
     assert resumed.parts_reused >= 1
     build(source, remote, "d")
     assert stored(remote, "c") == stored(remote, "d")

@@ -41,7 +41,10 @@ def train(path: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(["the quick brown fox"], trainer)
     path.parent.mkdir(exist_ok=True)
@@ -52,14 +55,22 @@ def train(path: Path) -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with all that the page's commands name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gigatoken_encoder, "code_points_of", lambda tokenizer: ())  # to compare all takes 20 s
+    monkeypatch.setattr(
+        gigatoken_encoder, "code_points_of", lambda tokenizer: ()
+    )  # to compare all takes 20 s
     train(tmp_path / "tokenizer.json")
     train(tmp_path / "chat-model" / "tokenizer.json")
     (tmp_path / "chat-model" / "chat_template.jinja").write_text(TEMPLATE)
-    records = [{"text": f"the quick fox {i} " * 9, "id": f"doc-{i}", "meta": {"score": i / 7}} for i in range(40)]
+    records = [
+        {"text": f"the quick fox {i} " * 9, "id": f"doc-{i}", "meta": {"score": i / 7}}
+        for i in range(40)
+    ]
     write_lines(tmp_path / "corpus" / "a.jsonl", records[:25])
     write_lines(tmp_path / "corpus" / "more" / "b.jsonl", records[25:])
-    for name, text in (("notes/one.txt", "A note.\n"), ("src/lib/f.py", "def f():\n    return 1\n")):
+    for name, text in (
+        ("notes/one.txt", "A note.\n"),
+        ("src/lib/f.py", "def f():\n    return 1\n"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
@@ -82,19 +93,27 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     build_cache(corpus, TokenizerConfig("tokenizer.json"), "theirs/source", progress=False)
     write_levanter(TokenCache.open("theirs/source"), "theirs/train")
     ledger = json.loads(Path("theirs/train/shard_ledger.json").read_text())
-    del ledger["metadata"]["preprocessor_metadata"]["headrace"]  # as Levanter itself would have written it
+    del ledger["metadata"]["preprocessor_metadata"][
+        "headrace"
+    ]  # as Levanter itself would have written it
     Path("theirs/train/shard_ledger.json").write_text(json.dumps(ledger))
-    Path("run.yaml").write_text("seq_len: 16\nbatch_size: 4\ncomponents: {web: {cache: caches/web}}\n")
+    Path("run.yaml").write_text(
+        "seq_len: 16\nbatch_size: 4\ncomponents: {web: {cache: caches/web}}\n"
+    )
     before = retry.use_policy(retry.RetryPolicy(first_delay_s=0.01))
     yield tmp_path
     retry.use_policy(before)
 
 
 def write_tables(folder: Path) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     (folder / "tables").mkdir()
     for i in range(2):
-        parquet.write_table(pa.table({"body": [f"row {j}" for j in range(9)]}), folder / f"tables/part-{i:03}.parquet")
+        parquet.write_table(
+            pa.table({"body": [f"row {j}" for j in range(9)]}),
+            folder / f"tables/part-{i:03}.parquet",
+        )
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(str(folder / "saved"))
 
@@ -110,7 +129,9 @@ def write_megatron(prefix: Path) -> None:
         f.write(np.array([0, 6], np.int64).tobytes() + np.array([0, 1, 2], np.int64).tobytes())
 
 
-def run(line: str, bucket: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def run(
+    line: str, bucket: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One command; ``# ends with N`` is the exit status that the page promises, else 0."""
     command, _, remark = line.partition("  # ends with ")
     words = shlex.split(command.replace("my-bucket", bucket))
@@ -148,7 +169,9 @@ def test_the_commands_run(
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_the_command_for_ray_runs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_the_command_for_ray_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     pytest.importorskip("ray")
     (line,) = [line for block in BLOCKS for line in block.splitlines() if "--engine ray" in line]
     run(line, "", monkeypatch, capsys)

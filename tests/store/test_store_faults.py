@@ -21,7 +21,9 @@ from headrace.store.ragged import data_url
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import web_server
 
-SEQ, BLOCK, SHARD = 16, 4, 8
+SEQ = 16
+BLOCK = 4
+SHARD = 8
 ROWS = 1024
 BATCH = 16
 LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
@@ -146,7 +148,9 @@ def test_small_files_of_web_servers_too(tmp_path, policy):
 
 def test_a_build_goes_through_faults(remote, tmp_path, policy):
     """Writes too; the second file is the same as the first."""
-    remote.proxy.faults = Faults(error_rate=0.1, close_rate=0.05, methods=("GET", "HEAD", "PUT", "POST"))
+    remote.proxy.faults = Faults(
+        error_rate=0.1, close_rate=0.05, methods=("GET", "HEAD", "PUT", "POST")
+    )
     there = write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
     remote.proxy.faults = Faults()
     here = write_cache(tmp_path / "here", [rows()], vocab_size=1 << 16, layout=LAYOUT)
@@ -210,7 +214,9 @@ def test_a_store_that_disappears_is_an_error_after_so_many_requests(remote, cach
     next(batches)
     remote.proxy.down = True
     remote.proxy.clear()
-    with pytest.raises(ReadError, match=r"chunk \d+ cannot be read for step \d+ .*given up after 2 rounds") as caught:
+    with pytest.raises(
+        ReadError, match=r"chunk \d+ cannot be read for step \d+ .*given up after 2 rounds"
+    ) as caught:
         list(batches)
     asked = Counter((r.path.partition("?")[0], r.range) for r in remote.proxy.log)
     # four attempts in each of two rounds, of which curl repeats what goes over a connection that was used before
@@ -230,7 +236,11 @@ def test_the_deadline_ends_the_retries(remote, cache, policy):
 
 
 def test_permission_refused_says_as_whom_it_asked(remote, cache, policy, monkeypatch):
-    who = "the key in AWS_ACCESS_KEY_ID" if remote.root.startswith("s3") else "nobody .STORAGE_EMULATOR_HOST is set."
+    who = (
+        "the key in AWS_ACCESS_KEY_ID"
+        if remote.root.startswith("s3")
+        else "nobody .STORAGE_EMULATOR_HOST is set."
+    )
     remote.proxy.faults = Faults(error_rate=1.0, error_status=(403,))
     with pytest.raises(ReadError, match=f"cannot be read .*asked as {who}"):
         cache.tokens(0, 1)
@@ -256,7 +266,10 @@ def rewrite(cache, change):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda c: c[:40] + bytes([c[40] ^ 4]) + c[41:], "chunk 0 cannot be read for step .*[Dd]igest mismatch"),
+        (
+            lambda c: c[:40] + bytes([c[40] ^ 4]) + c[41:],
+            "chunk 0 cannot be read for step .*[Dd]igest mismatch",
+        ),
         (lambda c: c[:-9] + bytes([c[-9] ^ 4]) + c[-8:], "its index: .*[Dd]igest mismatch"),
         (lambda c: c[:-200], "its index: "),
         (lambda c: c[:20], "its index|shorter than it was written"),
@@ -264,7 +277,9 @@ def rewrite(cache, change):
 )
 def test_a_damaged_shard_is_named_with_array_chunk_and_step(own_cache, policy, change, why):
     url = rewrite(own_cache, change)
-    files.remove_tree(files.join(own_cache.path, TABLE_NAME))  # with it, indices are asked for where chunks are not
+    files.remove_tree(
+        files.join(own_cache.path, TABLE_NAME)
+    )  # with it, indices are asked for where chunks are not
     with pytest.raises(ReadError, match=why) as caught:
         list(loader(TokenCache.open(own_cache.path)))
     assert f"shard file {url}" in str(caught.value)
@@ -276,7 +291,9 @@ def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(ow
     url = rewrite(own_cache, lambda c: c[:-9] + bytes([c[-9] ^ 4]) + c[-8:])
     assert sum(batch.batch_size for batch in loader(own_cache)) == ROWS
     rewrite(own_cache, lambda c: c[:-200])
-    with pytest.raises(ReadError, match=r"cannot be read for step .*shorter than it was written") as caught:
+    with pytest.raises(
+        ReadError, match=r"cannot be read for step .*shorter than it was written"
+    ) as caught:
         list(loader(TokenCache.open(own_cache.path)))
     assert f"shard file {url}" in str(caught.value)
 
@@ -299,25 +316,43 @@ def test_a_host_that_nobody_answers_at_is_no_missing_folder(policy):
         files.exists("http://127.0.0.1:9/cache")
 
 
-RATES = ("error_rate", "cut_rate", "flip_rate", "page_rate", "whole_rate", "redirect_rate", "head_rate")
+RATES = (
+    "error_rate",
+    "cut_rate",
+    "flip_rate",
+    "page_rate",
+    "whole_rate",
+    "redirect_rate",
+    "head_rate",
+)
 
 
 def one_in(share, *without):
     """Every fault on this share of the answers. At a redirect of GCS, TensorStore 0.1.81 ends the process."""
     rates = {rate: share for rate in RATES if rate not in without}
-    return Faults(error_status=(401, 403, 429, 500, 503), latency_s=0.001, spike_rate=share, spike_s=0.2, **rates)
+    return Faults(
+        error_status=(401, 403, 429, 500, 503),
+        latency_s=0.001,
+        spike_rate=share,
+        spike_s=0.2,
+        **rates,
+    )
 
 
 class _Seen:
     """What a proxy logged, added up bit by bit, so that a long run holds no long log."""
 
     def __init__(self, proxy):
-        self.proxy, self.fates, self.requests, self.spikes = proxy, Counter(), 0, 0
+        self.proxy = proxy
+        self.fates = Counter()
+        self.requests = 0
+        self.spikes = 0
 
     def add(self, under_way=0):
         with self.proxy._lock:
             end = max(len(self.proxy._log) - under_way, 0)
-            log, self.proxy._log = self.proxy._log[:end], self.proxy._log[end:]
+            log = self.proxy._log[:end]
+            self.proxy._log = self.proxy._log[end:]
         self.fates += Counter("refusal" if r.status in (401, 403) else r.fate for r in log)
         self.requests += len(log)
         self.spikes += sum(r.late_s > 0.1 for r in log)
@@ -330,7 +365,9 @@ def loader_of_epochs(cache, batches):
     data = TokenSeqDataset(cache, SEQ)
     epochs = -(-batches * BATCH // len(data))
     data = data.shuffle(0).repeat(epochs).take(batches * BATCH)
-    return DataLoader(data, batch_size=BATCH, mesh=one, prefetch_bytes=cache.num_tokens)  # half of its bytes
+    return DataLoader(
+        data, batch_size=BATCH, mesh=one, prefetch_bytes=cache.num_tokens
+    )  # half of its bytes
 
 
 def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: None):
@@ -338,9 +375,13 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
     loading = loader_of_epochs(there, batches)
     proxy.clear()
     proxy.faults = faults
-    before, reads_before = retry.request_counts(), loading.stats().reads
-    seen, step = _Seen(proxy), -1
-    for step, (batch, right) in enumerate(zip(loading, loader_of_epochs(here, batches), strict=True)):
+    before = retry.request_counts()
+    reads_before = loading.stats().reads
+    seen = _Seen(proxy)
+    step = -1
+    for step, (batch, right) in enumerate(
+        zip(loading, loader_of_epochs(here, batches), strict=True)
+    ):
         assert np.array_equal(batch.tokens, right.tokens), step
         progress(step)
         if step % 250 == 0:
@@ -350,7 +391,9 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
     proxy.faults = Faults()
     assert step + 1 == batches
     fates = seen.fates
-    print(f"{batches} batches, {seen.requests} requests, {dict(fates)}, {seen.spikes} spikes, {spent}")
+    print(
+        f"{batches} batches, {seen.requests} requests, {dict(fates)}, {seen.spikes} spikes, {spent}"
+    )
     assert spent.requests == seen.requests
     assert spent.retries == seen.requests - fates["ok"]
     assert spent.refused == fates["refusal"] + fates["redirect"]
@@ -369,14 +412,21 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
 def soak(proxy, there, here, *without):
     """Ten thousand batches with 1 % of each fault: at most twice the time of batches without, in flat memory."""
     batches = int(os.environ.get("HEADRACE_SOAK_BATCHES", "10000"))
-    plain, bad, spans, grown = Faults(latency_s=0.001), one_in(0.01, *without), [], 0.0
+    plain = Faults(latency_s=0.001)
+    bad = one_in(0.01, *without)
+    spans = []
+    grown = 0.0
     for faults, count in ((plain, batches // 10), (bad, batches), (plain, batches // 10)):
-        resident, began = [], time.monotonic()
+        resident = []
+        began = time.monotonic()
 
         def progress(step, resident=resident, count=count):
             if step in (count // 2, count - 1):
                 with open("/proc/self/status") as status:
-                    resident.append(int(next(line for line in status if line.startswith("RssAnon")).split()[1]) / 1024)
+                    resident.append(
+                        int(next(line for line in status if line.startswith("RssAnon")).split()[1])
+                        / 1024
+                    )
 
         seen, spikes = run_under_faults(proxy, there, here, faults, count, progress)
         spans.append((time.monotonic() - began) / count)
@@ -384,7 +434,9 @@ def soak(proxy, there, here, *without):
             assert min(*seen, spikes) >= batches // 200
             grown = resident[1] - resident[0]
     without_s = (spans[0] + spans[2]) / 2
-    print(f"{without_s * 1e3:.2f} ms a batch without faults, {spans[1] * 1e3:.2f} with; RSS grew by {grown:.1f} MiB")
+    print(
+        f"{without_s * 1e3:.2f} ms a batch without faults, {spans[1] * 1e3:.2f} with; RSS grew by {grown:.1f} MiB"
+    )
     assert grown < 16
     assert spans[1] < 2 * without_s
 
@@ -392,7 +444,9 @@ def soak(proxy, there, here, *without):
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_batches_under_faults_are_those_without(remote, tmp_path, policy, compression):
     layout = dataclasses.replace(LAYOUT, compression=compression)
-    there, here = (write_cache(p, [rows()], vocab_size=1 << 16, layout=layout) for p in (remote.root, tmp_path))
+    there, here = (
+        write_cache(p, [rows()], vocab_size=1 << 16, layout=layout) for p in (remote.root, tmp_path)
+    )
     without = ("redirect_rate",) if remote.root.startswith("gs") else ()
     seen, spikes = run_under_faults(remote.proxy, there, here, one_in(0.02, *without), 150)
     assert min(*seen, spikes) >= 1
@@ -409,7 +463,10 @@ def test_batches_of_a_web_server_under_faults_too(tmp_path, policy):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_ten_thousand_batches_under_faults_are_those_without(remote, tmp_path, policy):
-    there, here = (write_cache(p, [rows(4 * ROWS)], vocab_size=1 << 16, layout=LAYOUT) for p in (remote.root, tmp_path))
+    there, here = (
+        write_cache(p, [rows(4 * ROWS)], vocab_size=1 << 16, layout=LAYOUT)
+        for p in (remote.root, tmp_path)
+    )
     soak(remote.proxy, there, here, *(("redirect_rate",) if remote.root.startswith("gs") else ()))
 
 
@@ -438,8 +495,16 @@ def test_what_stays_wrong_says_what_came_and_from_where(remote, cache, policy):
             6,  # the index, too, may say where a damaged chunk is
             r"(igest mismatch|not the one that was written here).*; what came begins with b.*; given up after 3 rounds",
         ),
-        (Faults(page_rate=1.0), 6, r"shorter than it was written .*size 52.*; given up after 3 rounds"),
-        (Faults(error_rate=1.0, error_status=(403,)), 3, r"HTTP status 403; given up after 3 rounds .*asked as"),
+        (
+            Faults(page_rate=1.0),
+            6,
+            r"shorter than it was written .*size 52.*; given up after 3 rounds",
+        ),
+        (
+            Faults(error_rate=1.0, error_status=(403,)),
+            3,
+            r"HTTP status 403; given up after 3 rounds .*asked as",
+        ),
     ):
         retry.use_policy(dataclasses.replace(POLICY, damaged_attempts=3, refused_attempts=3))
         remote.proxy.clear()
@@ -460,7 +525,9 @@ def test_credentials_that_were_changed_are_taken_up(remote, own_cache, policy, m
     signed = []
     decide = remote.proxy.decide
     monkeypatch.setattr(
-        remote.proxy, "decide", lambda head: signed.append(head.headers["authorization"]) or decide(head)
+        remote.proxy,
+        "decide",
+        lambda head: signed.append(head.headers["authorization"]) or decide(head),
     )
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     own_cache.tokens(2 * CHUNK, 3 * CHUNK)

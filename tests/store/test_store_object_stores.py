@@ -23,17 +23,21 @@ PARTS = [random_documents(40, seed=k) for k in range(2)]
 
 
 def loader(cache, seed=1):
-    return DataLoader(TokenSeqDataset(cache, 16).block_shuffle(window_blocks=3, seed=seed), batch_size=8)
+    return DataLoader(
+        TokenSeqDataset(cache, 16).block_shuffle(window_blocks=3, seed=seed), batch_size=8
+    )
 
 
 def test_a_cache_there_gives_the_batches_of_one_here(root, tmp_path):
-    there, here = write_cache(root, PARTS, layout=LAYOUT), write_cache(tmp_path, PARTS, layout=LAYOUT)
+    there = write_cache(root, PARTS, layout=LAYOUT)
+    here = write_cache(tmp_path, PARTS, layout=LAYOUT)
     opened = TokenCache.open(root)
     assert (opened.num_documents, opened.num_tokens) == (80, here.num_tokens)
     assert opened.fingerprint == there.fingerprint == here.fingerprint
     assert np.array_equal(opened.tokens(0, opened.num_tokens), here.tokens(0, here.num_tokens))
     assert opened.lengths().tolist() == here.lengths().tolist()
-    remote, local = list(loader(opened)), list(loader(here))
+    remote = list(loader(opened))
+    local = list(loader(here))
     assert len(remote) == len(local) == loader(here).num_steps
     for a, b in zip(remote, local, strict=True):
         assert all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
@@ -61,7 +65,10 @@ def test_listings_are_never_old(root):
     files.write_atomic(files.join(root, "ledger.json"), b"{}")
     assert [n.rsplit("/", 1)[-1] for n in fs.ls(path, detail=False)] == ["ledger.json"]
     PartWriter(root, "00000", LAYOUT)  # begun: the first file of its array is there
-    assert sorted(n.rsplit("/", 1)[-1] for n in fs.ls(path, detail=False)) == ["ledger.json", "parts"]
+    assert sorted(n.rsplit("/", 1)[-1] for n in fs.ls(path, detail=False)) == [
+        "ledger.json",
+        "parts",
+    ]
 
 
 def test_missing_and_unfinished_caches(root):
@@ -82,7 +89,10 @@ def test_a_lost_shard_is_an_error(root):
     with pytest.raises(ReadError, match="cannot be read") as caught:
         TokenCache.open(root).tokens(0, cache.num_tokens)
     assert caught.value.value == data_url(root, "00001")
-    with pytest.raises(ReadError, match=r"chunk \d cannot be read for step \d"), loader(cache) as broken:
+    with (
+        pytest.raises(ReadError, match=r"chunk \d cannot be read for step \d"),
+        loader(cache) as broken,
+    ):
         list(broken)
 
 
@@ -105,7 +115,8 @@ def test_caches_are_read_from_web_servers(web):
 
 
 @pytest.mark.parametrize(
-    ("host", "url"), [("localhost:1", "http://localhost:1"), ("https://h:1/", "https://h:1"), ("default", None)]
+    ("host", "url"),
+    [("localhost:1", "http://localhost:1"), ("https://h:1/", "https://h:1"), ("default", None)],
 )
 def test_the_emulator_of_gcs_is_passed_on_to_tensorstore(monkeypatch, host, url):
     for name in ("TENSORSTORE_GCS_HTTP_URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING"):

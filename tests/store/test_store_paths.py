@@ -31,14 +31,19 @@ FAULTS = Faults(latency_s=0.005, error_rate=0.08, cut_rate=0.05, spike_rate=0.05
 
 @pytest.fixture(autouse=True)
 def fast() -> Iterator[None]:
-    before = retry.use_policy(retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=10.0))
+    before = retry.use_policy(
+        retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=10.0)
+    )
     yield
     retry.use_policy(before)
 
 
 def tokens_of(cache):
     one = Mesh(np.array(jax.devices()[:1]), ("data",))
-    return [np.asarray(b.tokens) for b in DataLoader(TokenSeqDataset(cache, 16).shuffle(0), batch_size=8, mesh=one)]
+    return [
+        np.asarray(b.tokens)
+        for b in DataLoader(TokenSeqDataset(cache, 16).shuffle(0), batch_size=8, mesh=one)
+    ]
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -52,9 +57,23 @@ def run(monkeypatch, capsys, *arguments):
 
 def test_the_command_line_builds_and_inspects_there(remote, tmp_path, monkeypatch, capsys):
     source = tmp_path / "texts.jsonl"
-    source.write_text("".join(json.dumps({"text": f"line {k} " * (k % 7)}) + "\n" for k in range(60)))
-    common = ["build", str(source), "--part-bytes", "1000", "--engine", "inline", "--json", "--tokenizer", "bytes"]
-    remote.proxy.faults = Faults(latency_s=0.001, error_rate=0.03, methods=("GET", "HEAD", "PUT", "POST"))
+    source.write_text(
+        "".join(json.dumps({"text": f"line {k} " * (k % 7)}) + "\n" for k in range(60))
+    )
+    common = [
+        "build",
+        str(source),
+        "--part-bytes",
+        "1000",
+        "--engine",
+        "inline",
+        "--json",
+        "--tokenizer",
+        "bytes",
+    ]
+    remote.proxy.faults = Faults(
+        latency_s=0.001, error_rate=0.03, methods=("GET", "HEAD", "PUT", "POST")
+    )
     run(monkeypatch, capsys, *common, "--output", remote.root)
     run(monkeypatch, capsys, *common, "--output", str(tmp_path / "here"))
     here = TokenCache.open(tmp_path / "here")
@@ -98,7 +117,9 @@ def test_indices_that_do_not_all_fit_are_asked_for_again(remote, monkeypatch):
             out = array.read_into(np.empty(16, np.uint8), 16 * k).result()
             assert np.array_equal(out, here[16 * k : 16 * k + 16])
     assert sharded._indices._bytes <= 3 * 32
-    assert remote.proxy.count("GET", "data/c/") + remote.proxy.count("GET", "data%2Fc%2F") == 2 * (16 + 8)
+    assert remote.proxy.count("GET", "data/c/") + remote.proxy.count("GET", "data%2Fc%2F") == 2 * (
+        16 + 8
+    )
 
 
 class Sparse(StoredArray):
@@ -111,10 +132,16 @@ def test_what_was_never_written_reads_as_zeros_where_that_is_so(remote):
     values = np.zeros(1000, np.uint8)
     values[[130, 700]] = 7
     layout = CacheLayout("uint8", 64, 4)
-    spec = {"driver": "zarr3", "kvstore": kvstore_spec(remote.root), "metadata": layout.zarr_metadata(1000)}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": kvstore_spec(remote.root),
+        "metadata": layout.zarr_metadata(1000),
+    }
     ts.open(spec, create=True).result().write(values).result()
     array = Sparse(remote.root, 1000, layout)
-    assert np.array_equal(array.read(0, 1000).result(), values)  # chunk 2 and 10 exist, in shards 0 and 2 of 4
+    assert np.array_equal(
+        array.read(0, 1000).result(), values
+    )  # chunk 2 and 10 exist, in shards 0 and 2 of 4
     assert array.read(190, 195).result().tolist() == [0] * 5
     assert array.read(520, 530).result().tolist() == [0] * 10
     strict = StoredArray(remote.root, 1000, layout)

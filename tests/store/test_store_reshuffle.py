@@ -27,7 +27,9 @@ def little(monkeypatch):
         here = write_cache(f"{folder}/cache", PARTS, layout=LAYOUT)
         how = ReshuffleConfig(3, part_bytes=2_000)
         sizes = sizes_of(here, how)
-        how = ReshuffleConfig(3, memory=sizes.memory - 2 * sizes.document_bytes + 6_000, part_bytes=2_000)
+        how = ReshuffleConfig(
+            3, memory=sizes.memory - 2 * sizes.document_bytes + 6_000, part_bytes=2_000
+        )
         report = reshuffle(here, f"{folder}/copy", how, engine="inline", progress=False)
         assert report.runs_dealt > 2
         assert report.parts_built > 1
@@ -42,7 +44,8 @@ def test_a_remote_cache_is_shuffled_into_a_remote_one(little, remote, monkeypatc
     expected, how = little
     there = write_cache(files.join(remote.root, "cache"), PARTS, layout=LAYOUT)
     output = files.join(remote.root, "copy")
-    really, calls = files.write_atomic, []
+    really = files.write_atomic
+    calls = []
 
     def dying(url, *given, **named):
         calls.append(url)

@@ -41,7 +41,11 @@ def numbers(*documents: int) -> Intervals:
 def digests(root: str) -> dict[str, str]:
     """Of all files but the tombstones, and the lease of who writes them."""
     passing = (TOMBSTONES_NAME, LEASE_NAME)
-    files = (path for path in sorted(Path(root).rglob("*")) if path.is_file() and not path.name.startswith(passing))
+    files = (
+        path
+        for path in sorted(Path(root).rglob("*"))
+        if path.is_file() and not path.name.startswith(passing)
+    )
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -53,7 +57,9 @@ def opened():
 @given(removals=st.lists(st.lists(st.integers(0, 49), max_size=6), max_size=5))
 @settings(max_examples=40)
 def test_generations_add_up_and_read_back(opened, removals):
-    stones, removed, sizes = Tombstones(opened.fingerprint), set[int](), [0]
+    stones = Tombstones(opened.fingerprint)
+    removed = set[int]()
+    sizes = [0]
     for documents in removals:
         fresh = numbers(*documents).without(stones.documents())
         assert set(fresh.numbers(np.arange(fresh.total)).tolist()) == set(documents) - removed
@@ -74,7 +80,10 @@ def test_data_and_ledger_stay_as_they_are(tmp_path):
     stones, fresh = remove_documents(cache, numbers(3, 7))
     assert (len(stones), fresh) == (1, numbers(3, 7))
     raw = (tmp_path / "c" / TOMBSTONES_NAME).read_bytes()
-    assert remove_documents(cache, numbers(7)) == (stones, Intervals.empty())  # nothing new: the same file
+    assert remove_documents(cache, numbers(7)) == (
+        stones,
+        Intervals.empty(),
+    )  # nothing new: the same file
     assert (tmp_path / "c" / TOMBSTONES_NAME).read_bytes() == raw
     assert len(remove_documents(cache, numbers(7, 8))[0]) == 2
     assert digests(cache.path) == before
@@ -87,9 +96,10 @@ def test_every_damaged_byte_is_refused(opened):
         damaged = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
         with pytest.raises(CacheCorruptError) as error:
             parse_tombstones(opened, damaged)
-        assert (error.value.field == "tombstones" and f"headrace remove {opened.path}" in str(error.value.cure)) or (
-            "later release" in str(error.value.cure)
-        )
+        assert (
+            error.value.field == "tombstones"
+            and f"headrace remove {opened.path}" in str(error.value.cure)
+        ) or ("later release" in str(error.value.cure))
     for cut in range(1, len(raw) - 1):
         with pytest.raises(CacheCorruptError):
             parse_tombstones(opened, raw[:cut])
@@ -106,8 +116,12 @@ def test_tombstones_of_another_cache_are_refused(tmp_path):
 
 
 def test_documents_that_the_cache_has_not_are_refused(opened):
-    beyond = Tombstones(opened.fingerprint, (numbers(opened.num_documents - 1, opened.num_documents),))
-    with pytest.raises(CacheCorruptError, match=f"names document {opened.num_documents}, and the cache has"):
+    beyond = Tombstones(
+        opened.fingerprint, (numbers(opened.num_documents - 1, opened.num_documents),)
+    )
+    with pytest.raises(
+        CacheCorruptError, match=f"names document {opened.num_documents}, and the cache has"
+    ):
         parse_tombstones(opened, beyond.to_bytes())
     last = Tombstones(opened.fingerprint, (numbers(opened.num_documents - 1),))
     assert parse_tombstones(opened, last.to_bytes()).documents() == last.documents()
@@ -134,13 +148,20 @@ for first in range(0, 600, 3):  # what is removed already makes no generation
 """
 
 
-@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
+)
 def test_killed_removals_leave_the_file_before_or_after_and_go_on(tmp_path, kills):
-    cache, rng, hits = tiny_cache(tmp_path / "c", documents=700, parts=4), np.random.default_rng(0), 0
-    before, file = digests(cache.path), tmp_path / "c" / TOMBSTONES_NAME
+    cache = tiny_cache(tmp_path / "c", documents=700, parts=4)
+    rng = np.random.default_rng(0)
+    hits = 0
+    before = digests(cache.path)
+    file = tmp_path / "c" / TOMBSTONES_NAME
     steps = [Intervals.of_numbers(np.array([n, n + 2])) for n in range(0, 600, 3)]
     for _ in range(kills):
-        child = subprocess.Popen([sys.executable, "-c", REMOVER, cache.path], stdout=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", REMOVER, cache.path], stdout=subprocess.PIPE
+        )
         assert child.stdout is not None
         assert child.stdout.readline()
         time.sleep(float(rng.uniform(0, 0.08)))
@@ -151,7 +172,9 @@ def test_killed_removals_leave_the_file_before_or_after_and_go_on(tmp_path, kill
         stones = tombstones_of(cache)
         assert list(stones.generations) == steps[: len(stones)]
         assert digests(cache.path) == before
-    subprocess.run([sys.executable, "-c", REMOVER, cache.path], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", REMOVER, cache.path], check=True, stdout=subprocess.DEVNULL
+    )
     undisturbed = Tombstones(cache.fingerprint, tuple(steps))
     assert file.read_bytes() == undisturbed.to_bytes()
     assert hits >= kills // 2
@@ -160,7 +183,9 @@ def test_killed_removals_leave_the_file_before_or_after_and_go_on(tmp_path, kill
 def test_copies_keep_what_was_removed(tmp_path):
     cache = tiny_cache(tmp_path / "c", documents=30)
     remove_documents(cache, numbers(4, 5))
-    reshuffle(cache, str(tmp_path / "shuffled"), ReshuffleConfig(seed=3), engine="inline", progress=False)
+    reshuffle(
+        cache, str(tmp_path / "shuffled"), ReshuffleConfig(seed=3), engine="inline", progress=False
+    )
     assert tombstones_of(TokenCache.open(tmp_path / "shuffled")).documents() == numbers(4, 5)
 
 
@@ -176,12 +201,14 @@ def test_on_object_stores(root, tmp_path):
     stones, _ = remove_documents(far, numbers(30))
     assert tombstones_of(TokenCache.open(root)).generations == stones.generations
     near, gone = (
-        LmDataConfig({"a": ComponentConfig(path)}, seq_len=16, batch_size=8).dataset() for path in (cache.path, root)
+        LmDataConfig({"a": ComponentConfig(path)}, seq_len=16, batch_size=8).dataset()
+        for path in (cache.path, root)
     )
     mixture = mixture_of(near)
     assert mixture is not None
     rows = np.arange(len(mixture.components[0].caches()[0].lengths()))
-    ours, theirs = near.read(rows), gone.at_step(0)[0].read(rows)
+    ours = near.read(rows)
+    theirs = gone.at_step(0)[0].read(rows)
     changed = (np.asarray(ours.tokens) != np.asarray(theirs.tokens)).any(axis=1)
     assert changed.any()
     assert not changed.all()

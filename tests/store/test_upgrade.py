@@ -19,7 +19,9 @@ LAYOUT = CacheLayout("uint8", 64, 4)
 
 @pytest.fixture
 def cache(tmp_path):
-    return write_cache(tmp_path / "c", [random_documents(9, seed=k) for k in range(12)], layout=LAYOUT)
+    return write_cache(
+        tmp_path / "c", [random_documents(9, seed=k) for k in range(12)], layout=LAYOUT
+    )
 
 
 def test_earlier_caches_are_read_as_ever_and_upgraded_beside(cache):
@@ -31,8 +33,16 @@ def test_earlier_caches_are_read_as_ever_and_upgraded_beside(cache):
     assert upgrade(cache.path)
     later = TokenCache.open(cache.path)
     assert later.ledger.format_version == 2
-    assert {path: path.read_bytes() for path in Path(cache.path).rglob("*") if path.is_file()} == names
-    assert (earlier.fingerprint, earlier.num_tokens, earlier.vocab_size, earlier.layout, earlier.leaves) == (
+    assert {
+        path: path.read_bytes() for path in Path(cache.path).rglob("*") if path.is_file()
+    } == names
+    assert (
+        earlier.fingerprint,
+        earlier.num_tokens,
+        earlier.vocab_size,
+        earlier.layout,
+        earlier.leaves,
+    ) == (
         later.fingerprint,
         later.num_tokens,
         later.vocab_size,
@@ -66,12 +76,21 @@ def test_what_was_written_again_by_an_earlier_release_is_refused(cache):
 def test_chunks_in_another_order_are_not_promised(tmp_path):
     """Two sound chunks of one size, of which each would be taken for the other: the index alone tells."""
     cache = write_cache(tmp_path / "c", [random_documents(40, seed=1)], layout=LAYOUT)
-    right, file = cache.tokens(0, cache.num_tokens), Path(cache.path, "parts/00000/input_ids/data/c/0")
+    right = cache.tokens(0, cache.num_tokens)
+    file = Path(cache.path, "parts/00000/input_ids/data/c/0")
     raw = file.read_bytes()
     index = np.frombuffer(raw[-68:-4], "<u8").reshape(4, 2)[[1, 0, 2, 3]].tobytes()
-    file.write_bytes(raw[68:136] + raw[:68] + raw[136:-68] + index + google_crc32c.value(index).to_bytes(4, "little"))
+    file.write_bytes(
+        raw[68:136]
+        + raw[:68]
+        + raw[136:-68]
+        + index
+        + google_crc32c.value(index).to_bytes(4, "little")
+    )
     Path(cache.path, "ledger.bin").unlink()
-    with pytest.raises(CacheCorruptError, match="does not have its chunks where headrace writes them") as caught:
+    with pytest.raises(
+        CacheCorruptError, match="does not have its chunks where headrace writes them"
+    ) as caught:
         upgrade(cache.path)
     assert caught.value.value == str(file)
     read = TokenCache.open(cache.path)

@@ -35,7 +35,11 @@ def test_indexed_as_an_array_is(tmp_path_factory, store, numbers, cuts, asked, l
         patch.setattr(vectors, "_REQUESTS", 3)
         root = str(tmp_path_factory.mktemp("v")) if store == "disk" else "memory://vectors"
         vector = PiecedVector(f"{root}/v.bin", write(f"{root}/v.bin", values, cuts=cuts), "table")
-        assert (len(vector), vector.size, vector.dtype) == (values.size, values.size, np.dtype("<u4"))
+        assert (len(vector), vector.size, vector.dtype) == (
+            values.size,
+            values.size,
+            np.dtype("<u4"),
+        )
         places = np.array([k for k in asked if k < values.size], np.int64)
         for _ in range(2):
             assert vector[places].tolist() == values[places].tolist()
@@ -60,7 +64,8 @@ def test_each_damage_is_noticed_where_it_is_read(tmp_path, monkeypatch, store, a
         with pytest.raises(CacheCorruptError, match=r"v\.bin.*another digest"):
             PiecedVector(url, record, "table")
         return
-    vector, piece = PiecedVector(url, record, "table"), at // 64
+    vector = PiecedVector(url, record, "table")
+    piece = at // 64
     with pytest.raises(CacheCorruptError, match=f"piece {piece} .*Delete the table's folder"):
         vector[np.array([16 * piece])]
     other = 16 * ((piece + 1) % 3)
@@ -74,7 +79,9 @@ def test_files_that_are_missing_or_of_another_size(tmp_path, store):
     raw = files.read_bytes(url)
     for other in (raw[:-1], raw + b"x", raw[:3]):
         files.write_atomic(url, other)
-        with pytest.raises(CacheCorruptError, match=r"bytes instead of|another size|another digest"):
+        with pytest.raises(
+            CacheCorruptError, match=r"bytes instead of|another size|another digest"
+        ):
             PiecedVector(url, record, "table")
     with pytest.raises(CacheCorruptError, match="is missing"):
         PiecedVector(f"{url}.other", record, "table")

@@ -28,13 +28,21 @@ def write(root, layout=None, parts=3):
         writer = PartWriter(str(root), f"{k:05d}", layout, LEAVES)
         for number, document in enumerate(random_documents(12, seed=k)):
             lengths = np.array([document.size])
-            writer.append(document, lengths, {"mask": (document % 2, lengths), "id": (np.array([number]), None)})
+            writer.append(
+                document,
+                lengths,
+                {"mask": (document % 2, lengths), "id": (np.array([number]), None)},
+            )
         records.append(writer.close())
     sources = [
-        {"path": f"{k}{x}.txt", "size": 1, "version": "v", "part": f"{k:05d}"} for k in range(parts) for x in "ab"
+        {"path": f"{k}{x}.txt", "size": 1, "version": "v", "part": f"{k:05d}"}
+        for k in range(parts)
+        for x in "ab"
     ]
     tokenizer = {"vocab_size": 256, "fingerprint": "f"}
-    ledger = Ledger(False, tokenizer, layout.to_json(), sources, leaves=[s.to_json() for s in LEAVES])
+    ledger = Ledger(
+        False, tokenizer, layout.to_json(), sources, leaves=[s.to_json() for s in LEAVES]
+    )
     write_ledger(str(root), ledger.complete(records))
     return Path(root)
 
@@ -50,7 +58,8 @@ def root(request, tmp_path):
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_sound_caches_have_no_damage(root, deep):
-    seen, expected = [], []
+    seen = []
+    expected = []
     report = verify(str(root), deep=deep, expect=expected.append, advance=seen.append)
     assert (report.damages, report.finished, report.deep, report.parts) == ([], True, deep, 3)
     cache = TokenCache.open(root)
@@ -70,7 +79,11 @@ def test_sound_caches_have_no_damage(root, deep):
 def test_sizes_of_any_layout(tmp_path_factory, documents, chunk, shard, data):
     compression = data.draw(st.sampled_from(["none", "zstd"]))
     root = tmp_path_factory.mktemp("cache")
-    write_cache(root, [[np.arange(n) for n in documents]], layout=CacheLayout("uint16", chunk, shard, compression))
+    write_cache(
+        root,
+        [[np.arange(n) for n in documents]],
+        layout=CacheLayout("uint16", chunk, shard, compression),
+    )
     assert verify(str(root), deep=True).damages == []
 
 
@@ -92,7 +105,12 @@ def test_every_lost_file_is_found_and_named(root):
 def test_every_cut_off_file_is_found(root):
     for file in files_of(root):
         content = file.read_bytes()
-        for left in {0, 1, len(content) // 2, len(content) - 2}:  # the last byte of JSON is a newline
+        for left in {
+            0,
+            1,
+            len(content) // 2,
+            len(content) - 2,
+        }:  # the last byte of JSON is a newline
             file.write_bytes(content[:left])
             report = verify(str(root))
             assert report.damaged_parts == ["00001"], (file, left)
@@ -137,7 +155,9 @@ def test_sound_files_of_another_part_are_found_by_the_digest(tmp_path):
     at = "parts/00000/input_ids"
     shutil.rmtree(Path(a.path, at))
     shutil.copytree(Path(b.path, at), Path(a.path, at))
-    assert {d.problem for d in verify(a.path).damages} == {"is of another part, or of another cache"}
+    assert {d.problem for d in verify(a.path).damages} == {
+        "is of another part, or of another cache"
+    }
     without_owners(Path(a.path))  # as of an older release
     assert verify(a.path).damages == []
     (damage,) = verify(a.path, deep=True).damages
@@ -199,11 +219,15 @@ def test_ledgers_of_no_parts(tmp_path):
 
 @pytest.mark.parametrize("form", ["consolidated", "sharded"])
 def test_caches_of_levanter(tmp_path, form):
-    cache = write_cache(tmp_path / "o", [random_documents(3000, max_tokens=90, seed=k) for k in range(2)])
+    cache = write_cache(
+        tmp_path / "o", [random_documents(3000, max_tokens=90, seed=k) for k in range(2)]
+    )
     root = tmp_path / "l"
     write_levanter(cache, str(root), form=form)
     assert verify(str(root), deep=True).damages == []
-    (shard,) = root.glob("input_ids/data/c/0" if form == "consolidated" else "part-00001/input_ids/data/c/0")
+    (shard,) = root.glob(
+        "input_ids/data/c/0" if form == "consolidated" else "part-00001/input_ids/data/c/0"
+    )
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
     assert [d.file for d in verify(str(root)).damages] == [str(shard)]
@@ -223,4 +247,7 @@ def test_over_http(web):
     shard.unlink()
     for deep in (False, True):
         (damage,) = verify(f"{url}/cache", deep=deep).damages
-        assert (damage.file, damage.problem) == (f"{url}/cache/parts/00002/input_ids/data/c/1", "is missing")
+        assert (damage.file, damage.problem) == (
+            f"{url}/cache/parts/00002/input_ids/data/c/1",
+            "is missing",
+        )

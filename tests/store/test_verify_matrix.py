@@ -12,13 +12,21 @@ from headrace.cli.application import application
 from headrace.errors import HeadraceError
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger import Ledger, canonical_tokenizer, fingerprint_of, tokenizer_content, write_ledger
+from headrace.store.ledger import (
+    Ledger,
+    canonical_tokenizer,
+    fingerprint_of,
+    tokenizer_content,
+    write_ledger,
+)
 from headrace.store.ragged import PartWriter
 from headrace.store.upgrade import upgrade
 from headrace.store.verify import verify
 
 LEAVES = [LeafSpec("mask", "uint8"), LeafSpec("id", "int32", "fixed")]
-TOKENIZER = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}, indent=1).encode()
+TOKENIZER = json.dumps(
+    {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}, indent=1
+).encode()
 KINDS = {
     "ledger": "ledger.json",
     "table": "ledger.bin",
@@ -40,14 +48,27 @@ def write(root: Path, compression: str, seed: int) -> Path:
         pick = np.random.default_rng((seed, k))
         writer = PartWriter(str(root), f"{k:05d}", layout, LEAVES)
         tokens = pick.integers(0, 250, int(lengths.sum()))
-        values = {"mask": (pick.integers(0, 2, tokens.size), lengths), "id": (pick.integers(0, 99, 12), None)}
+        values = {
+            "mask": (pick.integers(0, 2, tokens.size), lengths),
+            "id": (pick.integers(0, 99, 12), None),
+        }
         writer.append(tokens, lengths, values)
         records.append(writer.close())
     name = fingerprint_of(canonical_tokenizer(tokenizer_content(TOKENIZER)), None, 1)
-    tokenizer = {"vocab_size": 256, "fingerprint": name, "file": "tokenizer.json", "bos_id": None, "eos_id": 1}
+    tokenizer = {
+        "vocab_size": 256,
+        "fingerprint": name,
+        "file": "tokenizer.json",
+        "bos_id": None,
+        "eos_id": 1,
+    }
     sources = [{"path": f"{k}.txt", "part": f"{k:05d}"} for k in range(3)]
-    ledger = Ledger(False, tokenizer, layout.to_json(), sources, leaves=[s.to_json() for s in LEAVES])
-    (root / "tokenizer.json").write_bytes(TOKENIZER.replace(b'"b": 1', b'"b": 1' if seed == 1 else b'"c": 1'))
+    ledger = Ledger(
+        False, tokenizer, layout.to_json(), sources, leaves=[s.to_json() for s in LEAVES]
+    )
+    (root / "tokenizer.json").write_bytes(
+        TOKENIZER.replace(b'"b": 1', b'"b": 1' if seed == 1 else b'"c": 1')
+    )
     write_ledger(str(root), ledger.complete(records))
     return root
 
@@ -71,11 +92,17 @@ def replaced(target: Path, by: Path) -> None:
         shutil.copyfile(by, target)
 
 
-def damage(root: Path, foreign: Path, kind: str, how: str, pick: np.random.Generator) -> Path | None:
+def damage(
+    root: Path, foreign: Path, kind: str, how: str, pick: np.random.Generator
+) -> Path | None:
     """Damages a file of a kind, and gives its path; None if that can not be done."""
     files = sorted(root.glob(KINDS[kind]))
     target = files[pick.integers(len(files))]
-    same = [f for f in files if f != target and (f.is_dir() or f.stat().st_size == target.stat().st_size)]
+    same = [
+        f
+        for f in files
+        if f != target and (f.is_dir() or f.stat().st_size == target.stat().st_size)
+    ]
     others = [f for f in same if f.is_dir() or f.read_bytes() != target.read_bytes()]
     if how == "deletion":
         shutil.rmtree(target) if target.is_dir() else target.unlink()
@@ -107,7 +134,10 @@ def damage(root: Path, foreign: Path, kind: str, how: str, pick: np.random.Gener
 
 def named(report, target: Path) -> bool:
     """Whether a report names a file, its array, or a file of a folder."""
-    return any(d.file.startswith(str(target)) or (d.array and str(target).startswith(d.array)) for d in report.damages)
+    return any(
+        d.file.startswith(str(target)) or (d.array and str(target).startswith(d.array))
+        for d in report.damages
+    )
 
 
 def found(root: Path, target: Path, *, deep: bool) -> bool:
@@ -123,7 +153,9 @@ def caches(tmp_path_factory):
     made = {}
     for compression in ("none", "zstd"):
         folder = tmp_path_factory.mktemp(compression)
-        sound, foreign = (write(folder / name, compression, seed) for seed, name in ((1, "sound"), (2, "foreign")))
+        sound, foreign = (
+            write(folder / name, compression, seed) for seed, name in ((1, "sound"), (2, "foreign"))
+        )
         assert verify(str(sound), deep=True).damages == []
         made[compression] = sound, content(sound), foreign
     return made
@@ -138,7 +170,9 @@ def test_corruption(caches, tmp_path, kind, how, tries):
         sound, right, foreign = caches[compression]
         root = tmp_path / str(seed)
         shutil.copytree(sound, root)
-        target = damage(root, foreign, kind, how, np.random.default_rng((seed, *map(ord, kind + how))))
+        target = damage(
+            root, foreign, kind, how, np.random.default_rng((seed, *map(ord, kind + how)))
+        )
         if target is None:
             continue
         where = (compression, seed, str(target.relative_to(root)))
@@ -147,10 +181,16 @@ def test_corruption(caches, tmp_path, kind, how, tries):
         except HeadraceError:
             read = None
         assert read in (None, right), where
-        if (kind, how) == ("table", "deletion"):  # as caches of earlier releases are, which have none
+        if (kind, how) == (
+            "table",
+            "deletion",
+        ):  # as caches of earlier releases are, which have none
             assert (read, verify(str(root)).damages) == (right, []), where
             continue
-        if (kind, how) != ("ledger", "foreign"):  # which is sound itself: the other files are what is wrong
+        if (kind, how) != (
+            "ledger",
+            "foreign",
+        ):  # which is sound itself: the other files are what is wrong
             assert found(root, target, deep=True), where
         if (kind, how) not in {("shard", "flip"), ("ledger", "foreign")}:
             assert found(root, target, deep=False), where
@@ -165,7 +205,9 @@ def test_a_damaged_table_is_refused_with_a_cure_that_works(caches, tmp_path, how
         shutil.copytree(sound, root)
         table = damage(root, foreign, "table", how, np.random.default_rng(seed))
         problem = refusal(root, right)
-        assert not problem or (str(table) in f"{problem}" and f"headrace upgrade {root}" in (problem.cure or ""))
+        assert not problem or (
+            str(table) in f"{problem}" and f"headrace upgrade {root}" in (problem.cure or "")
+        )
         assert main_status("verify", str(root)) == 1
         assert main_status("upgrade", str(root)) == 0
         assert main_status("verify", str(root)) == 0
@@ -219,9 +261,16 @@ def test_older_caches_are_read_as_before(tmp_path):
     assert content(without_owners(root)) == right
     report = verify(str(root), deep=True)
     assert report.damages == []
-    assert report.unchecked == ("15 arrays do not name their chunks: only --deep finds sound files in another's place",)
-    replaced(root / "parts/00001/input_ids", without_owners(write(tmp_path / "b", "none", 2)) / "parts/00001/input_ids")
-    assert verify(str(root)).damages == []  # the checks that they allow: sizes, and the digests of a deep check
+    assert report.unchecked == (
+        "15 arrays do not name their chunks: only --deep finds sound files in another's place",
+    )
+    replaced(
+        root / "parts/00001/input_ids",
+        without_owners(write(tmp_path / "b", "none", 2)) / "parts/00001/input_ids",
+    )
+    assert (
+        verify(str(root)).damages == []
+    )  # the checks that they allow: sizes, and the digests of a deep check
     assert [d.part for d in verify(str(root), deep=True).damages] == ["00001"]
 
 
@@ -237,5 +286,7 @@ def test_chunks_and_their_documents_are_named(tmp_path):
     ends = np.cumsum(cache.lengths(12, 24))
     touched = 12 + np.flatnonzero((ends > 64) & (np.concatenate([[0], ends[:-1]]) < 96))
     ((first, last),) = found_damage.documents
-    assert set(touched) - {d for d in touched if cache.lengths(d, d + 1)[0] == 0} <= set(range(first, last + 1))
+    assert set(touched) - {d for d in touched if cache.lengths(d, d + 1)[0] == 0} <= set(
+        range(first, last + 1)
+    )
     assert (first, last) == (touched[0], touched[-1])

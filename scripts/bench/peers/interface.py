@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-SEQ_LEN, BATCH = 2048, 128
+SEQ_LEN = 2048
+BATCH = 128
 VOCABULARY = 50_000
 DTYPES = {"2-byte": "uint16", "4-byte": "int32"}
 CHUNK = 8192  # rows that the writers hold in memory at a time
@@ -51,7 +52,9 @@ class Corpus:
         rng = np.random.default_rng(0)
         with self.path("int32").open("wb") as wide, self.path("uint16").open("wb") as narrow:
             for first in range(0, self.examples, CHUNK):
-                rows = rng.integers(0, VOCABULARY, (min(CHUNK, self.examples - first), SEQ_LEN), np.int32)
+                rows = rng.integers(
+                    0, VOCABULARY, (min(CHUNK, self.examples - first), SEQ_LEN), np.int32
+                )
                 wide.write(rows.tobytes())
                 narrow.write(rows.astype(np.uint16).tobytes())
 
@@ -89,11 +92,23 @@ class Setting:
 
 
 def both_dtypes(
-    name: str, kind: str, whole: str, options: Mapping[str, Any] | None = None, *, layout: str = "{dtype}"
+    name: str,
+    kind: str,
+    whole: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    layout: str = "{dtype}",
 ) -> list[Setting]:
     """A setting with 2-byte tokens, and one with 4-byte tokens, from a format of its own each."""
     return [
-        Setting(f"{width}, {name}", kind, whole, dtype, options or {}, formats=(layout.format(dtype=dtype),))
+        Setting(
+            f"{width}, {name}",
+            kind,
+            whole,
+            dtype,
+            options or {},
+            formats=(layout.format(dtype=dtype),),
+        )
         for width, dtype in DTYPES.items()
     ]
 

@@ -27,7 +27,8 @@ def _rows(span: tuple[str, str, int, int]) -> Iterator[Any]:
 def write(corpus: Corpus, layout: str) -> None:
     from litdata import TokensLoader, optimize
 
-    dtype, starts = layout.split("-")[1], range(0, corpus.examples, CHUNK_ROWS)
+    dtype = layout.split("-")[1]
+    starts = range(0, corpus.examples, CHUNK_ROWS)
     path = str(corpus.path(dtype))
     spans = [(path, dtype, at, min(at + CHUNK_ROWS, corpus.examples)) for at in starts]
     optimize(
@@ -45,17 +46,27 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     workers = setting.options["workers"]
-    folder, tokens = str(corpus.folder / setting.formats[0]), TokensLoader(block_size=SEQ_LEN)
+    folder = str(corpus.folder / setting.formats[0])
+    tokens = TokensLoader(block_size=SEQ_LEN)
     dataset = StreamingDataset(folder, item_loader=tokens, shuffle=True, drop_last=True)
     loader = StreamingDataLoader(
-        dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
+        dataset,
+        batch_size=BATCH,
+        num_workers=workers,
+        drop_last=True,
+        persistent_workers=workers > 0,
     )
     if step:
         epoch, first = divmod(step, corpus.steps)
         done = first * BATCH
         state = dataset.state_dict(done, workers, BATCH) | {"current_epoch": epoch + 1}
         loader.load_state_dict(
-            {"dataset": state, "current_epoch": epoch + 1, "num_samples_yielded": done, "latest_worker_idx": 0}
+            {
+                "dataset": state,
+                "current_epoch": epoch + 1,
+                "num_samples_yielded": done,
+                "latest_worker_idx": 0,
+            }
         )
     while True:
         for batch in loader:
@@ -67,8 +78,20 @@ PEER = Peer(
     packages=("litdata", "torch"),
     install="uv pip install --torch-backend=cpu torch litdata",
     settings=(
-        *both_dtypes("TokensLoader, 0 workers", "default", "streams", {"workers": 0}, layout="litdata-{dtype}"),
-        *both_dtypes("TokensLoader, 2 workers", "documented", "streams", {"workers": 2}, layout="litdata-{dtype}"),
+        *both_dtypes(
+            "TokensLoader, 0 workers",
+            "default",
+            "streams",
+            {"workers": 0},
+            layout="litdata-{dtype}",
+        ),
+        *both_dtypes(
+            "TokensLoader, 2 workers",
+            "documented",
+            "streams",
+            {"workers": 2},
+            layout="litdata-{dtype}",
+        ),
     ),
     write=write,
     stream=stream,

@@ -19,7 +19,8 @@ def write(corpus: Corpus, layout: str) -> None:
 
 
 def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
-    rows, buffer = corpus.rows(setting.dtype), None
+    rows = corpus.rows(setting.dtype)
+    buffer = None
     if not setting.options["deliver"]:
         buffer = np.empty((BATCH, rows.shape[1]), rows.dtype)
     while True:

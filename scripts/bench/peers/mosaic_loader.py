@@ -20,7 +20,9 @@ def write(corpus: Corpus, layout: str) -> None:
 
     dtype = layout.split("-")[1]
     with MDSWriter(
-        out=str(corpus.folder / layout), columns={"tokens": f"ndarray:{dtype}:{SEQ_LEN}"}, compression=None
+        out=str(corpus.folder / layout),
+        columns={"tokens": f"ndarray:{dtype}:{SEQ_LEN}"},
+        compression=None,
     ) as writer:
         for rows in corpus.chunks(dtype):
             for row in rows:
@@ -32,13 +34,23 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from streaming import StreamingDataLoader, StreamingDataset
 
     workers = setting.options["workers"]
-    dataset = StreamingDataset(local=str(corpus.folder / setting.formats[0]), shuffle=True, batch_size=BATCH)
+    dataset = StreamingDataset(
+        local=str(corpus.folder / setting.formats[0]), shuffle=True, batch_size=BATCH
+    )
     loader = StreamingDataLoader(
-        dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
+        dataset,
+        batch_size=BATCH,
+        num_workers=workers,
+        drop_last=True,
+        persistent_workers=workers > 0,
     )
     if step:
         epoch, first = divmod(step, corpus.steps)
-        state = {"epoch": epoch, "sample_in_epoch": first * BATCH, "shuffle_seed": dataset.shuffle_seed}
+        state = {
+            "epoch": epoch,
+            "sample_in_epoch": first * BATCH,
+            "shuffle_seed": dataset.shuffle_seed,
+        }
         loader.load_state_dict(state | {"num_canonical_nodes": 1, "initial_physical_nodes": 1})
     while True:
         for batch in loader:
@@ -50,8 +62,16 @@ PEER = Peer(
     packages=("mosaicml-streaming", "torch"),
     install="uv sync --group peers && uv pip install --torch-backend=cpu torch",
     settings=(
-        *both_dtypes("Streaming, MDS, 0 workers", "default", "streams", {"workers": 0}, layout="mds-{dtype}"),
-        *both_dtypes("Streaming, MDS, 2 workers", "documented", "streams", {"workers": 2}, layout="mds-{dtype}"),
+        *both_dtypes(
+            "Streaming, MDS, 0 workers", "default", "streams", {"workers": 0}, layout="mds-{dtype}"
+        ),
+        *both_dtypes(
+            "Streaming, MDS, 2 workers",
+            "documented",
+            "streams",
+            {"workers": 2},
+            layout="mds-{dtype}",
+        ),
     ),
     write=write,
     stream=stream,

@@ -28,7 +28,8 @@ from peers.usage import forget_peak, usage
 TOKENS = BATCH * SEQ_LEN
 RESULT = "RESULT "
 FLOOR_S = 0.15
-WARM_S, EPOCH_S = 0.3, 3.0
+WARM_S = 0.3
+EPOCH_S = 3.0
 """What is timed begins after so long, and after an epoch if that takes no longer than the second."""
 
 
@@ -37,7 +38,8 @@ def floor(corpus: Corpus, dtype: str) -> float:
     rows = corpus.rows(dtype)
     int(rows[:, ::1024].sum())  # touches every page
     order = np.random.default_rng(1).permutation(len(rows))
-    out, batches = np.empty((BATCH, SEQ_LEN), rows.dtype), 0
+    out = np.empty((BATCH, SEQ_LEN), rows.dtype)
+    batches = 0
     started = time.perf_counter()
     while (elapsed := time.perf_counter() - started) < FLOOR_S or not batches:
         at = batches * BATCH % (len(order) - BATCH + 1)
@@ -62,7 +64,10 @@ def check(corpus: Corpus, batches: list[Any]) -> None:
             raise RuntimeError(f"a batch has shape {got.shape}")
         at = np.searchsorted(heads[order], _heads(got))
         found = order[np.minimum(at, len(order) - 1)]
-        if not (np.array_equal(rows[np.sort(found)], got[np.argsort(found)]) and np.unique(found).size == BATCH):
+        if not (
+            np.array_equal(rows[np.sort(found)], got[np.argsort(found)])
+            and np.unique(found).size == BATCH
+        ):
             raise RuntimeError("a batch holds rows that are not the corpus's, or one twice")
 
 
@@ -71,29 +76,37 @@ def _heads(rows: np.ndarray) -> np.ndarray:
     return rows[:, :4].astype(np.uint16).view(np.uint64).ravel()
 
 
-def time_setting(corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, Any]) -> dict[str, Any]:
+def time_setting(
+    corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, Any]
+) -> dict[str, Any]:
     floor_before = floor(corpus, setting.dtype)
     touch_memory()
     forget_peak()
-    seconds, period = job["seconds"], setting.period
+    seconds = job["seconds"]
+    period = setting.period
     started = time.perf_counter()
     stream = peer.stream(corpus, setting, 0)
     first = delivered(next(stream))
     first_s = time.perf_counter() - started
-    keep = [np.array(first)] + [np.array(delivered(next(stream))) for _ in range(min(period, 4) - 1)]
-    warm, before_timing = time.perf_counter(), [0.0] * len(keep)
+    keep = [np.array(first)] + [
+        np.array(delivered(next(stream))) for _ in range(min(period, 4) - 1)
+    ]
+    warm = time.perf_counter()
+    before_timing = [0.0] * len(keep)
     while (took := _period(stream, period, warm, before_timing) - warm) < WARM_S or (
         len(before_timing) < corpus.steps and took < EPOCH_S
     ):
         pass
-    gaps, before = [], usage()
+    gaps = []
+    before = usage()
     started = last = time.perf_counter()
     while last - started < seconds:
         last = _period(stream, period, last, gaps)
     after = usage()
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]
     check(corpus, keep)
-    tokens, elapsed = len(gaps) * TOKENS, last - started
+    tokens = len(gaps) * TOKENS
+    elapsed = last - started
     return {
         "tokens_per_s": tokens / elapsed,
         "floor": (floor_before + floor(corpus, setting.dtype)) / 2,
@@ -169,7 +182,9 @@ def main() -> None:
         for module in peer.modules:
             importlib.import_module(module)
         setting = Setting(**job["setting"])
-        result = {"time": time_setting, "far": far, "restart": restart}[job["task"]](corpus, peer, setting, job)
+        result = {"time": time_setting, "far": far, "restart": restart}[job["task"]](
+            corpus, peer, setting, job
+        )
     print(RESULT + json.dumps(result), flush=True)
 
 

@@ -25,7 +25,8 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1
 
     def __init__(self, folder: Path, latency_s: float, *args: object) -> None:
-        self.folder, self.latency_s = folder, latency_s
+        self.folder = folder
+        self.latency_s = latency_s
         super().__init__(*args)  # pyright: ignore[reportArgumentType]
 
     def do_GET(self) -> None:
@@ -38,7 +39,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         size = path.stat().st_size
-        first, last = 0, size - 1
+        first = 0
+        last = size - 1
         ranges = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if ranges:
             first, last = _range(ranges[1], ranges[2], size)
@@ -68,7 +70,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, latency_s: float) -> None:
         super().__init__(("127.0.0.1", 0), functools.partial(Handler, folder, latency_s))
-        self.requests, self._lock = 0, threading.Lock()
+        self.requests = 0
+        self._lock = threading.Lock()
 
     def count(self) -> None:
         with self._lock:

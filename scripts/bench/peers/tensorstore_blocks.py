@@ -17,7 +17,11 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     import tensorstore as ts
 
     (data,) = (corpus.folder / "headrace" / LAYOUT / "all").rglob("data/zarr.json")
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{data.parent}/"}, "recheck_cached_data": "open"}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{data.parent}/"},
+        "recheck_cached_data": "open",
+    }
     context = ts.Context({"cache_pool": {"total_bytes_limit": 64 << 20}})
     store = ts.open(spec, read=True, context=context).result()
     while True:
@@ -30,7 +34,9 @@ PEER = Peer(
     title="TensorStore",
     packages=("tensorstore",),
     install="uv sync",
-    settings=(Setting("4-byte, zstd in order, numpy", "reference", "streams", "int32", formats=(LAYOUT,)),),
+    settings=(
+        Setting("4-byte, zstd in order, numpy", "reference", "streams", "int32", formats=(LAYOUT,)),
+    ),
     write=headrace_loader.write,
     stream=stream,
     modules=("tensorstore",),

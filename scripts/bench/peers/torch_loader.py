@@ -53,7 +53,8 @@ class _Skipping:
         import torch
 
         self.order = torch.randperm(corpus.examples, generator=torch.Generator().manual_seed(seed))
-        self.first, self.steps = first, corpus.steps
+        self.first = first
+        self.steps = corpus.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         for k in range(self.first, self.steps):
@@ -63,7 +64,8 @@ class _Skipping:
 def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
-    batched, workers = setting.options["batched"], setting.options["workers"]
+    batched = setting.options["batched"]
+    workers = setting.options["workers"]
     dataset: Any = (RowBatches if batched else Rows)(corpus, setting.dtype)
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if batched:

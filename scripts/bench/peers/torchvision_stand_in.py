@@ -20,8 +20,15 @@ def stand_in() -> None:
     except (ImportError, RuntimeError):
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-    importlib.import_module("transformers")  # looks for torchvision while it is imported, and must not find these
-    names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
+    importlib.import_module(
+        "transformers"
+    )  # looks for torchvision while it is imported, and must not find these
+    names = (
+        "torchvision",
+        "torchvision.datasets",
+        "torchvision.transforms",
+        "torchvision.transforms.functional",
+    )
     modules = {name: types.ModuleType(name) for name in names}
     modules["torchvision"].__path__ = []
     for name in ("VisionDataset", "CIFAR10"):

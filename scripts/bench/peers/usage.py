@@ -51,14 +51,19 @@ def usage() -> Usage:
         used = os.times()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return Usage(sum(used[:4]), 1, threading.active_count(), peak)
-    ticks, processes, threads, peak = 0, 0, 0, 0
+    ticks = 0
+    processes = 0
+    threads = 0
+    peak = 0
     for pid in tree(os.getpid()):
         try:
             fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
             status = (PROC / str(pid) / "status").read_text()
         except OSError:
             continue
-        ticks += sum(int(f) for f in fields[11:15])  # utime, stime and those of children that were waited for
+        ticks += sum(
+            int(f) for f in fields[11:15]
+        )  # utime, stime and those of children that were waited for
         processes += 1
         for line in status.splitlines():
             name, _, value = line.partition(":")

@@ -29,7 +29,15 @@ def found(own=(), *, hosts=(1, 8), sizes=(4e9, 1e9), **changes):
         n: ComponentConfig(**{"cache": f"no/{n}", "expected_tokens": size, **dict(own).get(n, {})})
         for n, size in zip("ab", sizes, strict=True)
     }
-    config = LmDataConfig(**{"components": components, "seq_len": 2048, "batch_size": 64, "num_steps": 1000, **changes})
+    config = LmDataConfig(
+        **{
+            "components": components,
+            "seq_len": 2048,
+            "batch_size": 64,
+            "num_steps": 1000,
+            **changes,
+        }
+    )
     return {f.rule: f for f in findings(plan_run(config, hosts=list(hosts), max_rows=1 << 15))}
 
 
@@ -46,13 +54,21 @@ def test_a_config_whose_caches_are_there_has_nothing_to_say(here):
 CASES = {
     "random_reads": ({"own": {"a": {"shuffle": True}}}, "components.a.shuffle", "up to 32 times"),
     "not_shuffled": ({"shuffle": False}, "components.{a,b}.shuffle", "stored order"),
-    "small_window": ({"shuffle": BlockShuffleConfig(32, 8)}, "shuffle", "Raise window_blocks to 32"),
+    "small_window": (
+        {"shuffle": BlockShuffleConfig(32, 8)},
+        "shuffle",
+        "Raise window_blocks to 32",
+    ),
     "shared_blocks": (
         {"shuffle": BlockShuffleConfig(32, 64), "row_exchange": False},
         "shuffle",
         "on 8 hosts each block is read",
     ),
-    "no_memory": ({"prefetch_bytes": 1 << 26, "hosts": (1,)}, "prefetch_bytes", "the loader refuses"),
+    "no_memory": (
+        {"prefetch_bytes": 1 << 26, "hosts": (1,)},
+        "prefetch_bytes",
+        "the loader refuses",
+    ),
     "many_epochs": ({"sizes": (4e9, 1e6)}, "components.b.weight", "components.b.max_epochs"),
     "never_drawn": ({"own": {"b": {"weight": 1e-9}}}, "components.b.weight", "is never reached"),
     "weight_before_schedule": (
@@ -65,9 +81,17 @@ CASES = {
         "components.b.weight",
         "has a point at step 5,000",
     ),
-    "capped": ({"own": {"b": {"max_epochs": 0.01}}}, "components.b", "is used up before the run ends"),
+    "capped": (
+        {"own": {"b": {"max_epochs": 0.01}}},
+        "components.b",
+        "is used up before the run ends",
+    ),
     "shorter_than_a_batch": ({"sizes": (4e9, 2e4)}, "components.b", "rows repeat within one batch"),
-    "small_chunks": ({"seq_len": 1 << 17, "sizes": (4e10, 1e10)}, "components.{a,b}.cache", "a row takes 2 reads"),
+    "small_chunks": (
+        {"seq_len": 1 << 17, "sizes": (4e10, 1e10)},
+        "components.{a,b}.cache",
+        "a row takes 2 reads",
+    ),
     "uneven_hosts": ({"hosts": (1, 7)}, "batch_size", "do not divide over 7 hosts"),
     "no_end": ({"num_steps": None}, "num_steps", "--steps"),
     "ends_early": (
@@ -96,7 +120,9 @@ def test_what_a_rule_is_there_for(rule):
 
 
 def test_a_size_that_differs_from_the_cache(here):
-    config = LmDataConfig({"a": ComponentConfig(here, expected_tokens=1e9)}, seq_len=128, batch_size=8, num_steps=20)
+    config = LmDataConfig(
+        {"a": ComponentConfig(here, expected_tokens=1e9)}, seq_len=128, batch_size=8, num_steps=20
+    )
     (finding,) = findings(plan_run(config, hosts=[1]))
     assert (finding.rule, finding.field) == ("size_differs", "components.a.expected_tokens")
 
@@ -117,17 +143,26 @@ def test_memory_that_some_numbers_of_hosts_lack_is_a_warning():
 def test_a_plain_store_of_neighbours_that_are_alike_costs_loss_until_it_is_shuffled():
     components = {n: ComponentConfig(f"no/{n}", expected_tokens=1e9) for n in "ab"}
     config = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000)
-    (finding,) = (f for f in findings(plan_run(config, hosts=[1], icc={"a": 0.45, "b": 0.0})) if "excess" in f.rule)
+    (finding,) = (
+        f
+        for f in findings(plan_run(config, hosts=[1], icc={"a": 0.45, "b": 0.0}))
+        if "excess" in f.rule
+    )
     assert (finding.level, finding.field) == ("warning", "components.a")
     assert "is 45% between blocks: expect +" in finding.problem
     assert "headrace reshuffle no/a OUTPUT" in finding.cure
     full = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000, shuffle=True)
-    assert not [f for f in findings(plan_run(full, hosts=[1], icc={"a": 0.45})) if "excess" in f.rule]
+    assert not [
+        f for f in findings(plan_run(full, hosts=[1], icc={"a": 0.45})) if "excess" in f.rule
+    ]
 
 
 def test_problems_come_first():
     config = LmDataConfig(
-        {"a": ComponentConfig("no/a", expected_tokens=1e9)}, batch_size=64, num_steps=10, shuffle=True
+        {"a": ComponentConfig("no/a", expected_tokens=1e9)},
+        batch_size=64,
+        num_steps=10,
+        shuffle=True,
     )
     levels = [f.level for f in findings(plan_run(config, hosts=[1, 7]))]
     assert levels == sorted(levels)
@@ -145,12 +180,16 @@ def test_problems_come_first():
 )
 def test_padding_that_counts_is_said(here, changes, field, caplog):
     packed = ComponentConfig(here, packing=PackingConfig("next_fit"), **changes.pop("own", {}))
-    config = LmDataConfig({"a": packed}, **{"seq_len": 128, "batch_size": 8, "num_steps": 8, **changes})
+    config = LmDataConfig(
+        {"a": packed}, **{"seq_len": 128, "batch_size": 8, "num_steps": 8, **changes}
+    )
     said = {f.rule: f for f in findings(plan_run(config, hosts=[1]))}
     assert said["padding_counts"].field == field
     assert not caplog.records
     config.loader()
-    assert caplog.messages == [f"{field}: counts padding of packed rows (a); unit: content_tokens does not"]
+    assert caplog.messages == [
+        f"{field}: counts padding of packed rows (a); unit: content_tokens does not"
+    ]
     dataclasses.replace(config, unit="content_tokens").loader()
     assert len(caplog.records) == 1
     cured = plan_run(dataclasses.replace(config, unit="content_tokens"), hosts=[1])

@@ -13,7 +13,15 @@ from headrace.order.shuffle_config import BlockShuffleConfig
 
 def judged(*, hosts=(1,), icc=None, **changes):
     components = {n: ComponentConfig(f"no/{n}", expected_tokens=4e9) for n in "ab"}
-    config = LmDataConfig(**{"components": components, "seq_len": 2048, "batch_size": 64, "num_steps": 1000, **changes})
+    config = LmDataConfig(
+        **{
+            "components": components,
+            "seq_len": 2048,
+            "batch_size": 64,
+            "num_steps": 1000,
+            **changes,
+        }
+    )
     plan = plan_run(config, hosts=list(hosts), max_rows=1 << 15, icc=icc)
     return {j.figure: j for j in judge_plan(plan)}, plan
 
@@ -37,7 +45,12 @@ def test_reads_follow_their_bound(hosts, level):
 def test_memory_that_does_not_hold_what_is_open_says_how_much_does():
     judgments, _ = judged(prefetch_bytes=1 << 26)
     assert judgments["prefetch_bytes"].level == "low"
-    enough = int(judgments["prefetch_bytes"].text.split("Raise prefetch_bytes to ")[1].rstrip(".").replace(",", ""))
+    enough = int(
+        judgments["prefetch_bytes"]
+        .text.split("Raise prefetch_bytes to ")[1]
+        .rstrip(".")
+        .replace(",", "")
+    )
     assert judged(prefetch_bytes=enough)[0]["prefetch_bytes"].level == "good"
 
 
@@ -52,7 +65,10 @@ def test_excess_loss_is_known_only_where_it_was_measured():
     command = "headrace icc no/b --seq-len 2048 --batch-size 64 --save"
     assert command in judged(icc={"a": 0.0}, **block)[0]["excess loss"].text
     assert judged(icc={"a": 0.0, "b": 0.0}, **block)[0]["excess loss"].level == "good"
-    assert "headrace reshuffle no/b OUTPUT" in judged(icc={"a": 0.0, "b": 0.5}, **block)[0]["excess loss"].text
+    assert (
+        "headrace reshuffle no/b OUTPUT"
+        in judged(icc={"a": 0.0, "b": 0.5}, **block)[0]["excess loss"].text
+    )
 
 
 def test_bursts_count_where_most_steps_read():
@@ -65,13 +81,18 @@ def test_bursts_count_where_most_steps_read():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"batch_size": 2, "num_steps": 500}, "not judged, as most steps read nothing and any read is a burst"),
+        (
+            {"batch_size": 2, "num_steps": 500},
+            "not judged, as most steps read nothing and any read is a burst",
+        ),
         ({"batch_size": 2, "num_steps": 5}, "too few steps to tell"),
     ],
 )
 def test_a_burst_that_is_not_judged_says_why(changes, text):
     judgments, plan = judged(**changes)
-    assert all(h.reads_per_step < 1 for h in plan.forecast.by_hosts) == (changes["num_steps"] == 500)
+    assert all(h.reads_per_step < 1 for h in plan.forecast.by_hosts) == (
+        changes["num_steps"] == 500
+    )
     assert judgments["burst"] == Judgment("unknown", "burst", text)
 
 
@@ -84,7 +105,9 @@ def test_a_variance_ratio_above_its_bound_is_said_with_what_follows(icc):
 
 
 def test_epochs_beyond_four_are_high():
-    few = {n: ComponentConfig(f"no/{n}", expected_tokens=size) for n, size in (("a", 4e9), ("b", 2e7))}
+    few = {
+        n: ComponentConfig(f"no/{n}", expected_tokens=size) for n, size in (("a", 4e9), ("b", 2e7))
+    }
     judgments, _ = judged(components=few)
     assert judgments["epochs"].level == ("high" if 65.5e6 / 2e7 > 4 else "good")
     assert judged(components=few, num_steps=4000)[0]["epochs"].level == "high"

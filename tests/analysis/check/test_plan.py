@@ -26,8 +26,13 @@ def virtual(**changes) -> LmDataConfig:
     """Three sources that are not there: 1.0, 0.3 and 0.1 million tokens."""
     own = changes.pop("own", {})
     sizes = {"a": 1_000_000, "b": 300_000, "c": 100_000}
-    components = {n: ComponentConfig(f"no/{n}", **{"expected_tokens": s, **own.get(n, {})}) for n, s in sizes.items()}
-    return LmDataConfig(**{"components": components, "seq_len": 128, "batch_size": 16, "num_steps": 200, **changes})
+    components = {
+        n: ComponentConfig(f"no/{n}", **{"expected_tokens": s, **own.get(n, {})})
+        for n, s in sizes.items()
+    }
+    return LmDataConfig(
+        **{"components": components, "seq_len": 128, "batch_size": 16, "num_steps": 200, **changes}
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,12 +52,14 @@ def test_rows_and_epochs_are_those_of_the_dataset(changes):
     config = virtual(**changes)
     plan = plan_run(config, max_rows=2048)
     dataset = config.dataset(planned_caches(config).caches)
-    drawn, tokens = np.zeros(3, np.int64), np.zeros(3)
+    drawn = np.zeros(3, np.int64)
+    tokens = np.zeros(3)
     for step in range(plan.steps or 0):
         mixture = dataset.at_step(step)[0]
         assert isinstance(mixture, MixtureDataset)
         counts = mixture.draws.counts_at(step)
-        drawn, tokens = drawn + counts, tokens + counts * mixture.seq_len
+        drawn = drawn + counts
+        tokens = tokens + counts * mixture.seq_len
     assert plan.steps == 200
     assert [c.drawn_rows for c in plan.components] == drawn.tolist()
     assert plan.tokens == tokens.sum()
@@ -67,12 +74,19 @@ def test_the_forecast_is_that_of_simulate():
     plan = plan_run(config, hosts=[1, 4])
     dataset = config.dataset(planned_caches(config).caches)
     assert plan.forecast == simulate(
-        dataset, dataset.batch_schedule, hosts=[1, 4], cache_bytes=config.prefetch_bytes, steps=RunSteps(num_steps=200)
+        dataset,
+        dataset.batch_schedule,
+        hosts=[1, 4],
+        cache_bytes=config.prefetch_bytes,
+        steps=RunSteps(num_steps=200),
     )
 
 
 def test_orders_are_named_with_what_they_keep_open():
-    own = {"a": {"shuffle": BraidShuffleConfig(strands=9)}, "b": {"shuffle": BlockShuffleConfig(4, 3)}}
+    own = {
+        "a": {"shuffle": BraidShuffleConfig(strands=9)},
+        "b": {"shuffle": BlockShuffleConfig(4, 3)},
+    }
     a, b, c = plan_run(virtual(own={**own, "c": {"shuffle": True}})).components
     assert [(x.shuffle, x.strands, x.block_rows) for x in (a, b, c)] == [
         ("braid", 3, 512),
@@ -94,7 +108,10 @@ def test_the_first_batch_touches_the_chunks_that_its_rows_lie_in():
 def test_a_cache_that_is_there_counts_and_what_is_given_counts_more(tmp_path):
     cache = tiny_cache(tmp_path / "a", documents=200)
     config = LmDataConfig(
-        {"a": ComponentConfig(cache.path, expected_tokens=1e9), "b": ComponentConfig("no/b", expected_tokens=1e6)},
+        {
+            "a": ComponentConfig(cache.path, expected_tokens=1e9),
+            "b": ComponentConfig("no/b", expected_tokens=1e6),
+        },
         seq_len=16,
         split_documents=True,  # the end-of-text token of the one that is there is taken for both
     )
@@ -122,7 +139,9 @@ def test_a_run_that_its_sources_end(tmp_path):
 
 
 def test_packs_of_what_is_not_there_are_planned_as_streams():
-    plan = plan_run(virtual(own={n: {"packing": PackingConfig()} for n in "abc"}, split_documents=True))
+    plan = plan_run(
+        virtual(own={n: {"packing": PackingConfig()} for n in "abc"}, split_documents=True)
+    )
     assert plan.unpacked == ("a", "b", "c")
     assert plan.config.components["a"].packing == PackingConfig()
     assert plan.tokens == 200 * 16 * 128
@@ -162,7 +181,11 @@ def test_the_effective_batch_of_packed_rows(tmp_path):
     assert (plan.components[0].row_documents, plan.components[0].row_fill) == (3.0, 15 / 16)
     assert plan.effective_batch == (24, 120)
     (tmp_path / "run.yaml").write_text(config.to_yaml())
-    shown = CliRunner().invoke(application(), ["config", "check", str(tmp_path / "run.yaml")]).output
+    shown = (
+        CliRunner().invoke(application(), ["config", "check", str(tmp_path / "run.yaml")]).output
+    )
     assert "A batch of 8 packed rows holds about 24 documents and 120 tokens." in shown
-    plain = LmDataConfig({"a": ComponentConfig(str(tmp_path / "a"))}, seq_len=16, batch_size=8, num_steps=4)
+    plain = LmDataConfig(
+        {"a": ComponentConfig(str(tmp_path / "a"))}, seq_len=16, batch_size=8, num_steps=4
+    )
     assert plan_run(plain, hosts=(1,)).effective_batch is None

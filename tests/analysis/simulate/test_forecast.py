@@ -30,14 +30,17 @@ from headrace.order.residency import Residency
 from headrace.store.layout import CacheLayout
 from headrace.testing import random_documents, write_cache
 
-CHUNK, SEQ = 64, 16
+CHUNK = 64
+SEQ = 16
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory):
     layout = CacheLayout("uint16", chunk_elements=CHUNK, shard_chunks=8)
     documents = random_documents(400, seed=1)
-    return write_cache(tmp_path_factory.mktemp("simulated"), [documents[:200], documents[200:]], layout=layout)
+    return write_cache(
+        tmp_path_factory.mktemp("simulated"), [documents[:200], documents[200:]], layout=layout
+    )
 
 
 ORDERS = {
@@ -52,7 +55,8 @@ class Host:
     """Host ``number`` of ``hosts``, each with an equal run of a batch's rows."""
 
     def __init__(self, number, hosts):
-        self.number, self.hosts = number, hosts
+        self.number = number
+        self.hosts = hosts
 
     def local_rows(self, size):
         return np.arange(self.number * size // self.hosts, (self.number + 1) * size // self.hosts)
@@ -61,11 +65,22 @@ class Host:
         return 0, seq_len
 
 
-def fetched_by(dataset, schedule, number, hosts, cache_bytes, row_order="locality", first_step=0, stop_step=None):
+def fetched_by(
+    dataset,
+    schedule,
+    number,
+    hosts,
+    cache_bytes,
+    row_order="locality",
+    first_step=0,
+    stop_step=None,
+):
     """What the reader of a host counts, all steps read."""
     stats = IterationStats()
     host = Host(number, hosts)
-    source = PlannedReader(BatchOrder(dataset, schedule, row_order), host, cache_bytes, stats, Grouping(number % 3))
+    source = PlannedReader(
+        BatchOrder(dataset, schedule, row_order), host, cache_bytes, stats, Grouping(number % 3)
+    )
     steps = sum(1 for _ in source.batches(first_step, stop_step))
     return stats.reads.block_fetches, steps
 
@@ -81,11 +96,16 @@ def test_hosts_read_what_was_forecast_to_the_block(cache, shuffle, row_order):
     everything = sum(-(-p.record.tokens // CHUNK) for p in cache.parts)
     for slots in (8, 13, 40, everything):
         memory = slots * CHUNK * 2
-        forecast = simulate(dataset, schedule, hosts=[1, 2, 4], cache_bytes=memory, row_order=row_order)
+        forecast = simulate(
+            dataset, schedule, hosts=[1, 2, 4], cache_bytes=memory, row_order=row_order
+        )
         assert forecast.exact
         assert forecast.steps == stop
         for h in forecast.by_hosts:
-            found = [fetched_by(dataset, schedule, n, h.hosts, memory, row_order, 0, stop) for n in range(h.hosts)]
+            found = [
+                fetched_by(dataset, schedule, n, h.hosts, memory, row_order, 0, stop)
+                for n in range(h.hosts)
+            ]
             assert h.block_fetches == sum(f for f, _ in found)
             assert {s for _, s in found} == {stop}
             assert h.hosts_replayed == h.hosts
@@ -96,7 +116,8 @@ def test_hosts_read_what_was_forecast_to_the_block(cache, shuffle, row_order):
 @pytest.mark.parametrize("shuffle", ORDERS)
 def test_a_run_is_forecast_to_the_block_through_changes_of_size(cache, shuffle):
     """Decisions before a change have the steps after it in view, in the forecast as in the loader."""
-    dataset, schedule = ORDERS[shuffle](TokenSeqDataset(cache, SEQ)), BatchSchedule({0: 8, 5: 12, 40: 4, 41: 20})
+    dataset = ORDERS[shuffle](TokenSeqDataset(cache, SEQ))
+    schedule = BatchSchedule({0: 8, 5: 12, 40: 4, 41: 20})
     stop = int(schedule.step_of(np.array([len(dataset) - 1]))[0]) + 1
     assert stop > 50
     for slots in (20, 40):
@@ -105,14 +126,19 @@ def test_a_run_is_forecast_to_the_block_through_changes_of_size(cache, shuffle):
         assert (forecast.exact, forecast.steps, forecast.batch_size) == (True, stop, 20)
         assert len(forecast.looks) == 1
         for h in forecast.by_hosts:
-            found = [fetched_by(dataset, schedule, n, h.hosts, memory, "locality", 0, stop) for n in range(h.hosts)]
+            found = [
+                fetched_by(dataset, schedule, n, h.hosts, memory, "locality", 0, stop)
+                for n in range(h.hosts)
+            ]
             assert h.block_fetches == sum(f for f, _ in found)
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     layout = CacheLayout("uint8", chunk_elements=100, shard_chunks=4, compression="zstd")
-    return write_cache(tmp_path_factory.mktemp("other"), [random_documents(150, seed=5)], layout=layout)
+    return write_cache(
+        tmp_path_factory.mktemp("other"), [random_documents(150, seed=5)], layout=layout
+    )
 
 
 @pytest.mark.parametrize("slots", [12, 20, 300])
@@ -132,7 +158,9 @@ def test_mixtures_over_epochs_are_forecast_to_the_block(cache, other, slots, mon
         "b": TokenSeqDataset(other, SEQ).block_shuffle(window_blocks=4, seed=2),
         "c": TokenSeqDataset(cache, SEQ).shuffle(3),
     }
-    mixture = MixtureDataset(sources, {"a": 3, "b": {"linear": {0: 0, 90: 2}}, "c": 0.3}, {0: 8, 500: 16})
+    mixture = MixtureDataset(
+        sources, {"a": 3, "b": {"linear": {0: 0, 90: 2}}, "c": 0.3}, {0: 8, 500: 16}
+    )
     memory = slots * CHUNK * 2
     for first_step in (0, 37):
         forecast = simulate(
@@ -148,8 +176,12 @@ def test_mixtures_over_epochs_are_forecast_to_the_block(cache, other, slots, mon
             for number in range(h.hosts):
                 host = Host(number, h.hosts)
                 schedule = mixture.batch_schedule
-                source = PlannedReader(BatchOrder(mixture, schedule), host, memory, grouping=Grouping(0))
-                for step, _ in zip(range(first_step, 300), source.batches(first_step, None), strict=False):
+                source = PlannedReader(
+                    BatchOrder(mixture, schedule), host, memory, grouping=Grouping(0)
+                )
+                for step, _ in zip(
+                    range(first_step, 300), source.batches(first_step, None), strict=False
+                ):
                     assert step < 300
             assert h.block_fetches == sum(count for step, count in decided if step < 300)
 
@@ -159,12 +191,16 @@ def test_very_many_hosts_are_sampled_and_it_is_said(monkeypatch):
     config = big(3)
     dataset = config.dataset({name: virtual_cache(name, 10**11) for name in config.components})
     schedule = dataset.batch_schedule
-    forecast = simulate(dataset, schedule, hosts=[64], cache_bytes=8 << 18, steps=RunSteps(max_rows=1 << 15))
+    forecast = simulate(
+        dataset, schedule, hosts=[64], cache_bytes=8 << 18, steps=RunSteps(max_rows=1 << 15)
+    )
     (many,) = forecast.by_hosts
     assert many.hosts_replayed == 8
     assert not forecast.exact
     monkeypatch.setattr(replaying, "MAX_REPLAYED", 64)
-    (every,) = simulate(dataset, schedule, hosts=[64], cache_bytes=8 << 18, steps=RunSteps(max_rows=1 << 15)).by_hosts
+    (every,) = simulate(
+        dataset, schedule, hosts=[64], cache_bytes=8 << 18, steps=RunSteps(max_rows=1 << 15)
+    ).by_hosts
     assert every.hosts_replayed == 64
     assert many.block_fetches == pytest.approx(every.block_fetches, rel=0.1)
 
@@ -185,9 +221,13 @@ def big(components: int, **changes: object) -> LmDataConfig:
 @pytest.mark.parametrize("components", [1, 20])
 def test_a_trillion_tokens_on_many_hosts(components):
     config = big(components)
-    caches = {name: virtual_cache(name, 10**12 // (k + 1)) for k, name in enumerate(config.components)}
+    caches = {
+        name: virtual_cache(name, 10**12 // (k + 1)) for k, name in enumerate(config.components)
+    }
     dataset = config.dataset(caches)
-    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1, 8, 64], steps=RunSteps(max_rows=1 << 17))
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1, 8, 64], steps=RunSteps(max_rows=1 << 17)
+    )
     assert not forecast.exact
     assert forecast.variance_ratio["8 batches"] < 1.1
     one, eight, many = forecast.by_hosts
@@ -202,10 +242,14 @@ def test_prices_and_caches():
     config = big(1)
     dataset = config.dataset({"c0": virtual_cache("c0", 10**10)})
     schedule = dataset.batch_schedule
-    dear = simulate(dataset, schedule, hosts=[1], prices=Prices(1.0, 2.0), steps=RunSteps(max_rows=1 << 16)).by_hosts[0]
+    dear = simulate(
+        dataset, schedule, hosts=[1], prices=Prices(1.0, 2.0), steps=RunSteps(max_rows=1 << 16)
+    ).by_hosts[0]
     gib = dear.bytes_per_step / 2**30
     assert dear.cost_per_1000_steps == pytest.approx(1000 * (dear.reads_per_step / 1000 + 2 * gib))
-    small = simulate(dataset, schedule, hosts=[1], cache_bytes=300 << 18, steps=RunSteps(max_rows=1 << 16)).by_hosts[0]
+    small = simulate(
+        dataset, schedule, hosts=[1], cache_bytes=300 << 18, steps=RunSteps(max_rows=1 << 16)
+    ).by_hosts[0]
     assert small.reads_per_block > 5 * dear.reads_per_block
     assert small.resident_bytes <= 300 << 18
 
@@ -220,13 +264,19 @@ def slow_variance_ratio(blocks: np.ndarray, sources: np.ndarray, window: int) ->
         every = np.concatenate(rows)
         shares = {b: (every == b).mean() for b in np.unique(every)}
         scatter += sum(((r == b).sum() - r.size * q) ** 2 for r in rows for b, q in shares.items())
-        alike, total = sum(q * q for q in shares.values()), every.size
-        usual += (1 - alike) * total / max(total - 1, 1) * (total - sum(r.size**2 for r in rows) / total)
+        alike = sum(q * q for q in shares.values())
+        total = every.size
+        usual += (
+            (1 - alike) * total / max(total - 1, 1) * (total - sum(r.size**2 for r in rows) / total)
+        )
     return scatter / usual if usual > 1e-9 else float("nan")
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=4, max_size=12), st.integers(1, 4))
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=4, max_size=12),
+    st.integers(1, 4),
+)
 def test_variance_ratio_against_its_definition(blocks, window):
     table = np.asarray(blocks)
     expected = slow_variance_ratio(table, table // 3, window)
@@ -245,11 +295,17 @@ def test_the_variance_ratio_of_random_rows_is_1_for_sources_of_few_blocks_too(bl
 
 def test_a_small_corpus_that_is_shuffled_as_a_whole_is_no_worse_than_a_full_shuffle(tmp_path):
     documents = [np.arange(200)] * 200
-    cache = write_cache(tmp_path / "c", [documents], layout=CacheLayout("uint16", chunk_elements=8192))
+    cache = write_cache(
+        tmp_path / "c", [documents], layout=CacheLayout("uint16", chunk_elements=8192)
+    )
     dataset = TokenSeqDataset(cache, seq_len=64)
     mixture = MixtureDataset({"a": dataset.braid_shuffle(seed=0)}, {"a": 1}, batch_size=8)
-    ratios = simulate(mixture, mixture.batch_schedule, hosts=[1], steps=RunSteps(num_steps=2000)).variance_ratio
-    assert {window: ratio <= 1.05 for window, ratio in ratios.items()} == dict.fromkeys(ratios, True)
+    ratios = simulate(
+        mixture, mixture.batch_schedule, hosts=[1], steps=RunSteps(num_steps=2000)
+    ).variance_ratio
+    assert {window: ratio <= 1.05 for window, ratio in ratios.items()} == dict.fromkeys(
+        ratios, True
+    )
     assert len(ratios) == 3
 
 
@@ -273,7 +329,11 @@ def test_bad_questions(cache, hosts, extra, said):
     cache_bytes = extra.pop("cache_bytes", None)
     with pytest.raises(ConfigError, match=said):
         simulate(
-            TokenSeqDataset(cache, SEQ), BatchSchedule(8), hosts=hosts, cache_bytes=cache_bytes, steps=RunSteps(**extra)
+            TokenSeqDataset(cache, SEQ),
+            BatchSchedule(8),
+            hosts=hosts,
+            cache_bytes=cache_bytes,
+            steps=RunSteps(**extra),
         )
 
 
@@ -297,22 +357,35 @@ def test_any_step_that_there_is_can_be_looked_at():
     dataset = config.dataset({name: virtual_cache(name, 10**11) for name in config.components})
     for first_step in (1 << 39, (1 << 40) - (1 << 10) - 1):
         assert simulate(
-            dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(first_step=first_step, max_rows=1 << 11)
+            dataset,
+            dataset.batch_schedule,
+            hosts=[1],
+            steps=RunSteps(first_step=first_step, max_rows=1 << 11),
         ).steps
 
 
 def test_documents_of_caches_to_come_are_not_known():
     held = big(1, validation=ValidationConfig(one_in=100, by="documents"))
-    with pytest.raises(ConfigError, match=r"validation.by = 'documents': needs to know where documents end.*by=blocks"):
+    with pytest.raises(
+        ConfigError,
+        match=r"validation.by = 'documents': needs to know where documents end.*by=blocks",
+    ):
         planned_caches(held, {"c0": 1e9})
     planned_caches(big(1, validation=ValidationConfig(one_in=100)), {"c0": 1e9})
-    removed = LmDataConfig({"a": ComponentConfig("nowhere", remove="list.npy", expected_tokens=1e9)})
-    with pytest.raises(ConfigError, match=r"components.a.remove = 'list.npy': needs to know.*components.a.remove=null"):
+    removed = LmDataConfig(
+        {"a": ComponentConfig("nowhere", remove="list.npy", expected_tokens=1e9)}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"components.a.remove = 'list.npy': needs to know.*components.a.remove=null",
+    ):
         planned_caches(removed)
 
 
 def growing(sizes, tokens=10**9, **changes):
-    config = LmDataConfig({"a": ComponentConfig("nowhere")}, seq_len=2048, batch_size=sizes, **changes)
+    config = LmDataConfig(
+        {"a": ComponentConfig("nowhere")}, seq_len=2048, batch_size=sizes, **changes
+    )
     return config.dataset({"a": virtual_cache("a", tokens)})
 
 
@@ -323,7 +396,9 @@ def test_every_batch_size_is_looked_at_in_proportion_to_its_steps():
     assert every.exact
     assert every.steps == 2000
     assert every.notes == ()
-    sample = simulate(dataset, dataset.batch_schedule, steps=RunSteps(num_steps=2000, max_rows=1 << 18), **ask)
+    sample = simulate(
+        dataset, dataset.batch_schedule, steps=RunSteps(num_steps=2000, max_rows=1 << 18), **ask
+    )
     assert not sample.exact
     assert [(look.first_step, look.stands_for) for look in sample.looks] == [(0, 100), (100, 1900)]
     assert sample.looks[0].counted_from == 32  # 2,048 strands of 64 a batch
@@ -344,7 +419,9 @@ def test_a_whole_epoch_with_all_the_memory_reads_each_block_once():
 
 def test_a_stretch_that_is_all_cold_start_is_looked_at_from_before():
     dataset = growing({0: 64, 300: 128, 310: 256})
-    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=5000, max_rows=1 << 18))
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=5000, max_rows=1 << 18)
+    )
     _, short, _ = forecast.looks
     assert (short.first_step, short.counted_from, short.stop_step) == (300 - 32, 300, 310)
     assert forecast.by_hosts[0].reads_per_block < 1.3
@@ -352,20 +429,31 @@ def test_a_stretch_that_is_all_cold_start_is_looked_at_from_before():
 
 def test_too_few_steps_to_tell_are_said():
     dataset = growing(256, num_steps=5000)
-    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=256 * 8))
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=256 * 8)
+    )
     assert "all cold start, which takes 8 steps" in forecast.notes[0]
     assert forecast.notes[1:] == ("Raise max_rows to look at more steps.",)
-    (life, _) = simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=256 * 100)).notes
+    (life, _) = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=256 * 100)
+    ).notes
     assert "A block is in use for about 256 steps from step 0 on, and 75 were counted" in life
-    assert simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 18)).notes == ()
+    assert (
+        simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 18)).notes
+        == ()
+    )
     full = growing(256, num_steps=5000, shuffle=True)
-    (life, _) = simulate(full, full.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 16)).notes
+    (life, _) = simulate(
+        full, full.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 16)
+    ).notes
     assert "A block is in use for about 1,908 steps" in life
 
 
 def test_a_run_without_a_known_end_says_what_it_left_out():
     dataset = growing({0: 64, 10_000: 256})
-    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 17))
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 17)
+    )
     assert forecast.steps == 2048
     assert forecast.notes == (
         "No end of the run is known, and only steps below 2,048 were looked at: the batch size changes at step 10,000."
@@ -381,7 +469,8 @@ stretch = st.tuples(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 40
 
 @given(st.lists(stretch, min_size=1, max_size=40), st.integers(0, 99), st.integers(1, 1 << 20))
 def test_looks_lie_in_the_run_and_stand_for_all_of_it(drawn, first, max_rows):
-    run, step = [], first
+    run = []
+    step = first
     for steps, size, opened in drawn:
         run.append(Stretch(step, step + steps, size, 2048, opened, 32 * opened))
         step += steps
@@ -395,7 +484,11 @@ def test_looks_lie_in_the_run_and_stand_for_all_of_it(drawn, first, max_rows):
         assert look.stop_step <= own.stop_step
         steps = look.stop_step - look.counted_from
         before = look.counted_from - look.first_step
-        assert before >= min(own.cold_steps, steps + before - 1) or look.first_step < own.first_step or own is run[0]
+        assert (
+            before >= min(own.cold_steps, steps + before - 1)
+            or look.first_step < own.first_step
+            or own is run[0]
+        )
         least = LEAST_STEPS * own.batch_size
         assert steps * own.batch_size <= max(max_rows, least)
     whole = all_steps(run, sample=False)
@@ -409,12 +502,19 @@ def test_counting_to_a_far_step_is_watched(policy, capsys):
     dataset = config.dataset({n: virtual_cache(n, 10**10) for n in "ab"})
     told = []
     steps = RunSteps(first_step=1000, max_rows=1 << 12)
-    simulate(dataset, dataset.batch_schedule, hosts=[1], steps=steps, watch=lambda *now: told.append(now))
+    simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=steps, watch=lambda *now: told.append(now)
+    )
     assert told == [(65536, 256_000), (131_072, 256_000), (196_608, 256_000), (256_000, 256_000)]
     _say_if_long(config)
     assert capsys.readouterr().err == ""
-    _say_if_long(LmDataConfig(weights, batch_size=256, policy=policy, num_steps=10**5, max_epochs=9.0))
-    assert f"policy: {policy} counts the 25,600,000 examples before step 100,000" in capsys.readouterr().err
+    _say_if_long(
+        LmDataConfig(weights, batch_size=256, policy=policy, num_steps=10**5, max_epochs=9.0)
+    )
+    assert (
+        f"policy: {policy} counts the 25,600,000 examples before step 100,000"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_unknown_source_is_named():
@@ -434,6 +534,8 @@ def test_caches_with_other_chunks_are_read_once_too():
     small = CacheLayout("uint32", chunk_elements=8192)
     caches = {"c0": virtual_cache("c0", 10**10), "c1": virtual_cache("c1", 10**10, layout=small)}
     dataset = config.dataset(caches)
-    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 17)).by_hosts[0]
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 17)
+    ).by_hosts[0]
     assert 0.9 < forecast.reads_per_block < 1.1
     assert forecast.bytes_per_step == pytest.approx(256 * 4096 * 4, rel=0.1)

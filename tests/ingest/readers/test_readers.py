@@ -44,7 +44,13 @@ def records_of(file: SourceFile, *columns: str) -> list:
 
 
 def table() -> pa.Table:
-    return pa.table({"text": TEXTS, "meta": [{"id": i} for i in range(len(TEXTS))], "other": [b"x" * 50] * len(TEXTS)})
+    return pa.table(
+        {
+            "text": TEXTS,
+            "meta": [{"id": i} for i in range(len(TEXTS))],
+            "other": [b"x" * 50] * len(TEXTS),
+        }
+    )
 
 
 def write_parquet(path: Path) -> None:
@@ -72,15 +78,21 @@ def test_columnar_files(tmp_path: Path, name: str):
         COLUMNAR[name](tmp_path / name)
     (file,) = SourceConfig([str(tmp_path)]).files()
     records = records_of(file, "text", "meta.id")
-    assert [(r["text"], lookup(r, "meta.id")) for r in records] == list(zip(TEXTS, range(40), strict=True))
+    assert [(r["text"], lookup(r, "meta.id")) for r in records] == list(
+        zip(TEXTS, range(40), strict=True)
+    )
     assert set(records[0]) == {"text", "meta"}  # no other column was read
     reader = open_reader(file, ["txet"])
-    with pytest.raises(SourceError, match=r"has no column 'txet' \(it has 'text', .*Did you mean 'text'"):
+    with pytest.raises(
+        SourceError, match=r"has no column 'txet' \(it has 'text', .*Did you mean 'text'"
+    ):
         list(reader)
 
 
 @pytest.mark.parametrize("name", COLUMNAR)
-def test_slices_of_columnar_files_are_the_whole(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+def test_slices_of_columnar_files_are_the_whole(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(documents, "MIN_SLICE_BYTES", 1)
     COLUMNAR[name](tmp_path / name)
     (file,) = SourceConfig([str(tmp_path)]).files()
@@ -140,7 +152,11 @@ def test_warc(tmp_path: Path, packing: str):
     (file,) = SourceConfig([str(tmp_path)]).files()
     reader = open_reader(file, ["text"])
     rows = rows_of(reader)
-    assert [(row, r["text"]) for row, r in rows] == [(2, "première page\nline"), (4, "Grüße"), (5, "")]
+    assert [(row, r["text"]) for row, r in rows] == [
+        (2, "première page\nline"),
+        (4, "Grüße"),
+        (5, ""),
+    ]
     assert rows[0][1]["url"] == f"http://x/{len('première page'.encode()) + 5}"
     assert reader.ignored == {"warcinfo": 1, "text/html": 1}
     path.write_bytes(data[: len(WARC[0] + WARC[1]) - 9 if packing == "none" else len(data) // 2])
@@ -150,15 +166,21 @@ def test_warc(tmp_path: Path, packing: str):
 
 def test_what_a_crawl_holds_besides_text_is_counted(tmp_path: Path):
     (tmp_path / "a.warc").write_bytes(b"".join(WARC))
-    report = build_cache(SourceConfig([str(tmp_path)]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS)
+    report = build_cache(
+        SourceConfig([str(tmp_path)]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS
+    )
     assert (report.documents, report.ignored_records) == (3, {"text/html": 1, "warcinfo": 1})
 
 
-def write_megatron(base: Path, sequences: list[list[int]], bounds: list[int], dtype: str, code: int) -> None:
+def write_megatron(
+    base: Path, sequences: list[list[int]], bounds: list[int], dtype: str, code: int
+) -> None:
     arrays = [np.array(s, dtype) for s in sequences]
     base.with_suffix(".bin").write_bytes(b"".join(a.tobytes() for a in arrays))
     lengths = np.array([a.size for a in arrays], "<i4")
-    pointers = np.concatenate([[0], np.cumsum([a.nbytes for a in arrays])])[: len(arrays)].astype("<i8")
+    pointers = np.concatenate([[0], np.cumsum([a.nbytes for a in arrays])])[: len(arrays)].astype(
+        "<i8"
+    )
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(arrays), len(bounds))
     base.with_suffix(".idx").write_bytes(
         head + lengths.tobytes() + pointers.tobytes() + np.array(bounds, "<i8").tobytes()
@@ -170,19 +192,29 @@ def write_nmoe(base: Path, documents: list[list[int]]) -> None:
     np.save(base.with_suffix(".npy"), np.array([i for d in documents for i in d], "<u4"))
     stops = np.cumsum(lengths)
     pairs = np.stack([stops - lengths, stops], 1).astype("<u8")
-    base.with_suffix(".idx").write_bytes(b"NMOEIDX\0" + struct.pack("<QQQ", 1, len(documents), 0) + pairs.tobytes())
+    base.with_suffix(".idx").write_bytes(
+        b"NMOEIDX\0" + struct.pack("<QQQ", 1, len(documents), 0) + pairs.tobytes()
+    )
 
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 255), max_size=6), min_size=1, max_size=12)
 
 
-@given(documents=DOCUMENTS, code=st.sampled_from([(1, "u1"), (4, "<i4"), (5, "<i8"), (8, "<u2")]), split=st.booleans())
+@given(
+    documents=DOCUMENTS,
+    code=st.sampled_from([(1, "u1"), (4, "<i4"), (5, "<i8"), (8, "<u2")]),
+    split=st.booleans(),
+)
 @settings(max_examples=30)
 def test_megatron(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], code: tuple[int, str], split: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    code: tuple[int, str],
+    split: bool,
 ):
     folder = tmp_path_factory.mktemp("megatron")
-    sequences, bounds = [], [0]
+    sequences = []
+    bounds = [0]
     for document in documents:
         sequences += [document[:2], document[2:]] if split and len(document) > 2 else [document]
         bounds.append(len(sequences))
@@ -199,13 +231,20 @@ def test_nmoe(tmp_path_factory: pytest.TempPathFactory, documents: list[list[int
 
 
 def check_shards(file: SourceFile, written: list[list[int]]) -> None:
-    got = [(row, record["input_ids"].tolist()) for row, record in rows_of(open_reader(file, ["input_ids"]))]
+    got = [
+        (row, record["input_ids"].tolist())
+        for row, record in rows_of(open_reader(file, ["input_ids"]))
+    ]
     assert got == list(enumerate(written))
     slices = documents.READERS[file.format].split(file.path, 0, 5)
     if sum(map(len, written)):
         assert (slices[0].start, slices[-1].stop) == (0, None)
         assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]]
-    got = [r["input_ids"].tolist() for s in slices for r in records_of(replace(file, part=s), "input_ids")]
+    got = [
+        r["input_ids"].tolist()
+        for s in slices
+        for r in records_of(replace(file, part=s), "input_ids")
+    ]
     assert got == written
 
 
@@ -245,16 +284,24 @@ def test_ready_ids_become_a_cache(tmp_path: Path):
     build_cache(config, TokenizerConfig("ids:100"), str(tmp_path / "c"), **SETTINGS)
     cache = TokenCache.open(str(tmp_path / "c"))
     assert [cache.document(i).tolist() for i in range(3)] == documents
-    with pytest.raises(SourceError, match=r"a\.bin, document 2: holds the id 7 at position 0, outside the vocabulary"):
+    with pytest.raises(
+        SourceError,
+        match=r"a\.bin, document 2: holds the id 7 at position 0, outside the vocabulary",
+    ):
         build_cache(config, TokenizerConfig("ids:5"), str(tmp_path / "d"), **SETTINGS)
     (tmp_path / "b.txt").write_text("x")
     with pytest.raises(ConfigError, match="some files hold token ids"):
         build_cache(
-            SourceConfig([str(tmp_path / "a.bin"), str(tmp_path / "b.txt")]), TokenizerConfig(), str(tmp_path / "e")
+            SourceConfig([str(tmp_path / "a.bin"), str(tmp_path / "b.txt")]),
+            TokenizerConfig(),
+            str(tmp_path / "e"),
         )
     with pytest.raises(ConfigError, match="encodes no text"):
         build_cache(
-            SourceConfig([str(tmp_path / "b.txt")]), TokenizerConfig("ids:5"), str(tmp_path / "f"), progress=False
+            SourceConfig([str(tmp_path / "b.txt")]),
+            TokenizerConfig("ids:5"),
+            str(tmp_path / "f"),
+            progress=False,
         )
 
 
@@ -270,14 +317,20 @@ class TestHub:
         import datasets
 
         data = datasets.Dataset.from_dict({"text": TEXTS, "n": list(range(40))})
-        datasets.DatasetDict({"train": data, "test": data.select([3])}).save_to_disk(str(tmp_path / "d"))
+        datasets.DatasetDict({"train": data, "test": data.select([3])}).save_to_disk(
+            str(tmp_path / "d")
+        )
         file = described(SourceFile(f"hf://{tmp_path}/d", "hf"))
         assert file.version == described(SourceFile(f"hf://{tmp_path}/d", "hf")).version
         assert [r["text"] for r in records_of(file, "text")] == TEXTS
-        assert [r["text"] for r in records_of(replace(file, path=f"{file.path}?split=test"), "text")] == [TEXTS[3]]
+        assert [
+            r["text"] for r in records_of(replace(file, path=f"{file.path}?split=test"), "text")
+        ] == [TEXTS[3]]
         _, _, slices = HubReader.describe(file.path, 100)
         assert len(slices) > 3
-        assert [r["text"] for s in slices for r in records_of(replace(file, part=s), "text")] == TEXTS
+        assert [
+            r["text"] for s in slices for r in records_of(replace(file, part=s), "text")
+        ] == TEXTS
         streamed = SourceFile(f"{file.path}?streaming=true", "hf")
         assert [r["text"] for r in records_of(streamed, "text")] == TEXTS
         with pytest.raises(SourceError, match=r"has no split 'tset'.*'test'"):
@@ -289,11 +342,20 @@ class TestHub:
         monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "home", raising=True)
         (tmp_path / "data").mkdir()
-        (tmp_path / "data" / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+        (tmp_path / "data" / "a.jsonl").write_text(
+            "".join(json.dumps({"text": t}) + "\n" for t in TEXTS)
+        )
         path = f"hf://{tmp_path}/data"
-        report = build_cache(SourceConfig([path]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS)
+        report = build_cache(
+            SourceConfig([path]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS
+        )
         assert report.documents == 40
-        assert build_cache(SourceConfig([path]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS).parts_built == 0
+        assert (
+            build_cache(
+                SourceConfig([path]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS
+            ).parts_built
+            == 0
+        )
 
     def test_addresses(self):
         with pytest.raises(ConfigError, match=r"is no option of a dataset.*'split'"):
@@ -311,24 +373,36 @@ class TestFunction:
             "def broken():\n    raise KeyError('x')\n    yield\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
-        assert [r["text"] for r in records_of(SourceFile("made_here:all", "python"), "text")] == ["a", "b"]
+        assert [r["text"] for r in records_of(SourceFile("made_here:all", "python"), "text")] == [
+            "a",
+            "b",
+        ]
         slices = split_file(SourceFile("made_here:shard", "python"), 1)
-        assert [r["text"] for s in slices for r in records_of(s, "text")] == ["shard 0", "shard 1", "shard 2"]
-        assert isinstance(records_of(SourceFile("made_here:bad", "python"), "text")[0], BadRecordError)
+        assert [r["text"] for s in slices for r in records_of(s, "text")] == [
+            "shard 0",
+            "shard 1",
+            "shard 2",
+        ]
+        assert isinstance(
+            records_of(SourceFile("made_here:bad", "python"), "text")[0], BadRecordError
+        )
         with pytest.raises(SourceError, match=r"cannot be read .KeyError"):
             records_of(SourceFile("made_here:broken", "python"), "text")
         config = SourceConfig(["made_here:shard"], format="python")
         report = build_cache(config, TokenizerConfig(), str(tmp_path / "c"), **SETTINGS)
         assert (report.documents, report.parts_built) == (3, 3)
 
-    @pytest.mark.parametrize("path", ["json", "json:nothing", "nosuchmodule:f", "json:__doc__", ":f"])
+    @pytest.mark.parametrize(
+        "path", ["json", "json:nothing", "nosuchmodule:f", "json:__doc__", ":f"]
+    )
     def test_names_of_nothing(self, path: str):
         with pytest.raises(ConfigError):
             load_function(path)
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "extra"), [("pyarrow", "a.parquet", "parquet"), ("warcio.archiveiterator", "a.warc", "warc")]
+    ("module", "name", "extra"),
+    [("pyarrow", "a.parquet", "parquet"), ("warcio.archiveiterator", "a.warc", "warc")],
 )
 def test_a_package_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
@@ -389,7 +463,9 @@ JSON = st.recursive(
     | st.floats()
     | st.text()
     | st.sampled_from([2**64, -(2**63) - 1, 10**400]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 ODD_LINES = [
@@ -401,7 +477,17 @@ ODD_LINES = [
         b'{"a": "\xff"}',
         b'{"a": "\xed\xa0\x80"}',
     ),
-    *(b'{"a": "\x01"}', b"{'a': 1}", b'{"a": 1,}', b"[1]", b"7", b"{", b'{"a": 01}', b'{"a": "\\x"}', b"[" * 100_000),
+    *(
+        b'{"a": "\x01"}',
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b"[1]",
+        b"7",
+        b"{",
+        b'{"a": 01}',
+        b'{"a": "\\x"}',
+        b"[" * 100_000,
+    ),
 ]
 
 

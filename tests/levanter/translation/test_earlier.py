@@ -18,8 +18,16 @@ def translated(raw):
 
 @pytest.mark.parametrize("prefix", ["", "data"])
 def test_one_source_in_the_data_config_itself(prefix):
-    data = {"id": "owner/set", "splits": ["train"], "cache_dir": "gs://b/c", "text_key": "body", "shuffle": True}
-    found, config = translated({"data": data, "trainer": {"train_batch_size": 8}} if prefix else data)
+    data = {
+        "id": "owner/set",
+        "splits": ["train"],
+        "cache_dir": "gs://b/c",
+        "text_key": "body",
+        "shuffle": True,
+    }
+    found, config = translated(
+        {"data": data, "trainer": {"train_batch_size": 8}} if prefix else data
+    )
     (component,) = config.components.values()
     assert component.cache == "gs://b/c/train"  # where the earlier releases wrote it
     assert component.source is not None
@@ -29,10 +37,14 @@ def test_one_source_in_the_data_config_itself(prefix):
 
 
 def test_urls_and_settings_that_do_nothing_now():
-    found, config = translated({
-        "train_urls": ["x-{0..9}.jsonl.gz"], "shuffle_buffer_size": 1000, "stop_strategy": "restart_strategy",
-        "format": {"type": "chat"},
-    })  # fmt: skip
+    found, config = translated(
+        {
+            "train_urls": ["x-{0..9}.jsonl.gz"],
+            "shuffle_buffer_size": 1000,
+            "stop_strategy": "restart_strategy",
+            "format": {"type": "chat"},
+        }
+    )
     (component,) = config.components.values()
     assert component.source is not None
     assert (component.source.paths, component.source.kind) == (["x-{0..9}.jsonl.gz"], "chat")
@@ -48,17 +60,34 @@ def test_supervised_trainers():
             "math": {"cache_dir": "gs://b/math", "train_urls": ["m/*.jsonl.gz"]},
         },
         "mixture_weights": {"tulu": 3, "math": 0},
-        "max_seq_len": 512, "tokenizer": "owner/model", "trainer": {"train_batch_size": 4, "num_train_steps": 10},
-    }  # fmt: skip
+        "max_seq_len": 512,
+        "tokenizer": "owner/model",
+        "trainer": {"train_batch_size": 4, "num_train_steps": 10},
+    }
     _, config = translated(mixture)
     assert list(config.components) == ["tulu"]
     assert (config.seq_len, config.batch_size, config.num_steps) == (512, 4, 10)
-    one = {"chat_train_urls": ["a.jsonl"], "supervised_data": {"cache_dir": "gs://b/a"}, "messages_field": "turns"}
+    one = {
+        "chat_train_urls": ["a.jsonl"],
+        "supervised_data": {"cache_dir": "gs://b/a"},
+        "messages_field": "turns",
+    }
     _, config = translated({**one, "trainer": {}})
     source = config.components["data"].source
     assert source is not None
-    assert (source.paths, source.kind, source.fields) == (["a.jsonl"], "chat", {"messages": "turns"})
-    pairs = {"supervised_data": {"hf_dataset_name": "o/n", "input_field": "q", "output_field": "a", "name": "qa"}}
+    assert (source.paths, source.kind, source.fields) == (
+        ["a.jsonl"],
+        "chat",
+        {"messages": "turns"},
+    )
+    pairs = {
+        "supervised_data": {
+            "hf_dataset_name": "o/n",
+            "input_field": "q",
+            "output_field": "a",
+            "name": "qa",
+        }
+    }
     found, config = translated(pairs)
     assert config.components["qa"].source.paths == ["hf://o/n?split=train&streaming=true"]
     assert any(note.kind == "missing" and "'q' and 'a'" in note.text for note in found.notes)
@@ -79,7 +108,8 @@ def test_preference_data():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "long"), [("left", "truncate"), ("right", "truncate_start"), ("drop", "drop"), ("raise", "error")]
+    ("strategy", "long"),
+    [("left", "truncate"), ("right", "truncate_start"), ("drop", "drop"), ("raise", "error")],
 )
 def test_what_becomes_of_chats_that_are_too_long(strategy, long):
     chat = {"cache_dir": "gs://b/c", "format": {"type": "chat", "slice_strategy": strategy}}
@@ -88,9 +118,20 @@ def test_what_becomes_of_chats_that_are_too_long(strategy, long):
 
 
 def test_a_trainer_of_preferences_that_holds_out_a_share():
-    pairs = {"cache_dir": "gs://b/p", "format": {"type": "preference_chat", "pack": False, "slice_strategy": "raise"}}
-    data = {"shuffle": True, "components": {"p": {**pairs, "shuffle": True}, "q": {**pairs, "shuffle": False}}}
-    run = {"train_seq_len": 4096, "trainer": {"train_batch_size": 128}, "beta": 0.1, "validation_split_fraction": 0.05}
+    pairs = {
+        "cache_dir": "gs://b/p",
+        "format": {"type": "preference_chat", "pack": False, "slice_strategy": "raise"},
+    }
+    data = {
+        "shuffle": True,
+        "components": {"p": {**pairs, "shuffle": True}, "q": {**pairs, "shuffle": False}},
+    }
+    run = {
+        "train_seq_len": 4096,
+        "trainer": {"train_batch_size": 128},
+        "beta": 0.1,
+        "validation_split_fraction": 0.05,
+    }
     found, config = translated({"data": data, **run})
     assert config.validation == ValidationConfig(fraction=0.05)
     assert "validation_split_fraction" in {note.field for note in found.notes}
@@ -98,15 +139,22 @@ def test_a_trainer_of_preferences_that_holds_out_a_share():
 
 
 def test_a_mixture_within_a_mixture_shares_its_weight():
-    inner = {"components": {"x": {"cache_dir": "c/x"}, "y": {"cache_dir": "c/y"}}, "train_weights": {"x": 3, "y": 1}}
+    inner = {
+        "components": {"x": {"cache_dir": "c/x"}, "y": {"cache_dir": "c/y"}},
+        "train_weights": {"x": 3, "y": 1},
+    }
     raw = {"components": {"a": {"cache_dir": "c/a"}, "m": inner}}
     _, config = translated({**raw, "train_weights": {"a": 1, "m": 2}})
     assert {n: c.weight for n, c in config.components.items()} == {"a": 1, "m/x": 1.5, "m/y": 0.5}
     _, config = translated({**raw, "train_weights": [[0, {"a": 1}], [8, {"m": 4}]]})
     assert [stage.weights for stage in config.stages] == [{"a": 1}, {"m/x": 3, "m/y": 1}]
-    _, config = translated({**raw, "train_weights": [{"start": 0, "value": {"a": 1}}, {"start": 8, "value": {"m": 4}}]})
+    _, config = translated(
+        {**raw, "train_weights": [{"start": 0, "value": {"a": 1}}, {"start": 8, "value": {"m": 4}}]}
+    )
     assert config.stages[1].weights == {"m/x": 3, "m/y": 1}
-    _, config = translated({"components": {"m": {**inner, "components": {"x": {}, "y": {}}, "cache_dir": "gs://b/m"}}})
+    _, config = translated(
+        {"components": {"m": {**inner, "components": {"x": {}, "y": {}}, "cache_dir": "gs://b/m"}}}
+    )
     assert [c.cache for c in config.components.values()] == ["gs://b/m/x/train", "gs://b/m/y/train"]
     for wrong in ({"a": "x"}, [[0, {"m": "x"}]]):
         with pytest.raises(ConfigError, match="not a number"):
@@ -133,7 +181,11 @@ def test_included_files(tmp_path):
     run.write_text("data: !include data/web.yaml\ntrainer: {train_batch_size: 8}\n")
     _, config = translated(read_mapping(str(run), foreign=True))
     assert config.components["data"].cache == "gs://b/web/train"
-    for name, problem in (("run.yaml", "includes itself"), ("gs://b/x.yaml", "not read"), ("none.yaml", "not exist")):
+    for name, problem in (
+        ("run.yaml", "includes itself"),
+        ("gs://b/x.yaml", "not read"),
+        ("none.yaml", "not exist"),
+    ):
         run.write_text(f"data: !include {name}\n")
         with pytest.raises(ConfigError, match=problem):
             read_mapping(str(run), foreign=True)

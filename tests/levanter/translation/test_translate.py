@@ -91,7 +91,9 @@ print(json.dumps({
 def levanter(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("levanter", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("levanter")
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=folder, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=folder, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -107,11 +109,16 @@ def test_every_field_of_levanter_is_known(levanter):
     assert set(known.LATER) & set(levanter["data"]) in (set(), set(known.LATER))
     assert set(levanter["shuffle"]) == set(known.SHUFFLE)
     assert set(known.TRAINING) <= set(levanter["training"])
-    for ours, theirs in ((known.COMPONENTS, "components"), (known.SOURCES, "sources"), (known.FORMATS, "formats")):
+    for ours, theirs in (
+        (known.COMPONENTS, "components"),
+        (known.SOURCES, "sources"),
+        (known.FORMATS, "formats"),
+    ):
         named = {kind: set(names) for kind, names in ours.items()}
         assert set(levanter[theirs]) in (set(named), set(named) - set(known.REMOVED_FIELDS))
         for kind, names in levanter[theirs].items():
-            unknown, missing = set(names) - named[kind], named[kind] - set(names)
+            unknown = set(names) - named[kind]
+            missing = named[kind] - set(names)
             of_newest = {"slice_strategy"} if kind == "chat" else set()
             assert (unknown, missing - of_newest) == (set(), set()), kind
 
@@ -138,7 +145,10 @@ def test_weights_and_shuffles(levanter):
         "kind": "block",
     }
     _, staged = translated(levanter["configs"]["staged"])
-    assert [(s.step, s.weights) for s in staged.stages] == [(0, {"a": 1.0}), (4096, {"b": 0.25, "c": 0.5})]
+    assert [(s.step, s.weights) for s in staged.stages] == [
+        (0, {"a": 1.0}),
+        (4096, {"b": 0.25, "c": 0.5}),
+    ]
     assert isinstance(staged.shuffle, BlockShuffleConfig)
     assert (staged.shuffle.window_blocks, staged.shuffle.perm_type) == (64, "linear")
     assert staged.stop_strategy == "first_exhausted"
@@ -151,7 +161,12 @@ def test_a_training_config_brings_lengths_batches_and_seed(levanter, tmp_path):
     with pytest.raises(ConfigError, match="could not determine a constructor"):
         read_mapping(str(path))
     config = decode(LmDataConfig, translate(read_mapping(str(path), foreign=True)).config)
-    assert (config.seq_len, config.batch_size, config.num_steps, config.seed) == (4096, {0: 32, 100: 64}, 500, 7)
+    assert (config.seq_len, config.batch_size, config.num_steps, config.seed) == (
+        4096,
+        {0: 32, 100: 64},
+        500,
+        7,
+    )
 
 
 def test_nothing_is_dropped_without_a_word(levanter):
@@ -167,7 +182,12 @@ def test_nothing_is_dropped_without_a_word(levanter):
         "num_validation_sequences.url",
     } | ({"components.todo.format"} if "supervised" in levanter["formats"] else set())
     differs = {note.field for note in found.notes if note.kind == "differs"}
-    assert {"shuffle", "auto_build_caches", "components.ids.format.loss_weights_key", "components.chat.pack"} <= differs
+    assert {
+        "shuffle",
+        "auto_build_caches",
+        "components.ids.format.loss_weights_key",
+        "components.chat.pack",
+    } <= differs
     source = {n: c.source for n, c in config.components.items()}
     assert source["hf"].paths == ["hf://o/n?name=en&split=train&revision=r1"]
     assert (source["hf"].format, source["hf"].text_field) == ("hf", "body")
@@ -178,7 +198,9 @@ def test_nothing_is_dropped_without_a_word(levanter):
     assert config.components["url"].cache == "cache/url/train"
     both = config.components["both"]
     assert (both.cache, both.weight) == (["gs://bucket/x/train", "gs://bucket/y/train"], 1.0)
-    assert config.components["chat"].packing == PackingConfig("next_fit", "truncate", max_documents=8)
+    assert config.components["chat"].packing == PackingConfig(
+        "next_fit", "truncate", max_documents=8
+    )
     assert not config.split_documents
 
 
@@ -188,7 +210,12 @@ def test_budgets_and_ready_ids(levanter):
     assert config.subset == SubsetConfig(fraction=0.01, by="start")
     assert found.config["shuffle"] is False
     _, ready = translated(levanter["configs"]["ready"])
-    assert vars(ready.tokenizer) == {"path": "ids:32000", "bos": "none", "eos": "none", "engine": "auto"}
+    assert vars(ready.tokenizer) == {
+        "path": "ids:32000",
+        "bos": "none",
+        "eos": "none",
+        "engine": "auto",
+    }
 
 
 def test_sources_that_are_cut_become_subsets():
@@ -201,7 +228,9 @@ def test_sources_that_are_cut_become_subsets():
 
     found, config = of(target_budget=3_000_000_000_000, experiment_budget=1_000_000_000)
     assert config.subset == SubsetConfig(fraction=1e9 / 3e12, seed=3)
-    assert decode(LmDataConfig, yaml.safe_load(found.to_yaml())) == config  # a small number goes through YAML
+    assert (
+        decode(LmDataConfig, yaml.safe_load(found.to_yaml())) == config
+    )  # a small number goes through YAML
     found, config = of(max_train_batches={"a": 5, "c": 2})
     assert config.components["a"].subset == SubsetConfig(rows=40, seed=3)
     assert (config.subset, config.components["b"].subset) == (None, None)
@@ -210,7 +239,10 @@ def test_sources_that_are_cut_become_subsets():
     found, config = of(target_budget=7)
     assert config.subset is None
     assert "data.target_budget" in {n.field for n in found.notes}
-    for budgets in ({"target_budget": 7, "experiment_budget": 8}, {"target_budget": 7, "experiment_budget": 0}):
+    for budgets in (
+        {"target_budget": 7, "experiment_budget": 8},
+        {"target_budget": 7, "experiment_budget": 0},
+    ):
         with pytest.raises(ConfigError, match="at most the target_budget") as caught:
             of(**budgets)
         assert caught.value.field == "data.experiment_budget"
@@ -222,12 +254,18 @@ def test_children_of_a_concatenation_are_one_component():
     raw: Any = {
         "components": {
             "a": {"cache_dir": "c/a"},
-            "both": {"type": "concat", "children": {"x": {"cache_dir": "c/x"}, "y": {"cache_dir": "c/y"}}},
+            "both": {
+                "type": "concat",
+                "children": {"x": {"cache_dir": "c/x"}, "y": {"cache_dir": "c/y"}},
+            },
         },
         "train_weights": {"a": 1, "both": 2},
     }
     found = translate(raw)
-    assert found.config["components"]["both"] == {"cache": ["c/x/train", "c/y/train"], "weight": 2.0}
+    assert found.config["components"]["both"] == {
+        "cache": ["c/x/train", "c/y/train"],
+        "weight": 2.0,
+    }
     assert [n for n in found.notes if n.kind == "missing"] == []
     children = raw["components"]["both"]["children"]
     children["x"]["pack"] = True
@@ -241,7 +279,10 @@ def test_children_of_a_concatenation_are_one_component():
 def test_where_some_are_packed_and_documents_kept_apart_all_are():
     raw = {"components": {"a": {"cache_dir": "c/a"}, "b": {"cache_dir": "c/b", "pack": True}}}
     config = decode(LmDataConfig, translate(raw).config)
-    assert [c.packing.algorithm for c in config.components.values() if c.packing] == ["wrap", "next_fit"]
+    assert [c.packing.algorithm for c in config.components.values() if c.packing] == [
+        "wrap",
+        "next_fit",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +295,10 @@ def test_where_some_are_packed_and_documents_kept_apart_all_are():
             {"format": {"type": "chat", "slice_strategy": "right"}},
             PackingConfig("next_fit", "truncate_start", max_documents=64),
         ),
-        ({"format": {"type": "chat"}, "pack": 0}, PackingConfig("next_fit", "error", max_documents=1)),
+        (
+            {"format": {"type": "chat"}, "pack": 0},
+            PackingConfig("next_fit", "error", max_documents=1),
+        ),
         (
             {"format": {"type": "chat", "pack": 2, "slice_strategy": "drop"}},
             PackingConfig("next_fit", "drop", max_documents=2),
@@ -268,13 +312,22 @@ def test_what_a_row_holds(component, expected):
 
 
 def test_older_and_later_configs():
-    older = {"configs": {"web": {"train_urls": ["a.jsonl"], "cache_dir": "c/web"}, "books": {"id": "o/n"}}}
-    config = decode(LmDataConfig, translate({**older, "train_weights": {"web": 2, "books": 1}}).config)
+    older = {
+        "configs": {
+            "web": {"train_urls": ["a.jsonl"], "cache_dir": "c/web"},
+            "books": {"id": "o/n"},
+        }
+    }
+    config = decode(
+        LmDataConfig, translate({**older, "train_weights": {"web": 2, "books": 1}}).config
+    )
     assert [(c.cache, c.source.paths) for c in config.components.values() if c.source] == [
         ("c/web/train", ["a.jsonl"]),
         ("cache/books/train", ["hf://o/n?split=train&streaming=true"]),
     ]
-    later = translate({"components": {"a": {}}, "cache_catalog": "x", "prior_context_phases": [{"x": 1}]})
+    later = translate(
+        {"components": {"a": {}}, "cache_catalog": "x", "prior_context_phases": [{"x": 1}]}
+    )
     assert [n.field for n in later.notes if n.kind == "missing"] == ["prior_context_phases"]
     assert later.config["cache_catalog"] == "x"
 
@@ -283,15 +336,39 @@ def test_older_and_later_configs():
     ("raw", "field", "cure"),
     [
         ({"componets": {}}, "componets", "Did you mean 'components'?"),
-        ({"data": {"components": {"a": {"cachedir": "x"}}}}, "data.components.a.cachedir", "Did you mean 'cache_dir'?"),
+        (
+            {"data": {"components": {"a": {"cachedir": "x"}}}},
+            "data.components.a.cachedir",
+            "Did you mean 'cache_dir'?",
+        ),
         ({"components": {"a": {"type": "cashed"}}}, "components.a.type", "Did you mean 'cached'?"),
-        ({"components": {"a": {"format": {"type": "txt"}}}}, "components.a.format.type", "Did you mean 'text'?"),
+        (
+            {"components": {"a": {"format": {"type": "txt"}}}},
+            "components.a.format.type",
+            "Did you mean 'text'?",
+        ),
         ({"components": {"a": 3}}, "components.a", "Is it a config of Levanter's?"),
-        ({"components": {"web": {}}, "train_weights": {"wbe": 1}}, "train_weights.wbe", "Did you mean 'web'?"),
-        ({"components": {"a": {}}, "train_weights": [[0]]}, "train_weights[0]", "Write [1000, value]."),
+        (
+            {"components": {"web": {}}, "train_weights": {"wbe": 1}},
+            "train_weights.wbe",
+            "Did you mean 'web'?",
+        ),
+        (
+            {"components": {"a": {}}, "train_weights": [[0]]},
+            "train_weights[0]",
+            "Write [1000, value].",
+        ),
         ({"components": {"a": {}}, "train_weights": {"a": "x"}}, "train_weights.a", None),
-        ({"data": {"components": {}}, "trainer": {"num_train_steps": "10k"}}, "trainer.num_train_steps", None),
-        ({"data": {"components": {}}, "trainer": {"train_batch_size": {"start": 0}}}, "trainer.train_batch_size", None),
+        (
+            {"data": {"components": {}}, "trainer": {"num_train_steps": "10k"}},
+            "trainer.num_train_steps",
+            None,
+        ),
+        (
+            {"data": {"components": {}}, "trainer": {"train_batch_size": {"start": 0}}},
+            "trainer.train_batch_size",
+            None,
+        ),
         ({"data": {"components": {}}, "train_seq_len": "4k"}, "train_seq_len", None),
         ({"components": {"a": {"pack": "yes"}}}, "components.a.pack", None),
         ({"components": {"a": {"flat_cache": "no"}}}, "components.a.flat_cache", None),
@@ -301,7 +378,11 @@ def test_older_and_later_configs():
             "Write [x.jsonl]",
         ),
         ({"components": {"a": {"source": {"type": "hf"}}}}, "components.a.source.id", None),
-        ({"components": {}, "block_cross_document_attention": 3}, "block_cross_document_attention", None),
+        (
+            {"components": {}, "block_cross_document_attention": 3},
+            "block_cross_document_attention",
+            None,
+        ),
         ({"components": {}, "target_budget": "1T", "experiment_budget": 1}, "target_budget", None),
         ({"components": {"a": {}}, "max_train_batches": {"a": "x"}}, "max_train_batches.a", None),
         ({"shuffle": {"window": 3}}, "shuffle.window", "Did you mean 'window_blocks'?"),
@@ -316,8 +397,13 @@ def test_what_levanter_would_not_read_is_refused_with_its_place(raw, field, cure
 
 
 def test_values_that_yaml_takes_for_texts_are_what_levanter_reads():
-    data = {"components": {"a": {"cache_dir": "c/a", "flat_cache": "True"}}, "block_cross_document_attention": "false"}
-    found = translate({"data": data, "trainer": {"num_train_steps": "1e4", "train_batch_size": "8"}}).config
+    data = {
+        "components": {"a": {"cache_dir": "c/a", "flat_cache": "True"}},
+        "block_cross_document_attention": "false",
+    }
+    found = translate(
+        {"data": data, "trainer": {"num_train_steps": "1e4", "train_batch_size": "8"}}
+    ).config
     assert (found["split_documents"], found["components"]["a"]["cache"]) == (False, "c/a")
     assert (found["num_steps"], found["batch_size"]) == (10_000, 8)
 
@@ -325,7 +411,12 @@ def test_values_that_yaml_takes_for_texts_are_what_levanter_reads():
 def test_ready_ids_have_no_end_of_text_to_keep_documents_apart_by():
     raw = {"tokenizer": "passthrough", "vocab_size": 9, "components": {"a": {"cache_dir": "c/a"}}}
     assert translate(raw).config["split_documents"] is False
-    assert translate({**raw, "components": {"a": {"cache_dir": "c/a", "pack": True}}}).config["split_documents"] is True
+    assert (
+        translate({**raw, "components": {"a": {"cache_dir": "c/a", "pack": True}}}).config[
+            "split_documents"
+        ]
+        is True
+    )
 
 
 def test_the_first_stage_holds_from_the_start():

@@ -17,7 +17,8 @@ lengths = st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=1, max_siz
 @given(lengths, st.integers(0, 99))
 def test_counts_of_active_sources_differ_by_one_sample_at_most(ls, seed):
     plan = LeastConsumedPlan(ls, BatchSchedule(1), seed)
-    tokens, rows = np.zeros(len(ls), int), np.zeros(len(ls), int)
+    tokens = np.zeros(len(ls), int)
+    rows = np.zeros(len(ls), int)
     longest = max(max(x, default=0) for x in ls)
     for k in plan.sequence(0, plan.length).tolist():
         tokens[k] += ls[k][rows[k]]
@@ -33,15 +34,25 @@ def test_the_plan_has_random_access(ls, seed, data):
     whole = LeastConsumedPlan(ls, BatchSchedule(1), seed)
     cut = data.draw(st.integers(0, whole.length))
     fresh = LeastConsumedPlan(ls, BatchSchedule(4), seed)
-    assert fresh.sequence(cut, cut + 9).tolist() == whole.sequence(0, whole.length)[cut : cut + 9].tolist()
+    assert (
+        fresh.sequence(cut, cut + 9).tolist()
+        == whole.sequence(0, whole.length)[cut : cut + 9].tolist()
+    )
     rest, _ = fresh.walk(whole.state_at(cut), cut, whole.length - cut)
     assert rest == whole.sequence(cut, whole.length).tolist()
 
 
-def slow_order(samples: list[list[int]], stages: list[tuple[int, list[int]]], seed: int) -> list[int]:
+def slow_order(
+    samples: list[list[int]], stages: list[tuple[int, list[int]]], seed: int
+) -> list[int]:
     """The sources of all samples in order: what the module says, sample by sample, until a stage has none left."""
-    rng, counts, rows, used, drawn = random.Random(seed), [0] * len(samples), [0] * len(samples), stages[0][1], []
-    left, k = list(used), 0
+    rng = random.Random(seed)
+    counts = [0] * len(samples)
+    rows = [0] * len(samples)
+    used = stages[0][1]
+    drawn = []
+    left = list(used)
+    k = 0
     while True:
         for first, members in stages[1:]:
             if first == len(drawn):
@@ -82,7 +93,8 @@ def test_an_anchor_from_before_an_amendment_is_of_use():
     early = LeastConsumedPlan([Equal(3), Equal(5)], BatchSchedule(16))
     joined = [(0, [0, 1]), (6000 * 16, [0, 1, 2])]
     plain, anchored = (
-        LeastConsumedPlan([Equal(3), Equal(5), Equal(4)], BatchSchedule(16), stages=joined) for _ in "ab"
+        LeastConsumedPlan([Equal(3), Equal(5), Equal(4)], BatchSchedule(16), stages=joined)
+        for _ in "ab"
     )
     anchored.use_anchor(early.anchor_at(5900))
     for step in (5900, 5999, 6000, 6400):

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.mix.policies.least_consumed import LeastConsumedPlan
-from headrace.mix.policies.least_consumed_live import LeastConsumed, build_interleaved_dataset, cap_resume_rows
+from headrace.mix.policies.least_consumed_live import (
+    LeastConsumed,
+    build_interleaved_dataset,
+    cap_resume_rows,
+)
 from headrace.mix.schedule import BatchSchedule
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
@@ -28,9 +32,13 @@ def named(ls):
     return {str(i): x for i, x in enumerate(ls)}
 
 
-@pytest.mark.parametrize("case", ORDERS, ids=lambda c: f"{c['seed']}-{len(c['order'])}-{c['start_counts']}")
+@pytest.mark.parametrize(
+    "case", ORDERS, ids=lambda c: f"{c['seed']}-{len(c['order'])}-{c['start_counts']}"
+)
 def test_orders_are_those_of_nanoschnack(case):
-    plan = LeastConsumedPlan(case["sample_lengths"], BatchSchedule(1), case["seed"], case["start_counts"])
+    plan = LeastConsumedPlan(
+        case["sample_lengths"], BatchSchedule(1), case["seed"], case["start_counts"]
+    )
     assert plan.sequence(0, plan.length).tolist() == case["order"]
     sources = named(case["sample_lengths"])
     counts = dict(zip(sources, case["start_counts"], strict=True))
@@ -66,7 +74,9 @@ def test_a_resumed_stream_goes_on_as_if_it_had_not_stopped(ls, seed, data):
     samples = build_interleaved_dataset(sources, int, mix)
     head = [next(samples)[0] for _ in range(cut)]
     state = json.loads(json.dumps(mix.resume_state()))
-    resumed = LeastConsumed(list(sources), seed=12345, state=state)  # the draw goes on, its seed does not matter
+    resumed = LeastConsumed(
+        list(sources), seed=12345, state=state
+    )  # the draw goes on, its seed does not matter
     rest = {s: x[resumed.rows[s] :] for s, x in sources.items()}
     assert head + stream(rest, resumed) == whole
 
@@ -94,7 +104,12 @@ def test_a_new_source_starts_at_the_smallest_live_count():
     entries = [("a", 9_000), ("b", 8_000), ("gone", 10)]
     state = {"datasets": [{"spec": s, "row_offset": 1, "token_offset": t} for s, t in entries]}
     mix = LeastConsumed(["a", "b", "new"], state=state)
-    assert mix.tokens == {"a": 9_000, "b": 8_000, "gone": 10, "new": 8_000}  # not 10: it would be served alone
+    assert mix.tokens == {
+        "a": 9_000,
+        "b": 8_000,
+        "gone": 10,
+        "new": 8_000,
+    }  # not 10: it would be served alone
     back = LeastConsumed(["a", "gone"], state=mix.resume_state())
     assert back.tokens["gone"] == 8_000
     assert back.rows["gone"] == 1  # rows seen are kept
@@ -108,7 +123,10 @@ def test_a_used_up_source_holds_no_new_one_back():
     assert mix.tokens["new"] == 9_000
     mix = LeastConsumed(["long", "short", "new"], state={**state, "exhausted_specs": ["short"]})
     assert mix.tokens["new"] == 9_000
-    mix = LeastConsumed(["long", "short"], state={"datasets": [*state["datasets"], {"spec": "old", "token_offset": 1}]})
+    mix = LeastConsumed(
+        ["long", "short"],
+        state={"datasets": [*state["datasets"], {"spec": "old", "token_offset": 1}]},
+    )
     mix.exhaust("short")
     assert {e["spec"]: e["token_offset"] for e in mix.resume_state()["datasets"]}["old"] == 9_000
 

@@ -19,7 +19,8 @@ def golden(name):
 
 
 def count_up(components):
-    seen, out = {}, []
+    seen = {}
+    out = []
     for d in components:
         out.append(seen.get(d, 0))
         seen[d] = out[-1] + 1
@@ -33,7 +34,9 @@ def test_greedy_is_that_of_megatron(case):
     assert count_up(got) == case["dataset_sample_index"]
 
 
-@pytest.mark.parametrize("case", golden("megatron_blending_exhaustive"), ids=lambda c: str(c["sizes"]))
+@pytest.mark.parametrize(
+    "case", golden("megatron_blending_exhaustive"), ids=lambda c: str(c["sizes"])
+)
 def test_exhaustive_is_that_of_megatron(case):
     got = ExhaustiveBlend(case["sizes"], ONE).sequence(0, 10**6).tolist()
     assert got == case["dataset_index"]
@@ -41,7 +44,9 @@ def test_exhaustive_is_that_of_megatron(case):
 
 
 def test_swrr_and_greedy_part_at_the_fifth_example():
-    same = SmoothRoundRobin([0.5, 0.3, 0.2], ONE).sequence(0, 5) == GreedyBlend([0.5, 0.3, 0.2], ONE).sequence(0, 5)
+    same = SmoothRoundRobin([0.5, 0.3, 0.2], ONE).sequence(0, 5) == GreedyBlend(
+        [0.5, 0.3, 0.2], ONE
+    ).sequence(0, 5)
     assert same.tolist() == [True, True, True, True, False]
 
 

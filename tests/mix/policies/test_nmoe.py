@@ -20,7 +20,9 @@ from headrace.mix.policies.nmoe import (
 )
 from headrace.mix.schedule import BatchSchedule
 
-CASES = json.loads((Path(__file__).parent.parent.parent / "golden" / "nmoe_loader.json").read_text())["cases"]
+CASES = json.loads(
+    (Path(__file__).parent.parent.parent / "golden" / "nmoe_loader.json").read_text()
+)["cases"]
 
 
 def cursor(taken, shards):
@@ -33,31 +35,43 @@ def cursor(taken, shards):
     return {"file_idx": file, "pos_in_file": place, "wrap_count": wraps}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"rank {c['dp_rank']} of {c['dp_world_size']}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"rank {c['dp_rank']} of {c['dp_world_size']}"
+)
 def test_windows_ranks_and_state_are_those_of_nmoe(case):
-    seq_len, shards = case["seq_len"], case["shard_lens"]
+    seq_len = case["seq_len"]
+    shards = case["shard_lens"]
     weights = {f"s{i}": w for i, w in enumerate(case["weights"])}
     plan = StagePlan([PlannedStage("pretrain", weights, 10**6)], seq_len)
     stream = StageStream(plan, BatchSchedule(case["tokens_per_update"] // seq_len))
     draws = Draws(stream)
     for s, step in enumerate(case["steps"]):
         first, size = draws.batch.rows_at(s)
-        rows = np.array_split(np.arange(first, first + size), case["dp_world_size"])[case["dp_rank"]]
+        rows = np.array_split(np.arange(first, first + size), case["dp_world_size"])[
+            case["dp_rank"]
+        ]
         component, ordinal = draws.route(rows)
         texts = [
-            [d * 10_000 + t % sum(shards[d]) for t in range(k * (seq_len + 1), (k + 1) * (seq_len + 1))]
+            [
+                d * 10_000 + t % sum(shards[d])
+                for t in range(k * (seq_len + 1), (k + 1) * (seq_len + 1))
+            ]
             for d, k in zip(component.tolist(), ordinal.tolist(), strict=True)
         ]
         assert [t[:-1] for t in texts] == step["inputs"]
         assert [t[-1] for t in texts] == step["targets_last_col"]
     expected = dict(case["state_after"])
     taken = draws.starts_at(len(case["steps"])) * (seq_len + 1)
-    assert {f"s{d}": cursor(int(n), shards[d]) for d, n in enumerate(taken)} == expected.pop("cursors")
+    assert {f"s{d}": cursor(int(n), shards[d]) for d, n in enumerate(taken)} == expected.pop(
+        "cursors"
+    )
     assert stream.nmoe_state(draws.batch.rows_at(len(case["steps"]))[0]) == expected
 
 
 stages = st.lists(
-    st.tuples(st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 1), min_size=1), st.integers(1, 60)),
+    st.tuples(
+        st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 1), min_size=1), st.integers(1, 60)
+    ),
     min_size=1,
     max_size=4,
 )
@@ -91,15 +105,21 @@ def gives_up(weights_fp, quotas):
 
 
 def test_mixes_that_stop_nmoe_short_of_its_quota_do_not_stop_this():
-    rng, short = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    short = 0
     for _ in range(300):
-        weights = {str(i): float(w) for i, w in enumerate(rng.lognormal(0, 2.5, int(rng.integers(2, 7))))}
+        weights = {
+            str(i): float(w) for i, w in enumerate(rng.lognormal(0, 2.5, int(rng.integers(2, 7))))
+        }
         first = PlannedStage("first", weights, int(rng.integers(5, 300)))
         plan = StagePlan([first, PlannedStage("next", {"z": 1}, 3)], 1)
         stream = StageStream(plan, BatchSchedule(4))
         head = stream.sequence(0, plan.examples[0])
         assert np.bincount(head, minlength=len(plan.names)).tolist() == list(plan.quotas[0])
-        assert stream.sequence(plan.examples[0], plan.examples[0] + 9).tolist() == [plan.names.index("z")] * 3
+        assert (
+            stream.sequence(plan.examples[0], plan.examples[0] + 9).tolist()
+            == [plan.names.index("z")] * 3
+        )
         short += gives_up(fixed_point_weights(list(weights.values())), plan.quotas[0][:-1])
     assert short > 0
 
@@ -131,13 +151,18 @@ def test_budgets_count_the_tokens_that_are_taken():
 def test_a_stage_may_end_within_a_step():
     plan = StagePlan([PlannedStage("a", {"x": 1}, 5), PlannedStage("b", {"y": 1, "x": 1}, 5)], 1)
     stream = StageStream(plan, BatchSchedule(4))
-    assert [stream.components_at(s).tolist() for s in range(3)] == [[0, 0, 0, 0], [0, 1, 0, 1], [0, 1]]
+    assert [stream.components_at(s).tolist() for s in range(3)] == [
+        [0, 0, 0, 0],
+        [0, 1, 0, 1],
+        [0, 1],
+    ]
     _, ordinal = Draws(stream).route(np.arange(10))
     assert ordinal.tolist() == [0, 1, 2, 3, 4, 0, 5, 1, 6, 2]  # x goes on where it stopped
 
 
 def test_plans_have_a_digest_and_scale():
-    first, second = PlannedStage("a", {"x": 1, "y": 2}, 30), PlannedStage("b", {"x": 1}, 10)
+    first = PlannedStage("a", {"x": 1, "y": 2}, 30)
+    second = PlannedStage("b", {"x": 1}, 10)
     digest = StagePlan([first, second], 1).digest
     assert digest == StagePlan([first, second], 1).digest
     assert digest != StagePlan([second, first], 1).digest
@@ -147,10 +172,22 @@ def test_plans_have_a_digest_and_scale():
 
 def test_bad_plans_are_refused():
     good = PlannedStage("a", {"x": 1}, 5)
-    for weights, tokens in (({}, 5), ({"x": 0}, 5), ({"x": -1}, 5), ({"x": 1}, -1), ({"x": 1}, 1.5), ({"x": 1}, True)):
+    for weights, tokens in (
+        ({}, 5),
+        ({"x": 0}, 5),
+        ({"x": -1}, 5),
+        ({"x": 1}, -1),
+        ({"x": 1}, 1.5),
+        ({"x": 1}, True),
+    ):
         with pytest.raises(ConfigError):
             PlannedStage("a", weights, tokens)
-    cases = [([], 1, "one stage"), ([good, good], 1, "distinct"), ([good], 6, "holds no"), ([good], 0, "at least 1")]
+    cases = [
+        ([], 1, "one stage"),
+        ([good, good], 1, "distinct"),
+        ([good], 6, "holds no"),
+        ([good], 0, "at least 1"),
+    ]
     for stages_, size, word in cases:
         with pytest.raises(ConfigError, match=word):
             StagePlan(stages_, size)

@@ -38,7 +38,9 @@ def test_swrr_has_its_period(ws):
         drawn, after = policy.walk(policy.initial_state(), 0, policy.period)
         assert not any(after)
         gcd = math.gcd(*policy.weights_fp)
-        assert np.bincount(drawn, minlength=len(ws)).tolist() == [w // gcd for w in policy.weights_fp]
+        assert np.bincount(drawn, minlength=len(ws)).tolist() == [
+            w // gcd for w in policy.weights_fp
+        ]
 
 
 def test_swrr_far_out_costs_one_period():
@@ -48,7 +50,9 @@ def test_swrr_far_out_costs_one_period():
     assert policy.starts_at(far).tolist() == [5 * far, 3 * far, 2 * far]
     long = SmoothRoundRobin([0.123457, 0.876543], BatchSchedule(10))
     assert long.period == 1_000_000
-    assert long.sequence(3_999_990, 4_000_010).tolist() == long.sequence(999_990, 1_000_010).tolist()
+    assert (
+        long.sequence(3_999_990, 4_000_010).tolist() == long.sequence(999_990, 1_000_010).tolist()
+    )
 
 
 def test_bad_input_is_refused():

@@ -20,7 +20,9 @@ from headrace.mix.stages import Stage
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 
 
-def policy(name: str, weights: list[object], *, sizes: list[int | None] | None = None, **extra: object) -> MixingPolicy:
+def policy(
+    name: str, weights: list[object], *, sizes: list[int | None] | None = None, **extra: object
+) -> MixingPolicy:
     names = [f"c{k}" for k in range(len(weights))]
     blend = Blend(dict(zip(names, weights, strict=True)))
     stages = [Stage(0, blend), *extra.pop("more", [])]  # pyright: ignore[reportGeneralTypeIssues]
@@ -34,7 +36,8 @@ def sequence(made: MixingPolicy, n: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "wanted"), [("nmoe_swrr", "swrr", "sequence"), ("megatron_blending", "greedy", "dataset_index")]
+    ("file", "name", "wanted"),
+    [("nmoe_swrr", "swrr", "sequence"), ("megatron_blending", "greedy", "dataset_index")],
 )
 def test_sequences_of_other_systems(file, name, wanted):
     cases = json.loads((GOLDEN / f"{file}.json").read_text())["cases"]
@@ -46,7 +49,9 @@ def test_sequences_of_other_systems(file, name, wanted):
 def test_weights_go_to_their_names_whatever_their_order(name):
     blend = Blend({"b": 3, "a": 1})
     none = [None, None]
-    made = policy_kind(name).make(PolicyInputs("ab", [Stage(0, blend)], BatchSchedule(8), none, none, 8))
+    made = policy_kind(name).make(
+        PolicyInputs("ab", [Stage(0, blend)], BatchSchedule(8), none, none, 8)
+    )
     assert np.bincount(sequence(made, 64)).tolist() == [16, 48]
 
 
@@ -59,7 +64,9 @@ def test_exhaustive_and_least_consumed():
 
 
 def test_quota_is_the_default_and_takes_everything():
-    made = policy("quota", [3, {"linear": {0: 1, 9: 3}}], more=[Stage(5, Blend({"c1": 1}))], limits=[None, 30])
+    made = policy(
+        "quota", [3, {"linear": {0: 1, 9: 3}}], more=[Stage(5, Blend({"c1": 1}))], limits=[None, 30]
+    )
     assert np.bincount(sequence(made, 40)).sum() == 40
     assert next(iter(POLICIES)) == "quota"
 

@@ -35,7 +35,8 @@ class InTurns(MixingPolicy):
     name = "in_turns"
 
     def __init__(self, components: int, batch: BatchSchedule) -> None:
-        self.components, self.batch = components, batch
+        self.components = components
+        self.batch = batch
         self.reached = 0
         self.counted = 0
 
@@ -114,13 +115,19 @@ def test_it_works_in_a_config(path):
 
 def test_it_is_checked_and_forecast(path):
     config = load_config(path)
-    plan, drawn = plan_run(config), cast(MixtureDataset, config.dataset()).draws.starts_at(40)
+    plan = plan_run(config)
+    drawn = cast(MixtureDataset, config.dataset()).draws.starts_at(40)
     assert plan.steps == 40
     assert [c.drawn_rows for c in plan.components] == drawn.tolist()
     assert all(finding.level != "error" for finding in findings(plan))
-    dataset, seen = config.dataset(), list[tuple[int, int]]()
+    dataset = config.dataset()
+    seen = list[tuple[int, int]]()
     forecast = simulate(
-        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(20, 40), watch=lambda *n: seen.append(n)
+        dataset,
+        dataset.batch_schedule,
+        hosts=[1],
+        steps=RunSteps(20, 40),
+        watch=lambda *n: seen.append(n),
     )
     assert forecast.steps == 20
     assert seen == [(100, 100)]
@@ -133,7 +140,8 @@ def test_where_a_run_is(path):
 
 
 def test_a_loader_resumes_with_an_anchor(path, tmp_path):
-    config, folder = load_config(path), str(tmp_path / "run")
+    config = load_config(path)
+    folder = str(tmp_path / "run")
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     loader = DataLoader(config.dataset(), mesh=mesh)
     run = open_run(folder, loader)
@@ -150,7 +158,9 @@ def test_a_loader_resumes_with_an_anchor(path, tmp_path):
 
 def test_rows_may_change_their_length(path):
     dataset = cast(PhasedDataset, load_config(path, ["seq_len={0: 16, 20: 32}"]).dataset())
-    drawn = [cast(MixtureDataset, phase).draws.starts_at(20).tolist() for _, phase in dataset.phases]
+    drawn = [
+        cast(MixtureDataset, phase).draws.starts_at(20).tolist() for _, phase in dataset.phases
+    ]
     assert drawn == [[34, 33, 33]] * 2
 
 

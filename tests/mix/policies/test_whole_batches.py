@@ -23,7 +23,9 @@ def policy(*weights, rows=8, limits=None, planned=None) -> WholeBatches:
     stages = [Stage(40 * k, Blend(blend)) for k, blend in enumerate(weights)]
     sizes = [1000] * len(names)
     return WholeBatches(
-        PolicyInputs(names, stages, BatchSchedule(rows), sizes, limits or [None] * len(names), 16, planned)
+        PolicyInputs(
+            names, stages, BatchSchedule(rows), sizes, limits or [None] * len(names), 16, planned
+        )
     )
 
 
@@ -35,7 +37,8 @@ def policy(*weights, rows=8, limits=None, planned=None) -> WholeBatches:
 def test_every_batch_has_one_component_and_batches_keep_to_their_shares(first, second, rows):
     blends = [dict(zip("abcde", weights, strict=False)) for weights in (first, second)]
     draws = policy(*blends, rows=rows)
-    owed, drawn = np.zeros(draws.components), np.zeros(draws.components, np.int64)
+    owed = np.zeros(draws.components)
+    drawn = np.zeros(draws.components, np.int64)
     for step in range(80):
         counts = draws.counts_at(step)
         assert np.count_nonzero(counts) == 1
@@ -80,7 +83,10 @@ def test_what_it_cannot_keep_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="does not go with a batch_size that changes"):
         LmDataConfig({"a": ComponentConfig("a")}, batch_size={0: 8, 5: 16}, policy="whole_batches")
     with pytest.raises(ConfigError) as caught:
-        LmDataConfig({"a": ComponentConfig("a", max_share=0.5), "b": ComponentConfig("b")}, policy="whole_batches")
+        LmDataConfig(
+            {"a": ComponentConfig("a", max_share=0.5), "b": ComponentConfig("b")},
+            policy="whole_batches",
+        )
     assert caught.value.field == "components.a.max_share"
     check_whole(BatchSchedule(3), {})
 
@@ -91,8 +97,11 @@ def test_batches_of_a_run_have_documents_of_one_length(tmp_path, max_epochs):
     lengths = BucketsConfig("length", edges=[10, 20, 40])
     run = LmDataConfig(
         {"a": ComponentConfig(cache.path, packing=PackingConfig(), buckets=lengths)},
-        seq_len=64, batch_size=8, policy="whole_batches", max_epochs=max_epochs,
-    )  # fmt: skip
+        seq_len=64,
+        batch_size=8,
+        policy="whole_batches",
+        max_epochs=max_epochs,
+    )
     seen = set()
     with run.loader() as loader, loader.iter_from_step(0) as batches:
         for batch, _ in zip(batches, range(80), strict=False):

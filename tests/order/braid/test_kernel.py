@@ -17,14 +17,21 @@ from headrace.order.order import MAX_LENGTH
 KERNEL = BraidKernel()
 
 
-def by_numpy(spec: BraidSpec, component: np.ndarray, ordinal: np.ndarray, first_epoch: np.ndarray | None):
+def by_numpy(
+    spec: BraidSpec, component: np.ndarray, ordinal: np.ndarray, first_epoch: np.ndarray | None
+):
     of_rows = spec.take(component)
     passes = ordinal // of_rows.n.astype(np.int64)
     epoch = passes if first_epoch is None else passes + first_epoch
     return braid(ordinal - passes * of_rows.n.astype(np.int64), epoch, of_rows)
 
 
-def check_equal(spec: BraidSpec, component: np.ndarray, ordinal: np.ndarray, first_epoch: np.ndarray | None = None):
+def check_equal(
+    spec: BraidSpec,
+    component: np.ndarray,
+    ordinal: np.ndarray,
+    first_epoch: np.ndarray | None = None,
+):
     rows, localities = KERNEL.rows(spec_fields(spec), component, ordinal, first_epoch)
     expected = by_numpy(spec, component, ordinal, first_epoch)
     np.testing.assert_array_equal(rows, expected[0])
@@ -47,14 +54,20 @@ def braids(draw: st.DrawFn) -> dict[str, int | float]:
 
 
 @given(st.lists(braids(), min_size=1, max_size=5), st.integers(0, 300), st.data())
-def test_rows_of_any_braids_in_any_order(parameters: list[dict[str, int | float]], count: int, data: st.DataObject):
+def test_rows_of_any_braids_in_any_order(
+    parameters: list[dict[str, int | float]], count: int, data: st.DataObject
+):
     keys = np.array([one.pop("key") for one in parameters], np.uint64)
-    spec = braid_spec(**{name: np.array([one[name] for one in parameters]) for name in parameters[0]}, key=keys)
+    spec = braid_spec(
+        **{name: np.array([one[name] for one in parameters]) for name in parameters[0]}, key=keys
+    )
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     component = random.integers(0, len(parameters), count)
     n = spec.n.astype(np.int64)[component]
     anywhere = random.integers(0, np.minimum(n, 1 << 60) * 3, count)
-    late = np.maximum(n - 1 - random.integers(0, 40, count), 0)  # the last draws of an epoch have rules of their own
+    late = np.maximum(
+        n - 1 - random.integers(0, 40, count), 0
+    )  # the last draws of an epoch have rules of their own
     ordinal = np.where(random.random(count) < 0.5, anywhere, late)
     first_epoch = random.integers(0, 5, count) if data.draw(st.booleans()) else None
     check_equal(spec, component, ordinal, first_epoch)
@@ -63,9 +76,14 @@ def test_rows_of_any_braids_in_any_order(parameters: list[dict[str, int | float]
 def some_spec(count: int = 200, rows: int = 10_000) -> BraidSpec:
     numbers = np.arange(count)
     return braid_spec(
-        rows + numbers, io_block_size=16, strands=8, lap=1.7, key=numbers.astype(np.uint64), first_strand=8 * numbers,
+        rows + numbers,
+        io_block_size=16,
+        strands=8,
+        lap=1.7,
+        key=numbers.astype(np.uint64),
+        first_strand=8 * numbers,
         version=1 + numbers % 2,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("count", [1, 100, 8192, 20_000])
@@ -76,35 +94,48 @@ def test_a_window_of_200_components(count: int):
 
 def test_a_whole_epoch_and_the_next_one_are_permutations():
     shuffle = BraidShuffle(10_007, io_block_size=32, strands=100, lap=7.3, seed=1, version=2)
-    rows = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(2 * 10_007), None)[0].reshape(2, -1)
+    rows = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(2 * 10_007), None)[0].reshape(
+        2, -1
+    )
     assert np.array_equal(np.sort(rows, axis=1), np.tile(np.arange(10_007), (2, 1)))
     assert not np.array_equal(*rows)
 
 
 def test_threads_do_not_disturb_each_other():
-    spec, k = some_spec(), np.arange(40_000)
+    spec = some_spec()
+    k = np.arange(40_000)
     fields = spec_fields(spec)
     alone = [KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0] for shift in range(4)]
     with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(lambda shift: KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0], range(4)))
+        together = list(
+            threads.map(
+                lambda shift: KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0], range(4)
+            )
+        )
     assert all(map(np.array_equal, alone, together))
 
 
 def test_many_components_share_what_is_kept_of_epochs():
-    spec, k = some_spec(5000, 100), np.random.default_rng(0).integers(0, 5000, 3000)
+    spec = some_spec(5000, 100)
+    k = np.random.default_rng(0).integers(0, 5000, 3000)
     check_equal(spec, k, np.arange(3000))
     check_equal(spec, k[:1], np.arange(1))
 
 
 def test_shapes_are_broadcast_and_components_checked():
-    shuffle, table = BraidShuffle(1000, io_block_size=16, strands=8, seed=0), some_spec(2, 1000)
+    shuffle = BraidShuffle(1000, io_block_size=16, strands=8, seed=0)
+    table = some_spec(2, 1000)
     one = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(12), np.array([3]))
     assert np.array_equal(one[0], shuffle.at(np.arange(12), np.full(12, 3)))
     square = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(12).reshape(3, 4), None)
     assert np.array_equal(square[0], shuffle(np.arange(12)).reshape(3, 4))
     same = KERNEL.rows(spec_fields(table), np.array([1]), np.arange(12), None)
-    assert np.array_equal(same[0], KERNEL.rows(spec_fields(table), np.full(12, 1), np.arange(12), None)[0])
-    assert KERNEL.rows(spec_fields(table), np.zeros(0, np.int32), np.zeros(0, np.int64), None)[0].shape == (0,)
+    assert np.array_equal(
+        same[0], KERNEL.rows(spec_fields(table), np.full(12, 1), np.arange(12), None)[0]
+    )
+    assert KERNEL.rows(spec_fields(table), np.zeros(0, np.int32), np.zeros(0, np.int64), None)[
+        0
+    ].shape == (0,)
     for component in (-1, 2, 10**9):
         with pytest.raises(IndexError, match="of 2"):
             KERNEL.rows(spec_fields(table), np.array([0, component]), np.arange(2), None)
@@ -120,7 +151,8 @@ def test_it_is_loaded_after_many_rows_and_then_used_for_all(monkeypatch):
 
 
 def test_without_llvmlite_numpy_gives_the_same(monkeypatch):
-    spec, k = some_spec(), np.arange(9_000)
+    spec = some_spec()
+    k = np.arange(9_000)
     compiled = BraidRows(spec)(k % 200, k)
     monkeypatch.setattr("headrace.order.braid.table.braid_kernel", lambda rows: None)
     for values, expected in zip(BraidRows(spec)(k % 200, k), compiled, strict=True):

@@ -117,9 +117,12 @@ def braids(draw: st.DrawFn, least: int = 0, most: int = 2000, whole: bool = Fals
     n = draw(st.integers(least, most))
     strands = draw(st.integers(1, max(n // 40, 1)) | st.integers(1, max(n, 1)))
     lap = draw(laps(strands).filter(lambda lap: not whole or lap == int(lap)))
-    block, seed = draw(st.integers(1, 4) | st.integers(1, n + 3)), draw(st.integers(0, 1 << 40))
+    block = draw(st.integers(1, 4) | st.integers(1, n + 3))
+    seed = draw(st.integers(0, 1 << 40))
     version = draw(st.sampled_from([1, 2]))
-    return BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=seed, version=version)
+    return BraidShuffle(
+        n, io_block_size=block, strands=strands, lap=lap, seed=seed, version=version
+    )
 
 
 def epochs_like(i: np.ndarray, epoch: int) -> np.ndarray:
@@ -136,11 +139,14 @@ def test_bijection_for_every_length_up_to_2000() -> None:
     rng = np.random.default_rng(0)
     for n in range(2001):
         most = max(n, 1) if n % 2 else max(n // 40, 1)  # short strands, long strands
-        strands, block = int(rng.integers(1, most + 1)), int(rng.integers(1, n + 3 if n % 2 else 4))
+        strands = int(rng.integers(1, most + 1))
+        block = int(rng.integers(1, n + 3 if n % 2 else 4))
         whole = rng.choice([d for d in range(1, strands + 1) if strands % d == 0])
         fraction = (int(rng.integers(1, strands << LAP_BITS)) | 1) / 2**LAP_BITS
         lap = int(whole) if n // 2 % 2 else fraction  # with short strands and with long ones
-        m = BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=n, version=1 + n // 7 % 2)
+        m = BraidShuffle(
+            n, io_block_size=block, strands=strands, lap=lap, seed=n, version=1 + n // 7 % 2
+        )
         i = np.arange(n)
         assert np.array_equal(np.sort(m.at(i, epochs_like(i, n % 5))), i), (n, strands, block, lap)
 
@@ -167,7 +173,8 @@ def slow_place(v: int, n: int, block: int, strands: int, key: int, version: int,
         return int(permute(np.array([v]), n, slow_key(key, epoch, 5))[0])
     b, place = divmod(v, block)
     full, tail = divmod(n, block)
-    size, inside = block if b < full else tail, slow_key(key, epoch, 3, b)
+    size = block if b < full else tail
+    inside = slow_key(key, epoch, 3, b)
     inner = (place * lattice_step(size) + ((inside >> 32) * size >> 32)) % size
     if version == 1:
         inner = size - 1 - inner if inside % 2 else inner
@@ -178,7 +185,15 @@ def slow_place(v: int, n: int, block: int, strands: int, key: int, version: int,
 
 
 def slow_row(
-    n: int, block: int, strands: int, lap: float, key: int, first_strand: int, version: int, p: int, epoch: int
+    n: int,
+    block: int,
+    strands: int,
+    lap: float,
+    key: int,
+    first_strand: int,
+    version: int,
+    p: int,
+    epoch: int,
 ) -> tuple[int, float]:
     """The definition in Python integers, which do not overflow. Permutations and hashes are those of headrace."""
 
@@ -195,17 +210,28 @@ def slow_row(
     begin = n % period * (epoch % 2**21) % period
     (before, _), (after, _), (now, place) = visits(begin), visits(begin + n), visits(begin + p)
     extra = place >= cells
-    mine, draws, earlier = now - before, after - before, before
+    mine = now - before
+    draws = after - before
+    earlier = before
     if extra:
-        mine, draws, earlier = p - mine, n - draws, begin - before
+        mine = p - mine
+        draws = n - draws
+        earlier = begin - before
     first = int(fraction > 0 and cells > 0)
     ring = max(cells - first, 1)
     corner = slow_key(key, 4)
-    cell = 0 if place < first else first + ((place - first) * lattice_step(ring) + (corner % 2**32 * ring >> 32)) % ring
+    cell = (
+        0
+        if place < first
+        else first + ((place - first) * lattice_step(ring) + (corner % 2**32 * ring >> 32)) % ring
+    )
     low = 2.0**-10 if fraction else 0.0
-    round_cells, round_depth, round_cell = cells, depth, cell
+    round_cells = cells
+    round_depth = depth
+    round_cell = cell
     if extra:
-        round_cells, round_depth = max(strands - cells * depth, 1), 1
+        round_cells = max(strands - cells * depth, 1)
+        round_depth = 1
         round_cell = mine % round_cells * lattice_step(round_cells) % round_cells
     turn, visit = divmod(mine, round_cells * round_depth)
     nth = visit // round_cells
@@ -217,9 +243,11 @@ def slow_row(
     order = sorted(range(round_depth), key=lambda k: (k % apart, k))  # of the strands of a cell
     at = order.index(nth)
     spot = round_cell * round_depth + at + (cells * depth if extra else 0)
-    length, start = lengths[nth], round_cell * sum(lengths) + sum(lengths[k] for k in order[:at])
+    length = lengths[nth]
+    start = round_cell * sum(lengths) + sum(lengths[k] for k in order[:at])
     if not short:
-        length, start = rounds + (visit < rest), visit * rounds + min(visit, rest)
+        length = rounds + (visit < rest)
+        start = visit * rounds + min(visit, rest)
     if extra or place < first:
         locality = low * ((corner >> 44) / 2**20 + extra * 2.0**-21)
     else:
@@ -237,8 +265,15 @@ def slow_row(
     spread = (spot + first_strand) * 0x9E3779B9 % 2**32
     earlier //= round_cells * round_depth
     if length >= block:
-        turned = (spot * 0x91E10DA5 + (slow_key(key, epoch, 1) >> 32)) % 2**32 * min(length // block, 8) // 2**32
-        phase = ((spread * block // 2**32 + earlier) % block - with_gaps(start)) % block + turned * block
+        turned = (
+            (spot * 0x91E10DA5 + (slow_key(key, epoch, 1) >> 32))
+            % 2**32
+            * min(length // block, 8)
+            // 2**32
+        )
+        phase = (
+            (spread * block // 2**32 + earlier) % block - with_gaps(start)
+        ) % block + turned * block
     else:
         phase = (spread + (version - 1) * slow_key(key, epoch, 1)) % 2**32 * length // 2**32
     if mine >= draws - over:  # the draws after the last whole lap
@@ -252,15 +287,31 @@ def slow_row(
 
 @given(st.data())
 def test_equals_the_definition_up_to_the_largest_sizes(data: st.DataObject) -> None:
-    n = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 1 << 62), st.integers((1 << 62) - 9, 1 << 62)))
+    n = data.draw(
+        st.one_of(st.integers(1, 300), st.integers(1, 1 << 62), st.integers((1 << 62) - 9, 1 << 62))
+    )
     strands = data.draw(st.one_of(st.integers(1, min(n, 500)), st.integers(1, min(n, 100_000))))
-    lap = data.draw(laps(strands)) if strands < 5000 else (data.draw(st.integers(1, strands << 19)) * 2 + 1) / 2**20
+    lap = (
+        data.draw(laps(strands))
+        if strands < 5000
+        else (data.draw(st.integers(1, strands << 19)) * 2 + 1) / 2**20
+    )
     block = data.draw(st.one_of(st.integers(1, 600), st.integers(1, 1 << 31)))
     key = data.draw(st.integers(0, (1 << 64) - 1))
     epoch = data.draw(st.one_of(st.integers(0, 9), st.integers(0, 1 << 62)))
     p = [0, n - 1, *data.draw(st.lists(st.integers(0, n - 1), max_size=5))]
-    first, version, lap = data.draw(st.integers(0, 1 << 40)), data.draw(st.sampled_from([1, 2])), min(lap, strands)
-    spec = braid_spec(n, io_block_size=block, strands=strands, lap=lap, key=key, first_strand=first, version=version)
+    first = data.draw(st.integers(0, 1 << 40))
+    version = data.draw(st.sampled_from([1, 2]))
+    lap = min(lap, strands)
+    spec = braid_spec(
+        n,
+        io_block_size=block,
+        strands=strands,
+        lap=lap,
+        key=key,
+        first_strand=first,
+        version=version,
+    )
     i = np.array(p, np.int64)
     rows, locality = braid(i, epochs_like(i, epoch), spec)
     expected = [slow_row(n, block, strands, lap, key, first, version, x, epoch) for x in p]
@@ -293,12 +344,16 @@ def test_pinned_order_of_version_2() -> None:
     assert many(i).tolist() == PINNED_MANY
     assert big(np.array([0, 1, 2, 10**9, 10**12 - 1])).tolist() == PINNED_BIG_2
     same = BraidShuffle(37, io_block_size=4, strands=37, lap=3.6, seed=0)
-    assert few.locality(i).tolist() == same.locality(i).tolist()  # the reading front is that of version 1
+    assert (
+        few.locality(i).tolist() == same.locality(i).tolist()
+    )  # the reading front is that of version 1
 
 
 def test_the_rule_for_few_blocks() -> None:
     def whole(n: int, block: int, strands: int, version: int = 2) -> bool:
-        return BraidShuffle(n, io_block_size=block, strands=strands, seed=0, version=version).permutes_all
+        return BraidShuffle(
+            n, io_block_size=block, strands=strands, seed=0, version=version
+        ).permutes_all
 
     assert whole(64 * 32, 32, 64)
     assert whole(5, 32, 5)
@@ -312,7 +367,9 @@ def test_neighbours_are_other_distances_apart_in_every_epoch(block: int, batch: 
     n = 1 << 16
     equal: dict[int, list[float]] = {}
     for version in (1, 2):
-        m = BraidShuffle(n, io_block_size=block, strands=8 * batch, lap=batch, seed=1, version=version)
+        m = BraidShuffle(
+            n, io_block_size=block, strands=8 * batch, lap=batch, seed=1, version=version
+        )
         distances = []
         for epoch in range(3):
             position = np.empty(n, np.int64)
@@ -338,7 +395,9 @@ def test_epochs_of_small_sources_are_full_shuffles(n: int, batch: int, block: in
 
 
 @given(st.floats(0.01, 2000.0).filter(lambda lap: lap != int(lap)), st.integers(0, 2_000_000))
-@example(np.nextafter(3.0, 0.0), 1_000_000)  # whole in as many places as are counted, and no divisor of the strands
+@example(
+    np.nextafter(3.0, 0.0), 1_000_000
+)  # whole in as many places as are counted, and no divisor of the strands
 @example(np.nextafter(3.0, 4.0), 1_000_000)
 def test_laps_stay_with_the_batches_over_a_long_run(lap: float, step: int) -> None:
     """The draw that begins a lap is that of the batch with its number, but for a hundredth of a row."""
@@ -350,12 +409,18 @@ def test_laps_stay_with_the_batches_over_a_long_run(lap: float, step: int) -> No
 @given(braids(least=1), st.data())
 def test_batched_equals_one_by_one(m: BraidShuffle, data: st.DataObject) -> None:
     i = np.array(data.draw(st.lists(st.integers(0, len(m) - 1), min_size=1, max_size=20)), np.int64)
-    epoch = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(i), max_size=len(i))), np.int64)
-    assert m.at(i, epoch).tolist() == [int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(len(i))]
+    epoch = np.array(
+        data.draw(st.lists(st.integers(0, 9), min_size=len(i), max_size=len(i))), np.int64
+    )
+    assert m.at(i, epoch).tolist() == [
+        int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(len(i))
+    ]
     rows, where = m.resolve(i, epoch)
     assert rows.tolist() == m.at(i, epoch).tolist()
     assert where.tolist() == m.locality(i, epoch).tolist()
-    assert where.tolist() == [float(m.locality(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(len(i))]
+    assert where.tolist() == [
+        float(m.locality(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(len(i))
+    ]
 
 
 def test_slices_of_a_long_batch_agree() -> None:
@@ -365,7 +430,8 @@ def test_slices_of_a_long_batch_agree() -> None:
     epoch = i % 3
     whole = m.at(i, epoch)
     assert np.array_equal(
-        whole, np.concatenate([m.at(i[k : k + 999], epoch[k : k + 999]) for k in range(0, 20_000, 999)])
+        whole,
+        np.concatenate([m.at(i[k : k + 999], epoch[k : k + 999]) for k in range(0, 20_000, 999)]),
     )
 
 
@@ -375,7 +441,9 @@ def test_strands_are_of_equal_length(m: BraidShuffle, epoch: int) -> None:
     strand = m.strand(i, epochs_like(i, epoch))
     visits = np.bincount(strand, minlength=m.strands)
     assert len(visits) == m.strands
-    regular = int(m.lap) * int(m.strands / m.lap)  # the others take the extra draws of laps that are not whole
+    regular = int(m.lap) * int(
+        m.strands / m.lap
+    )  # the others take the extra draws of laps that are not whole
     for group in (visits[:regular], visits[regular:]):
         assert group.size == 0 or group.max() - group.min() <= 1
     if m.lap == int(m.lap):
@@ -407,28 +475,38 @@ def test_any_lap_takes_each_cell_once(m: BraidShuffle) -> None:
 def test_every_batch_of_lap_rows_takes_the_same_cells(m: BraidShuffle, data: st.DataObject) -> None:
     """A quota gives step s the draws from floor(lap s) or one more on: what differs between steps lies at the front."""
     steps = min(30, int(3 * len(m) / m.lap))
-    early = np.array(data.draw(st.lists(st.integers(0, 1), min_size=steps + 1, max_size=steps + 1)), np.int64)
-    starts = np.floor(np.arange(steps + 1) * m.lap).astype(int) + (early if m.lap != int(m.lap) else 0)
+    early = np.array(
+        data.draw(st.lists(st.integers(0, 1), min_size=steps + 1, max_size=steps + 1)), np.int64
+    )
+    starts = np.floor(np.arange(steps + 1) * m.lap).astype(int) + (
+        early if m.lap != int(m.lap) else 0
+    )
     locality = m.locality(*run_of(m, int(starts[-1])))
     ring = [
-        sorted(x for x in locality[a:b].tolist() if m.lap == int(m.lap) or x >= 2**-10) for a, b in pairwise(starts)
+        sorted(x for x in locality[a:b].tolist() if m.lap == int(m.lap) or x >= 2**-10)
+        for a, b in pairwise(starts)
     ]
     assert all(cells == ring[0] for cells in ring)
     assert not ring or len(ring[0]) >= int(m.lap) - 1
 
 
 @given(braids(least=1, most=600), st.integers(1, 5), st.integers(0, 3))
-def test_the_order_and_the_reading_fronts_do_not_depend_on_hosts(m: BraidShuffle, batches: int, epoch: int) -> None:
+def test_the_order_and_the_reading_fronts_do_not_depend_on_hosts(
+    m: BraidShuffle, batches: int, epoch: int
+) -> None:
     """Hosts take equal parts of each batch sorted by locality: together they have the batch, rows in the same order."""
     batch = max(1, len(m) // batches)
     for step in range(len(m) // batch):
         i = np.arange(step * batch, (step + 1) * batch)
-        rows, where = m.at(i, epochs_like(i, epoch)), m.locality(i, epochs_like(i, epoch))
+        rows = m.at(i, epochs_like(i, epoch))
+        where = m.locality(i, epochs_like(i, epoch))
         order = np.argsort(where, kind="stable")
         whole = rows[order]
         for hosts in (1, 2, 3, 8):
             parts = [order[batch * h // hosts : batch * (h + 1) // hosts] for h in range(hosts)]
-            again = [m.at(i[p], epochs_like(p, epoch)) for p in parts]  # each host computes its own rows only
+            again = [
+                m.at(i[p], epochs_like(p, epoch)) for p in parts
+            ]  # each host computes its own rows only
             assert np.array_equal(np.concatenate(again), whole)
             fronts = [where[p] for p in parts if len(p)]
             assert all(a.max() <= b.min() for a, b in pairwise(fronts))
@@ -441,7 +519,9 @@ def test_epochs_and_seeds_give_other_orders(m: BraidShuffle) -> None:
     first = m(i)
     assert any(not np.array_equal(m.at(i, epochs_like(i, epoch)), first) for epoch in range(1, 10))
     others = [
-        BraidShuffle(len(m), io_block_size=m.io_block_size, strands=m.strands, lap=m.lap, seed=m.seed + k)
+        BraidShuffle(
+            len(m), io_block_size=m.io_block_size, strands=m.strands, lap=m.lap, seed=m.seed + k
+        )
         for k in range(1, 10)
     ]
     assert any(not np.array_equal(other(i), first) for other in others)
@@ -450,7 +530,8 @@ def test_epochs_and_seeds_give_other_orders(m: BraidShuffle) -> None:
 def test_epochs_are_unrelated() -> None:
     m = BraidShuffle(50_000, io_block_size=16, strands=512, lap=64, seed=0)
     i = np.arange(50_000)
-    zero, one = m(i), m.at(i, epochs_like(i, 1))
+    zero = m(i)
+    one = m.at(i, epochs_like(i, 1))
     assert abs(np.corrcoef(np.argsort(zero), np.argsort(one))[0, 1]) < 0.03
     assert (zero == one).mean() < 0.001
 
@@ -470,11 +551,17 @@ def test_empty_and_out_of_range() -> None:
         ({"lap": 0}, r"lap = 0.0: must lie in 2\*\*-20 .. 10"),
         ({"lap": 10.5}, r"lap = 10.5: must lie in 2\*\*-20 .. 10, the number of strands"),
         ({"lap": math.nan}, r"lap = nan: must lie in"),
-        ({"strands": 101, "lap": None}, "strands = 101: more strands than the 100 examples.*at most 100"),
+        (
+            {"strands": 101, "lap": None},
+            "strands = 101: more strands than the 100 examples.*at most 100",
+        ),
         ({"strands": 10, "lap": 4}, "lap = 4: does not divide the 10 strands.*strands: 12"),
         ({"n": -1}, "length = -1"),
         ({"n": 1 << 62, "io_block_size": 1 << 32}, "io_block_size = 4294967296: must be at most"),
-        ({"n": 1 << 62, "strands": 1 << 23, "lap": None}, "strands = 8388608: more than 4194304 strands"),
+        (
+            {"n": 1 << 62, "strands": 1 << 23, "lap": None},
+            "strands = 8388608: more than 4194304 strands",
+        ),
     ],
 )
 def test_bad_parameters_are_refused(change: dict[str, int], message: str) -> None:

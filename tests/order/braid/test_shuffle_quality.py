@@ -21,7 +21,13 @@ def test_quality_at_the_default_budget(batch: int, block: int) -> None:
 
 def test_quality_with_other_strands_and_an_awkward_length() -> None:
     n = 300_007
-    for strands, lap in ((1000, 1000), (1009, 1009), (960, 120), (964, 120.4), (512, 120.4)):  # the last: long strands
+    for strands, lap in (
+        (1000, 1000),
+        (1009, 1009),
+        (960, 120),
+        (964, 120.4),
+        (512, 120.4),
+    ):  # the last: long strands
         order = BraidShuffle(n, io_block_size=24, strands=strands, lap=lap, seed=0)(np.arange(n))
         assert variance_ratio(order, 120, 24) <= 1.05
         assert variance_ratio(order, strands, 24) <= 1.1
@@ -37,7 +43,9 @@ def test_quality_with_other_strands_and_an_awkward_length() -> None:
         (700, 32, 512, 512),
     ],
 )
-def test_quality_where_strands_are_shorter_than_blocks(n: int, block: int, strands: int, lap: float) -> None:
+def test_quality_where_strands_are_shorter_than_blocks(
+    n: int, block: int, strands: int, lap: float
+) -> None:
     """Several strands share a block: they are drawn as far apart as can be, also in the last, partial lap."""
     order = BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=0)(np.arange(n))
     for window in (int(lap) // 4, int(lap), 2 * int(lap)):
@@ -56,8 +64,11 @@ def test_neighbours_in_a_block_are_drawn_apart() -> None:
 
 def test_it_looks_like_a_full_shuffle_from_afar() -> None:
     for seed in range(4):
-        order = BraidShuffle(100_003, io_block_size=50, strands=512, lap=64, seed=seed)(np.arange(100_003))
-        place, block = np.arange(order.size), order // 50
+        order = BraidShuffle(100_003, io_block_size=50, strands=512, lap=64, seed=seed)(
+            np.arange(100_003)
+        )
+        place = np.arange(order.size)
+        block = order // 50
         assert np.abs(order - place).mean() / order.size == pytest.approx(1 / 3, abs=0.01)
         assert abs(np.asarray(stats.kendalltau(place, order))[0]) < 0.03  # inversions
         assert abs(np.asarray(stats.spearmanr(place, order))[0]) < 0.05

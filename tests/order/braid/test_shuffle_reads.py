@@ -25,10 +25,14 @@ def test_lattice_spreads_every_run(m: int) -> None:
 
 def test_each_host_reads_its_own_blocks() -> None:
     """Rows of a batch stay on their hosts: each block is read by one, but for those at the borders of strands."""
-    n, block, strands, hosts = 64 * 64 * 32, 32, 64, 8
+    n = 64 * 64 * 32
+    block = 32
+    strands = 64
+    hosts = 8
     m = BraidShuffle(n + 5, io_block_size=block, strands=strands, seed=3)
     i = np.arange(n)
-    rows, where = m(i), m.locality(i)
+    rows = m(i)
+    where = m.locality(i)
     order = np.argsort((i // 64) + where, kind="stable")
     host = (np.arange(n) % 64) * hosts // 64
     pairs = np.unique(rows[order] // block * hosts + host)

@@ -24,18 +24,26 @@ def test_plans_make_valid_braids(job: tuple[np.ndarray, np.ndarray, int]) -> Non
     plan = resolve_strands(lengths, np.minimum(shares, 1), batch_size=batch)
     assert (plan.strands >= 1).all()
     assert (plan.strands <= lengths).all()
-    BraidTable(lengths, io_block_size=7, strands=plan.strands, laps=plan.laps, seeds=range(len(lengths)))
+    BraidTable(
+        lengths, io_block_size=7, strands=plan.strands, laps=plan.laps, seeds=range(len(lengths))
+    )
 
 
 @given(jobs())
-def test_plans_of_changing_weights_make_valid_braids(job: tuple[np.ndarray, np.ndarray, int]) -> None:
+def test_plans_of_changing_weights_make_valid_braids(
+    job: tuple[np.ndarray, np.ndarray, int],
+) -> None:
     lengths, shares, batch = job
     plan = resolve_strands(np.append(lengths, 50), np.append(shares, 1.0), batch_size=batch)
     assert (plan.strands >= 1).all()
     assert (plan.strands <= np.append(lengths, 50)).all()
     assert (plan.laps == np.floor(plan.laps)).all()
     BraidTable(
-        np.append(lengths, 50), io_block_size=7, strands=plan.strands, laps=plan.laps, seeds=range(99)[: len(plan.laps)]
+        np.append(lengths, 50),
+        io_block_size=7,
+        strands=plan.strands,
+        laps=plan.laps,
+        seeds=range(99)[: len(plan.laps)],
     )
 
 
@@ -51,7 +59,8 @@ def test_a_lap_is_the_rows_of_a_batch_and_there_are_eight_laps_of_strands(
 
 
 def test_laps_fit_the_usual_shares() -> None:
-    many, largest = np.full(3, 10**9), np.array([0.6, 0.3, 0.5])
+    many = np.full(3, 10**9)
+    largest = np.array([0.6, 0.3, 0.5])
     plan = resolve_strands(many, largest, batch_size=100, usual_shares=np.array([0.6, 0.25, 0.15]))
     assert plan.laps == pytest.approx([60.0, 25.0, 15.0])
     assert plan.strands.tolist() == [480, 250, 405]  # of 480, 240, 400
@@ -69,17 +78,24 @@ def test_totals_of_changing_weights(job: tuple[np.ndarray, np.ndarray, int]) -> 
 
 
 @given(jobs(), st.integers(1, 4096), st.integers(1, 10**6))
-def test_byte_budgets_are_kept(job: tuple[np.ndarray, np.ndarray, int], block: int, spare: int) -> None:
+def test_byte_budgets_are_kept(
+    job: tuple[np.ndarray, np.ndarray, int], block: int, spare: int
+) -> None:
     lengths, shares, batch = job
     budget = block * len(lengths) + spare
-    plan = resolve_strands(lengths, shares, batch_size=batch, budget_bytes=budget, block_bytes=block)
+    plan = resolve_strands(
+        lengths, shares, batch_size=batch, budget_bytes=budget, block_bytes=block
+    )
     assert plan.open_bytes(block) <= budget
     assert (plan.strands >= 1).all()
 
 
 def test_byte_budgets_are_used() -> None:
-    lengths, shares = np.array([10**9, 10**9]), np.array([0.75, 0.25])
-    plan = resolve_strands(lengths, shares, batch_size=256, budget_bytes=2 << 30, block_bytes=256 << 10)
+    lengths = np.array([10**9, 10**9])
+    shares = np.array([0.75, 0.25])
+    plan = resolve_strands(
+        lengths, shares, batch_size=256, budget_bytes=2 << 30, block_bytes=256 << 10
+    )
     assert plan.strands.tolist() == [6144, 2048]
     assert plan.open_bytes(256 << 10) == 2 << 30
 
@@ -134,11 +150,21 @@ def test_apportion(weights: list[float], total: int) -> None:
         ({"shares": np.array([np.nan, 0.0])}, "shares = .*must lie in 0"),
         ({"usual_shares": np.array([0.6, 0.4])}, "usual_shares = .*above the largest shares"),
         ({"budget_bytes": 100}, "budget_bytes = 100: needs the bytes of a block"),
-        ({"budget_bytes": 100, "block_bytes": 51}, "budget_bytes = 100: does not hold one block .* at least 102 bytes"),
-        ({"budget_bytes": 100, "block_bytes": 5, "strands": 3}, "budget_bytes = 100: is given beside strands"),
+        (
+            {"budget_bytes": 100, "block_bytes": 51},
+            "budget_bytes = 100: does not hold one block .* at least 102 bytes",
+        ),
+        (
+            {"budget_bytes": 100, "block_bytes": 5, "strands": 3},
+            "budget_bytes = 100: is given beside strands",
+        ),
     ],
 )
 def test_bad_input(change: dict[str, object], message: str) -> None:
-    arguments = {"lengths": np.array([100, 10]), "shares": np.array([0.5, 0.5]), "batch_size": 8} | change
+    arguments = {
+        "lengths": np.array([100, 10]),
+        "shares": np.array([0.5, 0.5]),
+        "batch_size": 8,
+    } | change
     with pytest.raises(ConfigError, match=message):
         resolve_strands(**arguments)  # pyright: ignore[reportArgumentType]

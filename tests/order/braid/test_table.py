@@ -12,16 +12,29 @@ from headrace.order.order import Repeat
 
 
 def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
-    lengths, blocks = np.array([1, 7, 100, 1000, 10**12, 90, 950]), np.array([4, 4, 16, 8, 32, 16, 8])
-    strands, laps = np.array([1, 2, 30, 64, 8192, 30, 64]), np.array([0.3, 2, 9.7, 64, 1024, 9.7, 64])
-    seeds, versions = [5, 6, 7, 8, 9, 10, 11], np.array([1, 2, 1, 1, 2, 2, 2])
-    table = BraidTable(lengths, io_block_size=blocks, strands=strands, laps=laps, seeds=seeds, versions=versions)
+    lengths = np.array([1, 7, 100, 1000, 10**12, 90, 950])
+    blocks = np.array([4, 4, 16, 8, 32, 16, 8])
+    strands = np.array([1, 2, 30, 64, 8192, 30, 64])
+    laps = np.array([0.3, 2, 9.7, 64, 1024, 9.7, 64])
+    seeds = [5, 6, 7, 8, 9, 10, 11]
+    versions = np.array([1, 2, 1, 1, 2, 2, 2])
+    table = BraidTable(
+        lengths, io_block_size=blocks, strands=strands, laps=laps, seeds=seeds, versions=versions
+    )
     firsts = np.cumsum(strands) - strands
     alone = [
         BraidShuffle(
-            int(n), io_block_size=int(b), strands=int(k), lap=float(c), seed=s, first_strand=int(f), version=int(v)
+            int(n),
+            io_block_size=int(b),
+            strands=int(k),
+            lap=float(c),
+            seed=s,
+            first_strand=int(f),
+            version=int(v),
         )
-        for n, b, k, c, s, f, v in zip(lengths, blocks, strands, laps, seeds, firsts, versions, strict=True)
+        for n, b, k, c, s, f, v in zip(
+            lengths, blocks, strands, laps, seeds, firsts, versions, strict=True
+        )
     ]
     return table, alone
 
@@ -53,7 +66,9 @@ def test_a_table_of_braids() -> None:
 
 def test_components_do_not_tie() -> None:
     """Equal components lie at different places of their cells, so sorting never shuffles them between hosts."""
-    table = BraidTable(np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50)))
+    table = BraidTable(
+        np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50))
+    )
     _, locality = table(np.arange(50, dtype=np.int32), np.zeros(50, np.int64))
     assert len(set(locality.tolist())) == 50
 

@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.data.token_seq import TokenSeqDataset
-from headrace.errors import CacheCorruptError, CacheError, CacheMissingError, CacheUnfinishedError, ReadError
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheMissingError,
+    CacheUnfinishedError,
+    ReadError,
+)
 from headrace.feed.loader import DataLoader
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
@@ -37,7 +43,9 @@ def levanter():
 def rows(draw):
     """Documents with a mask as long as they are and a leaf of another length; zeros and empty documents included."""
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    high = draw(st.sampled_from([1, 2, 200]))  # 1: nothing but zeros, of which Levanter stores nothing
+    high = draw(
+        st.sampled_from([1, 2, 200])
+    )  # 1: nothing but zeros, of which Levanter stores nothing
     lengths = draw(st.lists(st.integers(0, 20), min_size=1, max_size=12))
     return [
         {
@@ -107,17 +115,30 @@ def test_sharded_caches_of_levanter_are_read_here(levanter, shards):
 
 def write_ours(root, parts):
     """Rows of :func:`rows`, a list a part, with one more leaf: a number per document."""
-    leaves = [LeafSpec("mask", "uint8"), LeafSpec("scores", "float32"), LeafSpec("id", "int64", "fixed")]
+    leaves = [
+        LeafSpec("mask", "uint8"),
+        LeafSpec("scores", "float32"),
+        LeafSpec("id", "int64", "fixed"),
+    ]
     layout = CacheLayout("uint8", 16, 2)
     records = []
     for k, part in enumerate(parts):
         writer = PartWriter(root, f"{k:05d}", layout, leaves)
         for number, row in enumerate(part):
             lengths = {n: np.array([row[n].size]) for n in ("mask", "scores")}
-            given = {n: (row[n], lengths[n]) for n in lengths} | {"id": (np.array([number - 3]), None)}
+            given = {n: (row[n], lengths[n]) for n in lengths} | {
+                "id": (np.array([number - 3]), None)
+            }
             writer.append(row["input_ids"], np.array([row["input_ids"].size]), given)
         records.append(writer.close())
-    tokenizer = {"path": "t", "file": None, "fingerprint": "f", "vocab_size": 256, "bos": None, "bos_id": None}
+    tokenizer = {
+        "path": "t",
+        "file": None,
+        "fingerprint": "f",
+        "vocab_size": 256,
+        "bos": None,
+        "bos_id": None,
+    }
     tokenizer |= {"eos": "x", "eos_id": 7}
     ledger = Ledger(False, tokenizer, layout.to_json(), leaves=[s.to_json() for s in leaves])
     write_ledger(root, ledger.complete(records))
@@ -125,7 +146,10 @@ def write_ours(root, parts):
 
 
 @settings(max_examples=12)
-@given(parts=st.lists(rows(), min_size=1, max_size=3), form=st.sampled_from(["consolidated", "sharded"]))
+@given(
+    parts=st.lists(rows(), min_size=1, max_size=3),
+    form=st.sampled_from(["consolidated", "sharded"]),
+)
 def test_what_is_written_here_levanter_reads(levanter, parts, form):
     every = [row for part in parts for row in part]
     with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
@@ -151,16 +175,19 @@ def test_what_is_written_here_levanter_reads(levanter, parts, form):
 def test_files_are_those_of_levanter(levanter, tmp_path):
     """Older releases open nothing else: to the byte what they write. The newest compresses otherwise, and reads it."""
     documents = [np.append(d, 1) for d in random_documents(20)]
-    write_theirs(levanter, str(tmp_path / "theirs"), [{"input_ids": d.astype(np.int32)} for d in documents])
+    write_theirs(
+        levanter, str(tmp_path / "theirs"), [{"input_ids": d.astype(np.int32)} for d in documents]
+    )
     write_levanter(write_cache(tmp_path / "ours", [documents]), str(tmp_path / "out"))
     for name in ("data", "offsets"):
         at = f"input_ids/{name}"
-        ours, theirs = tmp_path / "out" / at, tmp_path / "theirs" / at
-        described, theirs_described = (
-            json.loads((ours / "zarr.json").read_text()),
-            json.loads((theirs / "zarr.json").read_text()),
-        )
-        compressions = [d["codecs"][0]["configuration"]["codecs"].pop() for d in (described, theirs_described)]
+        ours = tmp_path / "out" / at
+        theirs = tmp_path / "theirs" / at
+        described = json.loads((ours / "zarr.json").read_text())
+        theirs_described = json.loads((theirs / "zarr.json").read_text())
+        compressions = [
+            d["codecs"][0]["configuration"]["codecs"].pop() for d in (described, theirs_described)
+        ]
         assert described == theirs_described
         if compressions[0] == compressions[1]:
             for file in ("zarr.json", "c/0"):
@@ -172,12 +199,17 @@ def test_files_are_those_of_levanter(levanter, tmp_path):
 def test_the_loader_gives_the_batches_of_the_same_tokens_here(levanter, tmp_path):
     documents = [d.astype(np.int32) for d in random_documents(60)]
     metadata = {"tokenizer": "t", "vocab_size": 256, "append_bos": False, "append_eos": True}
-    theirs = write_theirs(levanter, str(tmp_path / "t"), [{"input_ids": d} for d in documents], 7, metadata)
+    theirs = write_theirs(
+        levanter, str(tmp_path / "t"), [{"input_ids": d} for d in documents], 7, metadata
+    )
     cache = TokenCache.open(theirs)
     assert (cache.vocab_size, cache.ledger.tokenizer["eos_id"]) == (256, 255)
     layout = CacheLayout("int32", cache.layout.chunk_elements, cache.layout.shard_chunks)
     same = write_cache(tmp_path / "o", [documents], layout=layout, eos_id=255)
-    rows = [TokenSeqDataset(c, 16, split_documents=True).block_shuffle(window_blocks=3, seed=1) for c in (cache, same)]
+    rows = [
+        TokenSeqDataset(c, 16, split_documents=True).block_shuffle(window_blocks=3, seed=1)
+        for c in (cache, same)
+    ]
     batches = [list(DataLoader(dataset, batch_size=8)) for dataset in rows]
     assert len(batches[0]) == len(batches[1]) > 3
     for a, b in zip(*batches, strict=True):
@@ -189,7 +221,9 @@ def test_levanter_trains_on_what_is_written_here(levanter, tmp_path):
     datasets = pytest.importorskip("levanter.data.text.datasets")
     ours = write_cache(tmp_path / "ours", [random_documents(30, seed=k) for k in range(2)])
     write_levanter(ours, str(tmp_path / "out" / "train"))
-    cache = levanter.TreeCache.load(str(tmp_path / "out" / "train"), {"input_ids": np.zeros(0, np.int32)})
+    cache = levanter.TreeCache.load(
+        str(tmp_path / "out" / "train"), {"input_ids": np.zeros(0, np.int32)}
+    )
     dataset = datasets.TokenSeqDataset(cache, 16).as_sync_dataset()
     assert len(dataset) == ours.num_tokens // 16
     for i in (0, len(dataset) - 1):
@@ -205,23 +239,42 @@ def write_foreign(root, documents, codec, *, counts=True, dtype=np.int32):
         ("data", np.concatenate(documents).astype(dtype)),
         ("offsets", np.concatenate([[len(documents)], ends])),
     ):
-        inner = {"chunk_shape": [64], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, codec]}
+        inner = {
+            "chunk_shape": [64],
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, codec],
+        }
         metadata = {"shape": [1 << 54], "data_type": values.dtype.name, "fill_value": 0}
         metadata["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [256]}}
         metadata["codecs"] = [{"name": "sharding_indexed", "configuration": inner}]
-        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{root}/input_ids/{name}/"}}
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": f"{root}/input_ids/{name}/"},
+        }
         array = ts.open({**spec, "metadata": metadata}, create=True).result()
         array[: values.size].write(values).result()
-    ledger = {"total_num_rows": len(documents), "shard_rows": {"": len(documents)}, "is_finished": True}
-    ledger |= {"finished_shards": [""], "field_counts": {"input_ids": int(ends[-1])} if counts else {}}
+    ledger = {
+        "total_num_rows": len(documents),
+        "shard_rows": {"": len(documents)},
+        "is_finished": True,
+    }
+    ledger |= {
+        "finished_shards": [""],
+        "field_counts": {"input_ids": int(ends[-1])} if counts else {},
+    }
     ledger |= {"metadata": {"preprocessor_metadata": {}}}
     Path(root, "shard_ledger.json").write_text(json.dumps(ledger))
     return TokenCache.open(root)
 
 
 CODECS = [
-    {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 1, "shuffle": "shuffle", "typesize": 4}},
-    {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 4}},
+    {
+        "name": "blosc",
+        "configuration": {"cname": "zstd", "clevel": 1, "shuffle": "shuffle", "typesize": 4},
+    },
+    {
+        "name": "blosc",
+        "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 4},
+    },
     {"name": "zstd", "configuration": {"level": 3}},
     {"name": "gzip", "configuration": {"level": 1}},
 ]
@@ -240,7 +293,9 @@ def test_a_ledger_that_says_nothing_of_its_tokenizer(tmp_path):
         assert cache.ledger.tokenizer["path"] == "unknown"
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda c: c["name"] + c["configuration"].get("cname", ""))
+@pytest.mark.parametrize(
+    "codec", CODECS, ids=lambda c: c["name"] + c["configuration"].get("cname", "")
+)
 @pytest.mark.parametrize("counts", [True, False])
 def test_any_chunk_and_codec_and_ledgers_without_counts(tmp_path, codec, counts):
     documents = random_documents(40)
@@ -269,7 +324,9 @@ def test_lost_tokens_are_an_error_if_there_are_many(levanter, tmp_path):
 def test_the_folder_above_names_the_splits(levanter, tmp_path):
     rows = [{"input_ids": np.arange(5, dtype=np.int32)}]
     write_theirs(levanter, str(tmp_path / "c" / "train"), rows)
-    with pytest.raises(CacheMissingError, match=rf"it holds Levanter's train\). Name {tmp_path}/c/train"):
+    with pytest.raises(
+        CacheMissingError, match=rf"it holds Levanter's train\). Name {tmp_path}/c/train"
+    ):
         TokenCache.open(tmp_path / "c")
     write_theirs(levanter, str(tmp_path / "c" / "validation"), rows)
     with pytest.raises(CacheMissingError, match="train and validation"):
@@ -277,8 +334,18 @@ def test_the_folder_above_names_the_splits(levanter, tmp_path):
 
 
 def test_empty_caches_of_levanter(tmp_path):
-    ledger = {"total_num_rows": 0, "shard_rows": {}, "is_finished": True, "finished_shards": [], "layout": "sharded"}
-    ledger |= {"field_counts": {}, "field_counts_by_shard": {}, "metadata": {"preprocessor_metadata": {}}}
+    ledger = {
+        "total_num_rows": 0,
+        "shard_rows": {},
+        "is_finished": True,
+        "finished_shards": [],
+        "layout": "sharded",
+    }
+    ledger |= {
+        "field_counts": {},
+        "field_counts_by_shard": {},
+        "metadata": {"preprocessor_metadata": {}},
+    }
     (tmp_path / "shard_ledger.json").write_text(json.dumps(ledger))
     cache = TokenCache.open(tmp_path)
     assert (cache.num_documents, cache.num_tokens, [*cache.parts]) == (0, 0, [])
@@ -293,13 +360,26 @@ def test_empty_caches_of_levanter(tmp_path):
         ({"finished_shards": ["/x"]}, CacheCorruptError, "lies outside the cache"),
         ({"finished_shards": ["a", "a"]}, CacheCorruptError, "named twice"),
         ({"finished_shards": None}, CacheCorruptError, "is not a ledger of Levanter"),
-        ({"field_counts_by_shard": {"a": {"scores": 3}}}, CacheError, "has no input_ids, only scores"),
+        (
+            {"field_counts_by_shard": {"a": {"scores": 3}}},
+            CacheError,
+            "has no input_ids, only scores",
+        ),
         ({}, CacheError, "is missing"),
     ],
 )
 def test_ledgers_that_cannot_be_used(tmp_path, change, error, problem):
-    ledger = {"total_num_rows": 3, "shard_rows": {"a": 3}, "is_finished": True, "finished_shards": ["a"]}
-    ledger |= {"layout": "sharded", "field_counts": {"input_ids": 3}, "field_counts_by_shard": {"a": {"input_ids": 3}}}
+    ledger = {
+        "total_num_rows": 3,
+        "shard_rows": {"a": 3},
+        "is_finished": True,
+        "finished_shards": ["a"],
+    }
+    ledger |= {
+        "layout": "sharded",
+        "field_counts": {"input_ids": 3},
+        "field_counts_by_shard": {"a": {"input_ids": 3}},
+    }
     (tmp_path / "shard_ledger.json").write_text(json.dumps({**ledger, **change}))
     with pytest.raises(error, match=problem):
         TokenCache.open(tmp_path)

@@ -64,7 +64,11 @@ def install_command(package: str) -> str:
     pip = "pip"
     if importlib.util.find_spec("pip") is None:
         uv = os.environ.get("UV")  # set by ``uv run``
-        pip = "uv pip" if uv is None or shutil.which("uv") else f"{shlex.quote(os.path.relpath(uv))} pip"
+        pip = (
+            "uv pip"
+            if uv is None or shutil.which("uv")
+            else f"{shlex.quote(os.path.relpath(uv))} pip"
+        )
     return f"{pip} install {shlex.quote(package)}"
 
 
@@ -95,7 +99,12 @@ class HeadraceError(Exception):
     """
 
     def __init__(
-        self, problem: str, *, field: str | None = None, value: object = _NOTHING, cure: str | None = None
+        self,
+        problem: str,
+        *,
+        field: str | None = None,
+        value: object = _NOTHING,
+        cure: str | None = None,
     ) -> None:
         self.problem = problem
         self.field = field
@@ -185,7 +194,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Known names: {listed}" + ("." if len(names) <= 12 else ", ...")
 
 
-def check_at_least(field: str, value: float | None, least: int = 1, cure: str | None = None) -> None:
+def check_at_least(
+    field: str, value: float | None, least: int = 1, cure: str | None = None
+) -> None:
     """Raises ConfigError if a number is below ``least``; None passes.
 
     Example:
@@ -236,7 +247,9 @@ def as_whole(field: str, value: Any) -> int:
     raise ConfigError("must be a whole number", field=field, value=value, cure="Give an int.")
 
 
-def check_choice(field: str, value: object, choices: Collection[str], problem: str = "is not one of those") -> None:
+def check_choice(
+    field: str, value: object, choices: Collection[str], problem: str = "is not one of those"
+) -> None:
     """Raises ConfigError unless a value is one of the choices; names the nearest.
 
     Example:

@@ -99,7 +99,9 @@ class ReadStats:
 
     @property
     def reads_per_example(self) -> float:
-        return (self.tensorstore_reads_issued + self.mapped_blocks) / max(self.examples_requested, 1)
+        return (self.tensorstore_reads_issued + self.mapped_blocks) / max(
+            self.examples_requested, 1
+        )
 
     @property
     def cache_hit_rate(self) -> float:
@@ -110,10 +112,14 @@ class ReadStats:
         return self.bytes_read / max(self.bytes_delivered, 1)
 
     def __add__(self, other: ReadStats) -> ReadStats:
-        return ReadStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(ReadStats)))
+        return ReadStats(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(ReadStats))
+        )
 
     def __sub__(self, other: ReadStats) -> ReadStats:
-        return ReadStats(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(ReadStats)))
+        return ReadStats(
+            *(getattr(self, f.name) - getattr(other, f.name) for f in fields(ReadStats))
+        )
 
     def to_json(self) -> dict[str, float]:
         """All counters and ratios by name."""
@@ -155,7 +161,9 @@ class LoaderStats:
 
     def to_json(self) -> dict[str, Any]:
         """Flat dict of all counters by name, numbers only: without ``stalls``."""
-        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("reads", "stalls")}
+        flat = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("reads", "stalls")
+        }
         return {**flat, **self.reads.to_json()}
 
     def to_record(self) -> dict[str, Any]:
@@ -186,7 +194,9 @@ class LoaderStats:
         stalls = [replace(stall, host=host) for host, s in by_host.items() for stall in s.stalls]
         stalls.sort(key=lambda stall: stall.step)
         combined: dict[str, Any] = {
-            f.name: max(getattr(s, f.name) for s in all_stats) for f in fields(cls) if f.name not in ("reads", "stalls")
+            f.name: max(getattr(s, f.name) for s in all_stats)
+            for f in fields(cls)
+            if f.name not in ("reads", "stalls")
         }
         combined["reads"] = sum((s.reads for s in all_stats), ReadStats())
         for name in ("resident_bytes", "num_stalls", "hosts"):
@@ -204,13 +214,16 @@ class _Phase:
     __slots__ = ("_name", "_seconds", "_started")
 
     def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
+        self._seconds = seconds
+        self._name = name
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._started
+        self._seconds[self._name] = (
+            self._seconds.get(self._name, 0.0) + time.perf_counter() - self._started
+        )
 
 
 class Stopwatch:
@@ -250,12 +263,15 @@ class IterationStats:
         replay: Whether its batches are replays; see ``DataLoader.headspace``.
     """
 
-    def __init__(self, rule: StallRule | None = None, waits: WaitLog | None = None, *, replay: bool = False) -> None:
+    def __init__(
+        self, rule: StallRule | None = None, waits: WaitLog | None = None, *, replay: bool = False
+    ) -> None:
         self.reads = ReadStats()
         self.watch = Stopwatch()
         self.waits = waits or WaitLog()
         self.queue = QueueStats(rule, self.waits.explain)
-        self.host_wait_s, self.late_hosts = 0.0, 0
+        self.host_wait_s = 0.0
+        self.late_hosts = 0
         self._replay = replay
         self._replayed = 0
 
@@ -275,7 +291,8 @@ class IterationStats:
             over_http: Counters of requests, retries and hedges.
             resident_bytes: Bytes of blocks in memory.
         """
-        queue, seconds = self.queue, self.watch.seconds
+        queue = self.queue
+        seconds = self.watch.seconds
         return LoaderStats(
             batches=queue.gets,
             reads=self.reads + over_http,

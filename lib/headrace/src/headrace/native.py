@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from headrace.errors import install_command
 
 _LOG = logging.getLogger(__name__)
-_ENGINES: dict[tuple[str, str], Any] = {}  # their memory holds the functions, so none is ever dropped
+_ENGINES: dict[
+    tuple[str, str], Any
+] = {}  # their memory holds the functions, so none is ever dropped
 _T = TypeVar("_T")
 
 
@@ -39,7 +41,9 @@ def assemble(package: str, file: str, features: Sequence[str] = ()) -> Any:
     module = llvm.parse_assembly(resources.files(package).joinpath(file).read_text())
     module.verify()
     # A virtual machine may lack features of its processor
-    machine = llvm.Target.from_default_triple().create_target_machine(llvm.get_host_cpu_name(), available.flatten())
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        llvm.get_host_cpu_name(), available.flatten()
+    )
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     return _ENGINES.setdefault((package, file), engine)  # another thread may have been faster
@@ -50,6 +54,10 @@ def assembled(make: Callable[[], _T], consequence: str) -> _T | None:
     try:
         return make()
     except Exception as error:  # noqa: BLE001  # llvmlite and the library that it loads raise anything
-        cure = install_command("headrace[native]") if isinstance(error, ModuleNotFoundError) else str(error)
+        cure = (
+            install_command("headrace[native]")
+            if isinstance(error, ModuleNotFoundError)
+            else str(error)
+        )
         _LOG.info("%s: %s", consequence, cure)
         return None

@@ -40,7 +40,9 @@ def report(what: str, done: float, total: float) -> None:
         watcher(what, done, total)
 
 
-def track(items: Iterable[T], what: str, total: float, size: Callable[[T], float] = lambda _: 1) -> Iterator[T]:
+def track(
+    items: Iterable[T], what: str, total: float, size: Callable[[T], float] = lambda _: 1
+) -> Iterator[T]:
     """Yields items, and reports each when the next one is requested.
 
     Args:
@@ -77,8 +79,14 @@ def bar(*, show: bool = True) -> Progress:
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
             remaining = task.time_remaining if task.total is not None else None
-            minutes, seconds = divmod(int((task.elapsed or 0) if remaining is None else remaining), 60)
-            time = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+            minutes, seconds = divmod(
+                int((task.elapsed or 0) if remaining is None else remaining), 60
+            )
+            time = (
+                f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+                if minutes >= 60
+                else f"{minutes}:{seconds:02}"
+            )
             return Text(f"{time} so far" if remaining is None else f"{time} left")
 
     console = Console(stderr=True)

@@ -31,7 +31,17 @@ _EXPLAINED = 0.5
 _LOG = logging.getLogger(__name__)
 
 Cause: TypeAlias = Literal[
-    "start", "store", "decode", "check", "budget", "plan", "gather", "transfer", "dataset", "hosts", "trainer ahead"
+    "start",
+    "store",
+    "decode",
+    "check",
+    "budget",
+    "plan",
+    "gather",
+    "transfer",
+    "dataset",
+    "hosts",
+    "trainer ahead",
 ]
 """The causes of stalls; docs/metrics.md explains each and says what helps."""
 
@@ -66,7 +76,9 @@ class Stall:
         on = f" on host {self.host}" if self.host else ""
         where = f", chunk {self.block} of {self.array}" if self.array is not None else ""
         detail = f" ({self.detail})" if self.detail else ""
-        return f"step {self.step}{on} waited {self.wait_s * 1000:.0f} ms: {self.cause}{where}{detail}"
+        return (
+            f"step {self.step}{on} waited {self.wait_s * 1000:.0f} ms: {self.cause}{where}{detail}"
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,9 @@ class StallRule:
         for name in ("least_s", "times_median", "kept"):
             check_not_negative(f"stall_rule.{name}", getattr(self, name))
         if self.say_after_s <= 0:
-            raise ConfigError("must be above 0", field="stall_rule.say_after_s", value=self.say_after_s)
+            raise ConfigError(
+                "must be above 0", field="stall_rule.say_after_s", value=self.say_after_s
+            )
 
 
 class QueueStats:
@@ -106,9 +120,12 @@ class QueueStats:
     """
 
     def __init__(
-        self, rule: StallRule | None = None, explain: Callable[[int, float, float], Stall] | None = None
+        self,
+        rule: StallRule | None = None,
+        explain: Callable[[int, float, float], Stall] | None = None,
     ) -> None:
-        self._rule, self._explain = rule or StallRule(), explain
+        self._rule = rule or StallRule()
+        self._explain = explain
         self.say_after_s = self._rule.say_after_s
         self._waits: deque[float] = deque(maxlen=_KEPT_WAITS)
         self.total_wait_s = 0.0
@@ -138,8 +155,11 @@ class QueueStats:
 
     def explain_wait(self) -> Stall | None:
         """What the consumer is waiting for; None if it is not waiting. Can be called from any thread."""
-        since, now = self._waiting_since, time.perf_counter()
-        return None if since is None or self._explain is None else self._explain(self.gets, since, now)
+        since = self._waiting_since
+        now = time.perf_counter()
+        return (
+            None if since is None or self._explain is None else self._explain(self.gets, since, now)
+        )
 
     def say(self) -> None:
         """Logs what the consumer is waiting for."""
@@ -153,7 +173,11 @@ class QueueStats:
         """
         now = time.perf_counter()
         rule = self._rule
-        if wait_s > rule.least_s and self._explain is not None and wait_s > rule.times_median * self.percentile(50):
+        if (
+            wait_s > rule.least_s
+            and self._explain is not None
+            and wait_s > rule.times_median * self.percentile(50)
+        ):
             self._stalls.append(self._explain(self.gets, now - wait_s, now))
             self.num_stalls += 1
         if self._started is None:
@@ -177,7 +201,10 @@ class QueueStats:
         self.gets += other.gets
         self._after_first += other._after_first
         self.longest_wait_s = max(self.longest_wait_s, other.longest_wait_s)
-        if other._waiting_since is not None and (self._waiting_since or math.inf) > other._waiting_since:
+        if (
+            other._waiting_since is not None
+            and (self._waiting_since or math.inf) > other._waiting_since
+        ):
             self._waiting_since = other._waiting_since
         self._span += other._span
 
@@ -257,7 +284,9 @@ class WaitLog:
         seconds: dict[Cause, float] = {}
         longest: dict[Cause, tuple[float, Wait]] = {}
         under_way = self.under_way
-        waits = [*list(self._waits), under_way(ended)] if under_way is not None else list(self._waits)
+        waits = (
+            [*list(self._waits), under_way(ended)] if under_way is not None else list(self._waits)
+        )
         for wait in waits:
             overlap = min(wait.ended, ended) - max(wait.began, began)
             if overlap > 0:
@@ -266,12 +295,15 @@ class WaitLog:
                     longest[wait.cause] = overlap, wait
         causes = sorted(seconds, key=lambda cause: -seconds[cause])
         parts = ", ".join(f"{cause} {seconds[cause] * 1000:.0f} ms" for cause in causes)
-        step, wait_s = self._first_step + number, ended - began
+        step = self._first_step + number
+        wait_s = ended - began
         if not causes or sum(seconds.values()) < _EXPLAINED * wait_s:
             return Stall(step, wait_s, "trainer ahead" if number else "start", detail=parts)
         worst = longest[causes[0]][1]
         detail = f"{parts}; {worst.detail}" if worst.detail else parts
-        return Stall(step, wait_s, causes[0] if number else "start", worst.array, worst.block, detail)
+        return Stall(
+            step, wait_s, causes[0] if number else "start", worst.array, worst.block, detail
+        )
 
 
 class _During(AbstractContextManager[None]):  # a generator would cost three times as much
@@ -279,7 +311,8 @@ class _During(AbstractContextManager[None]):  # a generator would cost three tim
 
     def __init__(self, log: WaitLog, cause: Cause, detail: str) -> None:
         self._cause: Cause = cause
-        self._log, self._detail = log, detail
+        self._log = log
+        self._detail = detail
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()

@@ -40,7 +40,9 @@ class GrainRows(grain.MapDataset[Element]):
         super().__init__()
         if dataset.length is None:
             raise ConfigError(
-                "has no end, and a MapDataset must have a length", field="dataset", cure="Use GrainBatches, or take()."
+                "has no end, and a MapDataset must have a length",
+                field="dataset",
+                cure="Use GrainBatches, or take().",
             )
         self._dataset = dataset
 
@@ -95,7 +97,8 @@ class _BatchesIterator(grain.DatasetIterator[Element]):
 
     def __init__(self, batches: HostBatches) -> None:
         super().__init__()
-        self._batches, self._step = batches, 0
+        self._batches = batches
+        self._step = 0
         self._found = batches.from_step(0)
 
     def __next__(self) -> Element:

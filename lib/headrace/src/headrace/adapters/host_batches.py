@@ -79,10 +79,13 @@ class HostBatches(BatchOrder):
             raise ConfigError(f"is not in 0 .. {world - 1}", field="rank", value=rank)
         for size in self.schedule.unique_sizes:
             if size % world:
-                raise ConfigError(f"is not divisible by {world} processes", field="batch_size", value=size)
+                raise ConfigError(
+                    f"is not divisible by {world} processes", field="batch_size", value=size
+                )
         self._stats = IterationStats()
         self.read_stats = self._stats.reads
-        self._share, self._prefetch_bytes = _Share(rank, world), checked_budget(prefetch_bytes)
+        self._share = _Share(rank, world)
+        self._prefetch_bytes = checked_budget(prefetch_bytes)
 
     @cached_property
     def manifest(self) -> RunManifest:
@@ -102,10 +105,17 @@ class HostBatches(BatchOrder):
     def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""
         reader = open_reader(self, cast(Placement, self._share), self._prefetch_bytes, self._stats)
-        maker = None if self.planned is None else BatchMaker(self.planned.eos_id, self.planned.pairs)
+        maker = (
+            None if self.planned is None else BatchMaker(self.planned.eos_id, self.planned.pairs)
+        )
         try:
             for number, host in enumerate(reader.batches(step, self.num_steps), start=step):
-                yield number, maker.of_host(host) if maker is not None and isinstance(host, HostRows) else host
+                yield (
+                    number,
+                    maker.of_host(host)
+                    if maker is not None and isinstance(host, HostRows)
+                    else host,
+                )
         finally:
             reader.close()
 
@@ -114,7 +124,8 @@ class _Share:
     """The rows of one of several equal processes; the part of a ``Placement`` that needs no devices."""
 
     def __init__(self, rank: int, world: int) -> None:
-        self._rank, self._world = rank, world
+        self._rank = rank
+        self._world = world
 
     def local_rows(self, batch_size: int) -> Int64[np.ndarray, " n"]:
         each = batch_size // self._world
@@ -132,10 +143,16 @@ def arrays_of(batch: Any) -> dict[str, np.ndarray]:
         ConfigError: the batch is neither.
     """
     if isinstance(batch, Mapping):
-        return {str(name): np.asarray(values) for name, values in cast("Mapping[Any, Any]", batch).items()}
+        return {
+            str(name): np.asarray(values)
+            for name, values in cast("Mapping[Any, Any]", batch).items()
+        }
     if not isinstance(batch, PackedBatch):
         raise ConfigError(
-            "is no batch with names", field="map", value=type(batch).__name__, cure="Give a PackedBatch, or a dict."
+            "is no batch with names",
+            field="map",
+            value=type(batch).__name__,
+            cure="Give a PackedBatch, or a dict.",
         )
     extras = {name: np.asarray(values) for name, values in (batch.extras or {}).items()}
     return {name: np.asarray(getattr(batch, name)) for name in FIELDS} | extras

@@ -97,7 +97,9 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def __init__(self, loader: DataLoader, step: int = 0) -> None:
         super().__init__()
-        self._loader, self._step, self._first_step = loader, step, step
+        self._loader = loader
+        self._step = step
+        self._first_step = step
         self._manifest = RunManifest.of(loader)
         self._batches: Prefetched[Any] | None = None
         self._convert = jax.jit(to_maxtext, out_shardings=loader.placement.sharding)
@@ -150,7 +152,8 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     def _go_to(self, step: int) -> None:
         if self._batches is not None:
             self._batches.close()
-        self._batches, self._step = None, step
+        self._batches = None
+        self._step = step
 
     def __str__(self) -> str:
         return f"MaxTextIterator at step {self._step}"

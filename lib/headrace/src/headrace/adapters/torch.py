@@ -68,7 +68,9 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
         for step, batch in self.batches.from_step(self._step):
             self._step = step + 1
             yield {
-                name: torch.from_numpy(values.astype(np.int64) if name in _INDICES else np.ascontiguousarray(values))
+                name: torch.from_numpy(
+                    values.astype(np.int64) if name in _INDICES else np.ascontiguousarray(values)
+                )
                 for name, values in arrays_of(batch).items()
             }
 

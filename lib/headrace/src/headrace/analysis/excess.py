@@ -94,26 +94,45 @@ def excess_loss(
     """
     check_at_least("order", len(order), cure="Give an order of one row at least.")
     if not rows_per_step > 0:
-        raise ConfigError("must be above 0", field="rows_per_step", value=rows_per_step, cure="Give the batch size.")
+        raise ConfigError(
+            "must be above 0",
+            field="rows_per_step",
+            value=rows_per_step,
+            cure="Give the batch size.",
+        )
     if min(shares.values(), default=0.0) < 0 or sum(shares.values()) > 1 + 1e-9:
         cure = "Give what nested_shares returns, or an ICC of 0 to 1 by rows in a block."
-        raise ConfigError("must be 0 or more each, and 1 at most in all", field="shares", value=dict(shares), cure=cure)
+        raise ConfigError(
+            "must be 0 or more each, and 1 at most in all",
+            field="shares",
+            value=dict(shares),
+            cure=cure,
+        )
     n = min(len(order), order.rows)
-    rates = wsd_rates(max(min(int(n / rows_per_step), MOST_STEPS), 1)) if rates is None else np.asarray(rates, float)
+    rates = (
+        wsd_rates(max(min(int(n / rows_per_step), MOST_STEPS), 1))
+        if rates is None
+        else np.asarray(rates, float)
+    )
     pull = rates[None] * np.asarray(curvatures, np.float64)[:, None]
     if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
         cure = "Give curvatures in units of 1 / rate."
-        raise ConfigError("times curvatures must be 0 or more, below 1, and not all 0", field="rates", cure=cure)
+        raise ConfigError(
+            "times curvatures must be 0 or more, below 1, and not all 0", field="rates", cure=cure
+        )
     log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
     weight = pull * np.exp(log_decay)
-    squares, sums = rows_per_step * np.square(weight).sum(axis=1), rows_per_step * weight.sum(axis=1)
+    squares = rows_per_step * np.square(weight).sum(axis=1)
+    sums = rows_per_step * weight.sum(axis=1)
     rows, factor, pairs = _sample_rows(weight, rows_per_step)
     row = order.at(rows % len(order), rows // len(order))
     alone = np.square(factor).sum(axis=1)
     noise = full = squares.sum()
     for unit, share in shares.items():
         _, member = np.unique(row // unit, return_inverse=True)
-        together = sum(float(np.square(np.bincount(member, one)).sum()) for one in factor) - float(alone.sum())
+        together = sum(float(np.square(np.bincount(member, one)).sum()) for one in factor) - float(
+            alone.sum()
+        )
         noise += share * pairs * together
         chance = (min(unit, n) - 1) / max(n - 1, 1)
         full += share * chance * float((np.square(sums) - squares).sum())
@@ -150,17 +169,26 @@ def source_excess(
         return {}
     for name in icc:
         if name not in mixture.names:
-            raise ConfigError("is not a component", field="icc", value=name, cure=did_you_mean(name, mixture.names))
+            raise ConfigError(
+                "is not a component",
+                field="icc",
+                value=name,
+                cure=did_you_mean(name, mixture.names),
+            )
     with ThreadPoolExecutor(16) as pool:
         saved = pool.map(saved_shares, mixture.components)
     weight = mixture.weights_at(np.asarray([(steps or 1) - 1]))[0]
     by_source: dict[str, SourceExcess] = {}
-    for name, component, shares, share in zip(mixture.names, mixture.components, saved, weight.tolist(), strict=True):
+    for name, component, shares, share in zip(
+        mixture.names, mixture.components, saved, weight.tolist(), strict=True
+    ):
         if name in icc:
             shares = {component.default_io_block_size(): icc[name]}
         if not shares or not share:
             continue
-        order = component.shuffle_order() or Identity(component.rows_of_pass or component.length or 1)
+        order = component.shuffle_order() or Identity(
+            component.rows_of_pass or component.length or 1
+        )
         rates = None if steps is None else wsd_rates(min(steps, MOST_STEPS))
         by_source[name] = SourceExcess(
             sum(shares.values()), excess_loss(order, share * batch_size, shares, rates=rates)
@@ -178,10 +206,16 @@ def _sample_rows(
         rows = np.arange(total)
         return rows, weight[:, np.minimum((rows / rows_per_step).astype(np.int64), steps - 1)], 1.0
     rng = np.random.default_rng(0)
-    density = np.sqrt((np.square(weight) / np.square(weight).sum(axis=1, keepdims=True)).sum(axis=0))
+    density = np.sqrt(
+        (np.square(weight) / np.square(weight).sum(axis=1, keepdims=True)).sum(axis=0)
+    )
     chance = density / density.sum()
-    step = np.searchsorted(np.cumsum(chance), rng.random(MOST_PLACES), side="right").clip(max=steps - 1)
-    rows = np.minimum(((step + rng.random(MOST_PLACES)) * rows_per_step).astype(np.int64), total - 1)
+    step = np.searchsorted(np.cumsum(chance), rng.random(MOST_PLACES), side="right").clip(
+        max=steps - 1
+    )
+    rows = np.minimum(
+        ((step + rng.random(MOST_PLACES)) * rows_per_step).astype(np.int64), total - 1
+    )
     rows, times = np.unique(rows, return_counts=True)
     step = np.minimum((rows / rows_per_step).astype(np.int64), steps - 1)
     factor = weight[:, step] * rows_per_step / chance[step] * times

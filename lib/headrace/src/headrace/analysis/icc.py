@@ -53,7 +53,9 @@ class BlockShare:
     rows: int
 
 
-def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarray, " n"]) -> BlockShare:
+def between_block_share(
+    values: Float64[np.ndarray, " n"], block: Int64[np.ndarray, " n"]
+) -> BlockShare:
     """ICC(1) by one-way analysis of variance, for blocks of any sizes.
 
     The interval is a jackknife of log F over blocks, so values need not be normal.
@@ -69,11 +71,13 @@ def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarr
         >>> between_block_share(np.array([1.0, 1.1, 5.0, 5.1, 9.0, 9.1]), np.array([0, 0, 1, 1, 2, 2])).icc > 0.99
         True
     """
-    values, block = _checked(values), np.asarray(block)
+    values = _checked(values)
+    block = np.asarray(block)
     if block.shape != values.shape:
         raise ConfigError(f"has {block.size} entries for {values.size} values", field="block")
     _, member, size = np.unique(block, return_inverse=True, return_counts=True)
-    k, n = size.size, values.size
+    k = size.size
+    n = values.size
     if k < 3 or n == k:
         raise ConfigError(
             f"{k} with {n} rows in all are too few to tell what lies between and what within",
@@ -84,7 +88,8 @@ def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarr
     mean = np.bincount(member, centred, k) / size
     inner = np.bincount(member, np.square(centred - mean[member]), k)
     mean_between, mean_within, rows = _mean_squares(size, mean, inner)
-    between, within_blocks = float((mean_between - mean_within) / rows), float(mean_within)
+    between = float((mean_between - mean_within) / rows)
+    within_blocks = float(mean_within)
     if between + within_blocks <= 0.0:  # all values equal
         return BlockShare(0.0, 0.0, 0.0, 0.0, 0.0, k, n)
     icc = between / (between + within_blocks)
@@ -92,7 +97,9 @@ def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarr
     if within_blocks == 0.0 or not np.isfinite(without).all():
         return BlockShare(icc, icc, icc, between, within_blocks, k, n)
     spread = _Z_975 * float(np.sqrt((k - 1) * np.var(without)))
-    low, high = (_share_of(mean_between / mean_within * np.exp(sign * spread), rows) for sign in (-1, 1))
+    low, high = (
+        _share_of(mean_between / mean_within * np.exp(sign * spread), rows) for sign in (-1, 1)
+    )
     return BlockShare(icc, low, high, between, within_blocks, k, n)
 
 
@@ -124,20 +131,27 @@ def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> 
     top = values.size // units[-1]
     if top < 2:
         raise ConfigError(
-            f"{top} units of {units[-1]} rows are too few", field="values", cure="Give more rows, or smaller units."
+            f"{top} units of {units[-1]} rows are too few",
+            field="values",
+            cure="Give more rows, or smaller units.",
         )
     means = values[: top * units[-1]] - values[: top * units[-1]].mean()
     squares: list[float] = []  # mean square at each length, rows first
     for small, large in zip(sizes, units, strict=False):
         above = means.reshape(-1, large // small).mean(axis=1)
         freedom = means.size - above.size
-        squares.append(small * float(np.square(means - np.repeat(above, large // small)).sum()) / freedom)
+        squares.append(
+            small * float(np.square(means - np.repeat(above, large // small)).sum()) / freedom
+        )
         means = above
     squares.append(units[-1] * float(np.square(means).sum()) / (top - 1))
     parts = [squares[0], *((squares[k + 1] - squares[k]) / unit for k, unit in enumerate(units))]
     positive = np.maximum(parts, 0.0)
     total = float(positive.sum())
-    return {unit: float(part) / total if total > 0 else 0.0 for unit, part in zip(units, positive[1:], strict=True)}
+    return {
+        unit: float(part) / total if total > 0 else 0.0
+        for unit, part in zip(units, positive[1:], strict=True)
+    }
 
 
 def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> float:
@@ -187,7 +201,11 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
     counts = np.diff(first, append=covered).astype(np.float64)
     # sum (c - w p)^2 = sum c^2 - 2 w sum c p + windows w^2 sum p^2, with only the cells that occur listed
     p = share[cell[first] % units]
-    measured = np.square(counts).sum() - 2.0 * window * (counts * p).sum() + windows * float(window) ** 2 * scatter
+    measured = (
+        np.square(counts).sum()
+        - 2.0 * window * (counts * p).sum()
+        + windows * float(window) ** 2 * scatter
+    )
     expected = windows * window * (1.0 - scatter) * (n - window) / (n - 1)
     return max(0.0, float(measured / expected))
 
@@ -219,21 +237,34 @@ def _checked(values: np.ndarray) -> Float64[np.ndarray, " n"]:
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise ConfigError(
-            "are not one finite number per row", field="values", value=values.shape, cure="Give a vector without NaN."
+            "are not one finite number per row",
+            field="values",
+            value=values.shape,
+            cure="Give a vector without NaN.",
         )
     return values
 
 
-def _mean_squares(size: np.ndarray, mean: np.ndarray, inner: np.ndarray) -> tuple[float, float, float]:
+def _mean_squares(
+    size: np.ndarray, mean: np.ndarray, inner: np.ndarray
+) -> tuple[float, float, float]:
     """Mean squares between and within blocks, the effective rows per block, and the means of centred values."""
-    k, n = size.size, float(size.sum())
+    k = size.size
+    n = float(size.sum())
     outer = float((size * np.square(mean)).sum() - np.square((size * mean).sum()) / n)
-    return outer / (k - 1), float(inner.sum()) / (n - k), (n - float(np.square(size).sum()) / n) / (k - 1)
+    return (
+        outer / (k - 1),
+        float(inner.sum()) / (n - k),
+        (n - float(np.square(size).sum()) / n) / (k - 1),
+    )
 
 
-def _without_each(size: np.ndarray, mean: np.ndarray, inner: np.ndarray) -> Float64[np.ndarray, " k"]:
+def _without_each(
+    size: np.ndarray, mean: np.ndarray, inner: np.ndarray
+) -> Float64[np.ndarray, " k"]:
     """Logarithm of F with each block left out in turn; not finite if nothing within or between blocks remains."""
-    k, n = size.size, float(size.sum())
+    k = size.size
+    n = float(size.sum())
     remaining = n - size
     outer = (size * np.square(mean)).sum() - size * np.square(mean)
     outer = outer - np.square((size * mean).sum() - size * mean) / remaining

@@ -36,7 +36,9 @@ from headrace.store.cache import TokenCache
 PROBE_NAME = "icc.json"
 """File in the cache's folder in which ``headrace icc CACHE --save`` saves its result."""
 DEFAULT_BLOCKS = 4096
-_GROWTH, _LEVELS, _LEAST_UNITS = 4, 3, 8
+_GROWTH = 4
+_LEVELS = 3
+_LEAST_UNITS = 8
 _ROWS_AT_ONCE = 1024
 _STAND_IN_ROWS = 1 << 18
 
@@ -112,7 +114,11 @@ def probe_cache(
         >>> found.rows, found.needs_shuffling  # random tokens
         (6659, False)
     """
-    for name, size in (("seq_len", seq_len), ("batch_size", batch_size), ("max_blocks", max_blocks)):
+    for name, size in (
+        ("seq_len", seq_len),
+        ("batch_size", batch_size),
+        ("max_blocks", max_blocks),
+    ):
         check_at_least(name, size, cure="Leave it out for the default.")
     check_at_least("block", block, 2, "Leave it out for one stored chunk.")
     rows = cache.num_tokens // seq_len
@@ -120,7 +126,8 @@ def probe_cache(
     units = neighbourhoods(rows, block)
     if losses is None:
         tokens = _sample(cache, seq_len, units[-1], max_blocks * block)
-        values, value = unigram_losses(tokens), "unigram loss"
+        values = unigram_losses(tokens)
+        value = "unigram loss"
     else:
         if losses.shape != (rows,):
             raise ConfigError(
@@ -128,7 +135,8 @@ def probe_cache(
                 field="losses",
                 cure="Give one loss per row, in stored order.",
             )
-        values, value = np.asarray(losses, np.float64), "given losses"
+        values = np.asarray(losses, np.float64)
+        value = "given losses"
     nested = nested_shares(values, units)
     share = between_block_share(values, np.arange(values.size) // block)
     stand_in = min(rows, _STAND_IN_ROWS)
@@ -165,7 +173,9 @@ def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
             record = msgspec.json.decode(raw, type=_Saved)
         except msgspec.MsgspecError as error:
             cure = f"Measure again: headrace icc {cache.path} --save"
-            raise CacheError(f"is not as it was written ({error})", field=PROBE_NAME, value=url, cure=cure) from error
+            raise CacheError(
+                f"is not as it was written ({error})", field=PROBE_NAME, value=url, cure=cure
+            ) from error
         if record.fingerprint != cache.fingerprint:
             return {}
         part = cache.num_tokens / max(sum(one.num_tokens for one in caches), 1)
@@ -187,7 +197,11 @@ def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
     """
     if block < 2 or rows // block < _LEAST_UNITS:
         most = rows // _LEAST_UNITS
-        cure = f"Give a block of {most:,} rows, or fewer." if most > 1 else "Give shorter rows, or a larger cache."
+        cure = (
+            f"Give a block of {most:,} rows, or fewer."
+            if most > 1
+            else "Give shorter rows, or a larger cache."
+        )
         problem = f"must be at least 2 rows, and {_LEAST_UNITS} blocks of the {rows:,} rows that there are"
         raise ConfigError(problem, field="block", value=block, cure=cure)
     sizes = [block * _GROWTH**level for level in range(_LEVELS + 1)]
@@ -216,7 +230,9 @@ def usual_orders(block: int, batch_size: int) -> dict[str, Callable[[int], Order
 
     def braid(n: int) -> Order:
         plan = resolve_strands(np.array([n]), np.ones(1), batch_size=batch_size)
-        return BraidShuffle(n, io_block_size=block, strands=int(plan.strands[0]), lap=float(plan.laps[0]), seed=0)
+        return BraidShuffle(
+            n, io_block_size=block, strands=int(plan.strands[0]), lap=float(plan.laps[0]), seed=0
+        )
 
     def window(blocks: int) -> Callable[[int], Order]:
         return lambda n: BlockShuffle(n, io_block_size=block, window_blocks=blocks, seed=0)
@@ -232,7 +248,9 @@ def usual_orders(block: int, batch_size: int) -> dict[str, Callable[[int], Order
     }
 
 
-def _sample(cache: TokenCache, seq_len: int, stretch: int, most: int) -> Integer[np.ndarray, "n seq"]:
+def _sample(
+    cache: TokenCache, seq_len: int, stretch: int, most: int
+) -> Integer[np.ndarray, "n seq"]:
     """Rows of evenly spaced stretches, at most ``most`` but at least two stretches; or all rows."""
     rows = cache.num_tokens // seq_len
     if rows <= most:

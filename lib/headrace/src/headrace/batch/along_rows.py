@@ -17,7 +17,9 @@ from jaxtyping import Bool, Int32
 T = TypeVar("T")
 
 
-def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[PartitionSpec], Any]) -> T:
+def with_auto_axes(
+    function: Callable[..., T], *arguments: Any, out: Callable[[PartitionSpec], Any]
+) -> T:
     """Runs ``function(*arguments)`` with sharding left to the compiler, on any mesh.
 
     On a mesh with explicit axes, as ``jax.make_mesh`` makes them, types carry the sharding, and operations that mix
@@ -30,7 +32,9 @@ def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[P
         return function(*arguments)
     specs = out(PartitionSpec(*sharding.spec))
     shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )
     automatic: Any = jax.sharding.auto_axes(function, out_sharding=shardings)
     return automatic(*arguments)
@@ -49,14 +53,18 @@ def latest(begun: Int32[Any, "B S"]) -> Int32[Any, "B S"]:
     """The largest value so far, along each row."""
     if isinstance(begun, np.ndarray):
         return np.maximum.accumulate(begun, axis=1)
-    return with_auto_axes(lambda values: jax.lax.cummax(values, axis=1), begun, out=lambda spec: spec)
+    return with_auto_axes(
+        lambda values: jax.lax.cummax(values, axis=1), begun, out=lambda spec: spec
+    )
 
 
 def count_starts(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
     """The number of starts so far, along each row."""
     if isinstance(starts, np.ndarray):
         return starts.cumsum(axis=1, dtype=np.int32)
-    return with_auto_axes(lambda values: values.cumsum(axis=1, dtype=np.int32), starts, out=lambda spec: spec)
+    return with_auto_axes(
+        lambda values: values.cumsum(axis=1, dtype=np.int32), starts, out=lambda spec: spec
+    )
 
 
 def begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
@@ -66,13 +74,17 @@ def begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
     return xp.concatenate([xp.sort(begins, axis=1), ends], axis=1).astype(np.int32)
 
 
-def segment_starts(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
+def segment_starts(
+    xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int
+) -> Bool[Any, "B S"]:
     """Where segments, and the padding after them, begin."""
     rows = segment_lengths.shape[0]
     ends = segment_lengths.cumsum(axis=1)
     if xp is np:
         starts = np.zeros((rows, length + 1), bool)
-        starts[np.arange(rows)[:, None], ends] = True  # after a full row: the column that is cut off
+        starts[np.arange(rows)[:, None], ends] = (
+            True  # after a full row: the column that is cut off
+        )
         starts[:, 0] = True
         return starts[:, :length]
     # a comparison and a reduction fuse and keep any sharding; a scatter does not

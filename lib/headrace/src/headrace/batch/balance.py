@@ -23,7 +23,12 @@ from headrace.pack import stream
 from headrace.pack.items import Items
 
 Bins = list[list[int]]
-Costs: TypeAlias = Sequence[Any] | np.ndarray | Callable[[Int64[np.ndarray, " n"]], Sequence[Any] | np.ndarray] | None
+Costs: TypeAlias = (
+    Sequence[Any]
+    | np.ndarray
+    | Callable[[Int64[np.ndarray, " n"]], Sequence[Any] | np.ndarray]
+    | None
+)
 """Cost of each sample, or a function from tokens to costs, such as :meth:`TransformerCost.flops`; None: tokens."""
 
 
@@ -61,10 +66,13 @@ class TransformerCost:
             lengths: Tokens of each document.
         """
         n = np.asarray(lengths, np.float64)
-        queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        queries = self.num_heads * self.head_size
+        keys = self.num_kv_heads * self.head_size
         weights = self.hidden_size * (2 * queries + 2 * keys + 3 * self.ffn_size)
         attention = 2 * queries * n  # scores and values; causal attention needs half of them
-        return n * (self.num_layers * (2 * weights + attention) + 2 * self.hidden_size * self.vocab_size)
+        return n * (
+            self.num_layers * (2 * weights + attention) + 2 * self.hidden_size * self.vocab_size
+        )
 
 
 def costs_of(costs: Costs, sizes: Int64[np.ndarray, " n"]) -> list[Any]:
@@ -80,16 +88,24 @@ class _Differences:
     __slots__ = ("parts", "sets", "spread")
 
     def __init__(self, sets: list[tuple[Any, int, list[int]]], parts: int) -> None:
-        self.sets, self.parts = sorted(sets, reverse=True), parts  # by sum, number of items, items
+        # by sum, number of items, items
+        self.sets = sorted(sets, reverse=True)
+        self.parts = parts
         self.spread = self.sets[0][0] - (self.sets[-1][0] if len(sets) == parts else 0)
 
     def __lt__(self, other: _Differences) -> bool:
-        return self.spread > other.spread or (self.spread == other.spread and self.sets[0] > other.sets[0])
+        return self.spread > other.spread or (
+            self.spread == other.spread and self.sets[0] > other.sets[0]
+        )
 
     def merged(self, other: _Differences) -> _Differences:
         """Merges the largest set of one with the smallest of the other, and so on."""
-        alone, smallest = self.parts - len(other.sets), other.sets[::-1]
-        pairs = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(self.sets[alone:], smallest, strict=False)]
+        alone = self.parts - len(other.sets)
+        smallest = other.sets[::-1]
+        pairs = [
+            (a[0] + b[0], a[1] + b[1], a[2] + b[2])
+            for a, b in zip(self.sets[alone:], smallest, strict=False)
+        ]
         return _Differences([*self.sets[:alone], *pairs, *smallest[len(pairs) :]], self.parts)
 
 
@@ -127,7 +143,8 @@ def _differenced(values: list[Any], k: int, equal_size: bool = False) -> Bins:
     for at in range(0, len(order), each):
         heapq.heappush(heap, _Differences([(values[i], 1, [i]) for i in order[at : at + each]], k))
     while len(heap) > 1:
-        first, second = heapq.heappop(heap), heapq.heappop(heap)
+        first = heapq.heappop(heap)
+        second = heapq.heappop(heap)
         heapq.heappush(heap, first.merged(second))
     sets = heap[0].sets
     return [sorted(items) for _, _, items in sets] + [[] for _ in range(k - len(sets))]
@@ -143,7 +160,8 @@ def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
         >>> first_fit([10, 9, 8, 7, 6, 5, 4, 3], 10)
         [[0], [1], [2], [3, 7], [4, 6], [5]]
     """
-    sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
+    sizes = checked_tokens(tokens)
+    max_tokens = checked_count("max_tokens", max_tokens)
     space = np.zeros(sizes.size, np.int64)
     bins: Bins = []
     for item, size in enumerate(sizes.tolist()):
@@ -167,10 +185,14 @@ def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
         >>> next_fit([5, 9, 3, 3, 7, 2], 10)
         [[0], [1], [2, 3], [4, 5]]
     """
-    sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
+    sizes = checked_tokens(tokens)
+    max_tokens = checked_count("max_tokens", max_tokens)
     items = Items(np.arange(sizes.size), np.zeros(sizes.size, np.int64), sizes)
     packed, _ = stream.next_fit(items, min(max_tokens, int(sizes.sum())), last=True)
-    return [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.item_counts))[:-1]]
+    return [
+        pack.tolist()
+        for pack in np.split(packed.items.document, np.cumsum(packed.item_counts))[:-1]
+    ]
 
 
 def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bins:
@@ -190,11 +212,17 @@ def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bi
     if items and not 0 <= min(items) <= max(items) < len(sizes):
         wrong = next(i for i in items if not 0 <= i < len(sizes))
         raise ConfigError(
-            f"is none of the {len(sizes)} samples", field="bins", value=wrong, cure="Give its tokens, too."
+            f"is none of the {len(sizes)} samples",
+            field="bins",
+            value=wrong,
+            cure="Give its tokens, too.",
         )
     if len(bins) > count:
         raise ConfigError(
-            f"are more than the {count} wanted", field="bins", value=len(bins), cure="Bins are halved, never merged."
+            f"are more than the {count} wanted",
+            field="bins",
+            value=len(bins),
+            cure="Bins are halved, never merged.",
         )
     bins = [list(b) for b in bins]
     sums = [sum(sizes[i] for i in b) for b in bins]
@@ -206,14 +234,19 @@ def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bi
             side = int(weight[1] < weight[0])
             halves[side].append(item)
             weight[side] += sizes[item]
-        bins[at], sums[at] = halves[0], weight[0]
+        bins[at] = halves[0]
+        sums[at] = weight[0]
         bins.append(halves[1])
         sums.append(weight[1])
     return bins
 
 
 def capped_partitions(
-    costs: Sequence[Any] | np.ndarray, tokens: Sequence[int] | np.ndarray, max_tokens: int, *, multiple: int = 1
+    costs: Sequence[Any] | np.ndarray,
+    tokens: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    multiple: int = 1,
 ) -> Bins:
     """The fewest partitions of nearly equal cost with at most ``max_tokens`` each.
 
@@ -236,7 +269,8 @@ def capped_partitions(
     """
     sizes = checked_tokens(tokens)
     values = checked_costs(costs, sizes.size)
-    max_tokens, multiple = checked_count("max_tokens", max_tokens), checked_count("multiple", multiple)
+    max_tokens = checked_count("max_tokens", max_tokens)
+    multiple = checked_count("multiple", multiple)
     if sizes.size and int(sizes.max()) > max_tokens:
         raise ConfigError(
             f"exceeds the {max_tokens} tokens of a micro-batch",
@@ -258,7 +292,12 @@ def capped_partitions(
 
 
 def micro_batches(
-    tokens: Sequence[int] | np.ndarray, max_tokens: int, *, ranks: int = 1, costs: Costs = None, multiple: int = 1
+    tokens: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    ranks: int = 1,
+    costs: Costs = None,
+    multiple: int = 1,
 ) -> list[Bins]:
     """Micro-batches of every rank: equally many each, none above the cap, the most costly first.
 
@@ -283,7 +322,8 @@ def micro_batches(
         >>> micro_batches([5, 4, 3, 2, 1, 1], 6, ranks=2)
         [[[0], [3, 5]], [[1], [2, 4]]]
     """
-    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+    ranks = checked_count("ranks", ranks)
+    multiple = checked_count("multiple", multiple)
     sizes = checked_tokens(tokens)
     values = costs_of(costs, sizes)
     bins = capped_partitions(values, sizes, max_tokens, multiple=ranks * multiple)
@@ -306,7 +346,9 @@ def cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: 
     room = [max_tokens] * k
     for item in sorted(range(len(sizes)), key=lambda i: (-values[i], -sizes[i], i)):
         at = min(
-            (b for b in range(k) if room[b] >= sizes[item]), key=lambda b: (load[b], len(bins[b]), b), default=None
+            (b for b in range(k) if room[b] >= sizes[item]),
+            key=lambda b: (load[b], len(bins[b]), b),
+            default=None,
         )
         if at is None:
             return None

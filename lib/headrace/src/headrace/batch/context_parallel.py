@@ -41,7 +41,9 @@ class ContextSplit(NamedTuple):
         tokens = int(self.token.max(initial=-1)) + 1
         if values.ndim == 0 or len(values) < tokens:  # further values are the row's own padding
             raise ConfigError(
-                f"must be one for each of the row's {tokens} tokens", field="values", value=len(np.atleast_1d(values))
+                f"must be one for each of the row's {tokens} tokens",
+                field="values",
+                value=len(np.atleast_1d(values)),
             )
         padded = np.concatenate([values, np.full_like(values, fill, shape=(1, *values.shape[1:]))])
         return padded[self.token]
@@ -63,17 +65,22 @@ def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
         >>> zigzag(np.array([10]), 2).take(np.arange(1, 11)).tolist()
         [[1, 2, 3, 10, 0, 0], [4, 5, 6, 7, 8, 9]]
     """
-    lengths, ranks = checked_tokens(lengths, "lengths"), checked_count("ranks", ranks)
+    lengths = checked_tokens(lengths, "lengths")
+    ranks = checked_count("ranks", ranks)
     chunk = -(-lengths // (2 * ranks))
     first = np.cumsum(lengths) - lengths
     chunk_tokens = 2 * chunk
     document = np.repeat(np.arange(lengths.size), chunk_tokens)
-    offset = np.arange(document.size) - np.repeat(np.cumsum(chunk_tokens) - chunk_tokens, chunk_tokens)
+    offset = np.arange(document.size) - np.repeat(
+        np.cumsum(chunk_tokens) - chunk_tokens, chunk_tokens
+    )
     size = chunk[document]
     rank = np.arange(ranks)[:, None]
     number = np.where(offset < size, rank, 2 * ranks - 1 - rank)
     token = number * size + np.where(offset < size, offset, offset - size)
-    return ContextSplit(np.where(token < lengths[document], first[document] + token, -1), chunk_tokens)
+    return ContextSplit(
+        np.where(token < lengths[document], first[document] + token, -1), chunk_tokens
+    )
 
 
 def striped(length: int, ranks: int) -> ContextSplit:
@@ -86,7 +93,8 @@ def striped(length: int, ranks: int) -> ContextSplit:
         >>> striped(5, 2).token.tolist()
         [[0, 2, 4], [1, 3, -1]]
     """
-    length, ranks = checked_count("length", length, 0), checked_count("ranks", ranks)
+    length = checked_count("length", length, 0)
+    ranks = checked_count("ranks", ranks)
     each = -(-length // ranks)
     token = np.arange(each)[None, :] * ranks + np.arange(ranks)[:, None]
     return ContextSplit(np.where(token < length, token, -1), np.array([each], np.int64))
@@ -153,15 +161,26 @@ def sequence_layout(
         return ()
     if ranks < 2:
         cure = 'Give sharding=NamedSharding(mesh, PartitionSpec("data", "context")).'
-        raise ConfigError("needs a sharding that splits sequences", field="sequence_layout", value=layout, cure=cure)
+        raise ConfigError(
+            "needs a sharding that splits sequences",
+            field="sequence_layout",
+            value=layout,
+            cure=cure,
+        )
     chunks = 2 * ranks if layout == "zigzag" else ranks
     for length in seq_lens:
         if length % chunks:
             cure = f"Use {-(-length // chunks) * chunks}, or sequence_layout='striped'."
-            raise ConfigError(f"does not divide into {chunks} chunks", field="seq_len", value=length, cure=cure)
+            raise ConfigError(
+                f"does not divide into {chunks} chunks", field="seq_len", value=length, cure=cure
+            )
 
     def lay_out(batch: PackedBatch) -> ContextBatch:
-        split = zigzag(np.array([batch.seq_len]), ranks) if layout == "zigzag" else striped(batch.seq_len, ranks)
+        split = (
+            zigzag(np.array([batch.seq_len]), ranks)
+            if layout == "zigzag"
+            else striped(batch.seq_len, ranks)
+        )
         column = split.token.reshape(-1)
         names = ("tokens", "labels", "position_ids", "segment_ids", "token_weights", "label_mask")
         values = {name: np.asarray(getattr(batch, name))[:, column] for name in names}
@@ -172,7 +191,9 @@ def sequence_layout(
     return (lay_out,)
 
 
-def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " R"]:
+def attention_work(
+    split: ContextSplit, lengths: Int64[np.ndarray, " d"]
+) -> Int64[np.ndarray, " R"]:
     """Number of token pairs in causal attention within documents, by rank.
 
     Raises:
@@ -227,15 +248,20 @@ def response_part(total: int, response: int, ranks: int, rank: int) -> ResponseP
         >>> response_part(17, 9, 4, 2)
         ResponsePart(chunk=3, chunks=((6, 9), (15, 18)), logits=((7, 9), (15, 16)), tokens=((8, 10), (16, 17)))
     """
-    total, response = checked_count("total", total, 0), checked_count("response", response, 0)
-    ranks, rank = checked_count("ranks", ranks), checked_count("rank", rank, 0)
+    total = checked_count("total", total, 0)
+    response = checked_count("response", response, 0)
+    ranks = checked_count("ranks", ranks)
+    rank = checked_count("rank", rank, 0)
     if response > total:
-        raise ConfigError(f"is not within a document of {total} tokens", field="response", value=response)
+        raise ConfigError(
+            f"is not within a document of {total} tokens", field="response", value=response
+        )
     if rank >= ranks:
         raise ConfigError(f"is not one of {ranks}", field="rank", value=rank)
     chunk = -(-total // (2 * ranks))
     chunks = tuple((c * chunk, (c + 1) * chunk) for c in (rank, 2 * ranks - 1 - rank))
-    first, last = max(total - response - 1, 0), total - 1
+    first = max(total - response - 1, 0)
+    last = total - 1
     inside = [(max(a, first), min(b, last)) for a, b in chunks]
     logits = tuple((a, b) if a < b else (0, 0) for a, b in inside)
     tokens = tuple((a + 1, b + 1) if a < b else (0, 0) for a, b in logits)

@@ -30,14 +30,21 @@ def to_grug_example(batch: PackedBatch) -> Any:
     Raises:
         ConfigError: marin-levanter is not installed.
     """
-    examples, attention = _levanter("levanter.data.text.examples"), _levanter("levanter.grug.attention")
+    examples = _levanter("levanter.data.text.examples")
+    attention = _levanter("levanter.grug.attention")
     mask = attention.AttentionMask.causal()
-    if batch.eos_id is not None or batch.segment_lengths is not None:  # otherwise each row is one segment
+    if (
+        batch.eos_id is not None or batch.segment_lengths is not None
+    ):  # otherwise each row is one segment
         mask = mask.with_segment_ids(batch.segment_ids)
-    return examples.GrugLmExample(tokens=batch.tokens, loss_weight=batch.token_weights, attn_mask=mask)
+    return examples.GrugLmExample(
+        tokens=batch.tokens, loss_weight=batch.token_weights, attn_mask=mask
+    )
 
 
-def to_lm_example(batch: PackedBatch, *, batch_axis: str = "batch", position_axis: str = "position") -> Any:
+def to_lm_example(
+    batch: PackedBatch, *, batch_axis: str = "batch", position_axis: str = "position"
+) -> Any:
     """Converts to Levanter's ``LmExample`` with haliax axes; works under jit.
 
     Args:
@@ -48,10 +55,12 @@ def to_lm_example(batch: PackedBatch, *, batch_axis: str = "batch", position_axi
     Raises:
         ConfigError: marin-levanter is not installed.
     """
-    examples, hax = _levanter("levanter.data.text.examples"), _levanter("haliax")
+    examples = _levanter("levanter.data.text.examples")
+    hax = _levanter("haliax")
     grug = to_grug_example(batch)
     grug = jax.tree.map(jax.numpy.asarray, grug)
-    position, rows = hax.Axis(position_axis, batch.seq_len), hax.Axis(batch_axis, batch.batch_size)
+    position = hax.Axis(position_axis, batch.seq_len)
+    rows = hax.Axis(batch_axis, batch.batch_size)
     model = _levanter("levanter.models.lm_model")
     return model.LmExample(
         tokens=hax.named(grug.tokens, (rows, position)),
@@ -72,8 +81,13 @@ def from_levanter_example(example: Any) -> PackedBatch:
     mask = example.attn_mask
     tokens, weight = (_rows(x) for x in (example.tokens, example.loss_weight))
     ids = None if mask.segment_ids is None else _rows(mask.segment_ids[0])
-    base = pack_rows(tokens, segment_lengths=None if ids is None else _lengths_of(np.broadcast_to(ids, tokens.shape)))
-    return dataclasses.replace(base, weights=weight.astype(np.float32), loss_mask=(weight != 0).astype(np.uint8))
+    base = pack_rows(
+        tokens,
+        segment_lengths=None if ids is None else _lengths_of(np.broadcast_to(ids, tokens.shape)),
+    )
+    return dataclasses.replace(
+        base, weights=weight.astype(np.float32), loss_mask=(weight != 0).astype(np.uint8)
+    )
 
 
 class MegatronBatch(NamedTuple):
@@ -107,7 +121,9 @@ def to_megatron(batch: PackedBatch) -> MegatronBatch:
     cu = np.asarray(batch.cu_seqlens)
     wide = np.full((batch.batch_size, batch.seq_len + 1), batch.seq_len, np.int32)
     wide[:, : cu.shape[1]] = cu[:, : batch.seq_len + 1]
-    tokens, labels, positions = (np.asarray(x, np.int64) for x in (batch.tokens, batch.labels, batch.position_ids))
+    tokens, labels, positions = (
+        np.asarray(x, np.int64) for x in (batch.tokens, batch.labels, batch.position_ids)
+    )
     longest = np.diff(cu, axis=1).max(axis=1).astype(np.int32)
     return MegatronBatch(tokens, labels, np.asarray(batch.token_weights), positions, wide, longest)
 
@@ -194,7 +210,9 @@ def to_nanomoe(batch: PackedBatch) -> NanomoeBatch:
     mask = np.asarray(batch.label_mask)
     rewards = None
     if batch.rewards is not None and batch.segment_lengths is not None:
-        rewards = np.asarray(batch.rewards)[np.asarray(batch.segment_lengths) > 0].astype(np.float32)
+        rewards = np.asarray(batch.rewards)[np.asarray(batch.segment_lengths) > 0].astype(
+            np.float32
+        )
     return NanomoeBatch(
         flat.tokens.astype(np.int64),
         labels,
@@ -206,7 +224,9 @@ def to_nanomoe(batch: PackedBatch) -> NanomoeBatch:
     )
 
 
-def from_nanomoe(flat: NanomoeBatch, *, loss_mask: Integer[np.ndarray, " T"] | None = None) -> PackedBatch:
+def from_nanomoe(
+    flat: NanomoeBatch, *, loss_mask: Integer[np.ndarray, " T"] | None = None
+) -> PackedBatch:
     """Converts to a batch of one row with all tokens.
 
     Labels and positions follow from tokens and segments; those given are ignored. The last position of a segment weighs
@@ -226,8 +246,14 @@ def from_nanomoe(flat: NanomoeBatch, *, loss_mask: Integer[np.ndarray, " T"] | N
         >>> again.labels.tolist(), again.token_weights.tolist()
         ([[6, 0, 0]], [[1.0, 0.0, 0.0]])
     """
-    tokens, bounds = np.asarray(flat.tokens), np.asarray(flat.cu_seqlens, np.int64)
-    if bounds.size < 2 or bounds[0] != 0 or bounds[-1] != tokens.size or (np.diff(bounds) < 1).any():
+    tokens = np.asarray(flat.tokens)
+    bounds = np.asarray(flat.cu_seqlens, np.int64)
+    if (
+        bounds.size < 2
+        or bounds[0] != 0
+        or bounds[-1] != tokens.size
+        or (np.diff(bounds) < 1).any()
+    ):
         raise ConfigError(
             f"must rise from 0 to the {tokens.size} tokens",
             field="cu_seqlens",
@@ -252,7 +278,11 @@ def from_nanomoe(flat: NanomoeBatch, *, loss_mask: Integer[np.ndarray, " T"] | N
     if flat.rewards is not None:
         rewards = np.asarray(flat.rewards, np.float32)[None]
     return dataclasses.replace(
-        batch, weights=weights[None], loss_mask=mask.astype(np.uint8)[None], log_probs=log_probs, rewards=rewards
+        batch,
+        weights=weights[None],
+        loss_mask=mask.astype(np.uint8)[None],
+        log_probs=log_probs,
+        rewards=rewards,
     )
 
 
@@ -261,7 +291,9 @@ def _levanter(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            "needs the package marin-levanter", field="levanter", cure=install_command("marin-levanter")
+            "needs the package marin-levanter",
+            field="levanter",
+            cure=install_command("marin-levanter"),
         ) from error
 
 
@@ -276,8 +308,12 @@ def _lengths_of(ids: Integer[np.ndarray, "B S"]) -> Int32[np.ndarray, "B M"]:
     late = padding[:, :-1] & ~padding[:, 1:]
     if late.any():
         row = int(np.flatnonzero(late.any(axis=1))[0])
-        raise ConfigError("has padding before tokens", field=f"segment_ids[{row}]", value=ids[row].tolist())
-    starts = np.concatenate([np.ones((len(ids), 1), bool), ids[:, 1:] != ids[:, :-1]], axis=1) & ~padding
+        raise ConfigError(
+            "has padding before tokens", field=f"segment_ids[{row}]", value=ids[row].tolist()
+        )
+    starts = (
+        np.concatenate([np.ones((len(ids), 1), bool), ids[:, 1:] != ids[:, :-1]], axis=1) & ~padding
+    )
     number = np.cumsum(starts, axis=1) - 1
     width = max(int(starts.sum(axis=1).max(initial=0)), 1)
     lengths = np.zeros((len(ids), width), np.int32)

@@ -72,7 +72,9 @@ def top_k_divergence(
         )
     sides = log_probs.astype(jnp.float32), jnp.maximum(teacher_log_probs.astype(jnp.float32), -1e9)
     if rest:
-        sides = tuple(jnp.concatenate([side, _log_rest(side)[..., None]], axis=-1) for side in sides)
+        sides = tuple(
+            jnp.concatenate([side, _log_rest(side)[..., None]], axis=-1) for side in sides
+        )
     policy, teacher = sides
     first, second = (teacher, policy) if direction == "forward" else (policy, teacher)
     p = jnp.exp(first)
@@ -115,7 +117,9 @@ def distillation_loss(
         0.0
     """
     stats = token_stats(logits, jnp.asarray(teacher_ids), entropy=False, chunk=chunk)
-    divergence = top_k_divergence(stats.log_probs, jnp.asarray(teacher_log_probs), direction, rest=rest)
+    divergence = top_k_divergence(
+        stats.log_probs, jnp.asarray(teacher_log_probs), direction, rest=rest
+    )
     return weighted_mean(divergence, batch, denominator)
 
 
@@ -164,7 +168,9 @@ def mtp_batch(batch: PackedBatch | ExpandedBatch, depth: int) -> ExpandedBatch:
     if depth == 0:
         return expanded
     names = ("labels", "token_weights", "label_mask")
-    return dataclasses.replace(expanded, **{n: next_in_segment(getattr(expanded, n), expanded, depth) for n in names})
+    return dataclasses.replace(
+        expanded, **{n: next_in_segment(getattr(expanded, n), expanded, depth) for n in names}
+    )
 
 
 def _log_rest(log_probs: Float[Array, "*batch K"]) -> Float[Array, "*batch"]:

@@ -25,7 +25,7 @@ from headrace.batch.balance import (
     karmarkar_karp,
     next_fit,
     split_bins,
-)  # fmt: skip
+)
 from headrace.batch.sample_numbers import check_one_each, checked_count, checked_tokens
 from headrace.errors import ConfigError
 from headrace.pack.fit_decreasing import fit_decreasing, stable_order
@@ -104,15 +104,20 @@ def dp_schedule(
         ([[1, 3], [2, 0]], [[[0], [1]], [[0], [1]]], [4])
     """
     if (max_tokens is None) == (micro_batch_size is None):
-        raise ConfigError("give one of max_tokens and micro_batch_size", field="max_tokens", value=max_tokens)
-    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+        raise ConfigError(
+            "give one of max_tokens and micro_batch_size", field="max_tokens", value=max_tokens
+        )
+    ranks = checked_count("ranks", ranks)
+    multiple = checked_count("multiple", multiple)
     batch_size = checked_count("batch_size", batch_size)
     if max_tokens is not None:
         max_tokens = checked_count("max_tokens", max_tokens)
     if micro_batch_size is not None:
         micro_batch_size = checked_count("micro_batch_size", micro_batch_size)
-    balance, checked = balance or Balance(), checked_tokens(tokens)
-    lengths, values = checked.tolist(), costs_of(balance.costs, checked)
+    balance = balance or Balance()
+    checked = checked_tokens(tokens)
+    lengths = checked.tolist()
+    values = costs_of(balance.costs, checked)
     check_one_each("rollout_ids", len(rollout_ids), len(lengths))
     steps, dropped = _steps(rollout_ids, batch_size)
     samples: list[list[int]] = [[] for _ in range(ranks)]
@@ -122,19 +127,30 @@ def dp_schedule(
         sizes = [lengths[i] for i in step]
         if max_tokens is None:
             assert micro_batch_size is not None
-            bins = [list(range(a, min(a + micro_batch_size, len(step)))) for a in range(0, len(step), micro_batch_size)]
+            bins = [
+                list(range(a, min(a + micro_batch_size, len(step))))
+                for a in range(0, len(step), micro_batch_size)
+            ]
         elif balance.micro_batches and not balance.capped:
             number = -(-sum(sizes) // max_tokens)
             costs = [values[i] for i in step]
-            bins = karmarkar_karp(costs, number) if number < len(step) else [[i] for i in range(len(step))]
+            bins = (
+                karmarkar_karp(costs, number)
+                if number < len(step)
+                else [[i] for i in range(len(step))]
+            )
         elif balance.micro_batches:
-            bins = capped_partitions([values[i] for i in step], sizes, max_tokens, multiple=ranks * multiple)
+            bins = capped_partitions(
+                [values[i] for i in step], sizes, max_tokens, multiple=ranks * multiple
+            )
         else:
             bins = first_fit(sizes, max_tokens)
         bins = split_bins(sizes, bins, -(-len(bins) // (ranks * multiple)) * ranks * multiple)
         counts.append(len(bins) // ranks)
         if balance.ranks:
-            owned = karmarkar_karp([sum(values[step[i]] for i in b) for b in bins], ranks, equal_size=True)
+            owned = karmarkar_karp(
+                [sum(values[step[i]] for i in b) for b in bins], ranks, equal_size=True
+            )
         else:
             owned = [list(range(r, len(bins), ranks)) for r in range(ranks)]
         for rank, own_bins in enumerate(owned):
@@ -146,7 +162,12 @@ def dp_schedule(
 
 
 def dp_balanced_packing(
-    tokens: Sequence[int] | np.ndarray, max_tokens: int, *, ranks: int, copies: int = 1, multiple: int = 1
+    tokens: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    ranks: int,
+    copies: int = 1,
+    multiple: int = 1,
 ) -> list[Bins]:
     """Packs for every micro-batch and rank: next fit in order of arrival, as in Megatron-LM's balanced scheduler.
 
@@ -170,7 +191,8 @@ def dp_balanced_packing(
         >>> dp_balanced_packing([5, 9, 3, 3, 7, 2, 8, 1], 10, ranks=2)
         [[[0], [1]], [[2, 3], [4, 5]], [[6], [7]]]
     """
-    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+    ranks = checked_count("ranks", ranks)
+    multiple = checked_count("multiple", multiple)
     copies = checked_count("copies", copies)
     bins = next_fit(tokens, max_tokens)
     target = -(-len(bins) // (ranks * multiple)) * ranks * multiple
@@ -185,13 +207,20 @@ def dp_balanced_packing(
     while len(bins) < target:
         at = max(k for k in range(first_packs) if len(bins[k]) > 1)
         bins.append([bins[at].pop()])
-    return [[bins[m + r] for r in range(ranks) for _ in range(copies)] for m in range(0, len(bins), ranks)]
+    return [
+        [bins[m + r] for r in range(ranks) for _ in range(copies)]
+        for m in range(0, len(bins), ranks)
+    ]
 
 
-def _steps(rollout_ids: Sequence[int] | np.ndarray, batch_size: int) -> tuple[list[list[int]], list[int]]:
+def _steps(
+    rollout_ids: Sequence[int] | np.ndarray, batch_size: int
+) -> tuple[list[list[int]], list[int]]:
     """Samples of each full step of this many rollouts, rollout by rollout, and the samples left over."""
     rollouts: dict[int, list[int]] = {}
-    for sample, rollout in enumerate(rollout_ids.tolist() if isinstance(rollout_ids, np.ndarray) else rollout_ids):
+    for sample, rollout in enumerate(
+        rollout_ids.tolist() if isinstance(rollout_ids, np.ndarray) else rollout_ids
+    ):
         rollouts.setdefault(rollout, []).append(sample)
     groups = list(rollouts.values())
     full = len(groups) // batch_size * batch_size
@@ -219,7 +248,11 @@ def matched_groups(
     sizes = check_lengths(lengths)
     if sizes.size and int(sizes.max()) > capacity:
         at = int(sizes.argmax())
-        raise ConfigError(f"is longer than a pack of {capacity} tokens", field=f"lengths[{at}]", value=int(sizes[at]))
+        raise ConfigError(
+            f"is longer than a pack of {capacity} tokens",
+            field=f"lengths[{at}]",
+            value=int(sizes[at]),
+        )
     if strategy == "sequential":
         packs = next_fit(sizes, capacity)
     else:
@@ -231,7 +264,9 @@ def matched_groups(
     return (packs, []) if finished or not packs else (packs[:-1], packs[-1])
 
 
-def rl_bins(lengths: Sequence[int], bin_size: int, *, max_sequences: int = 16, multiple: int = 1) -> tuple[Bins, Bins]:
+def rl_bins(
+    lengths: Sequence[int], bin_size: int, *, max_sequences: int = 16, multiple: int = 1
+) -> tuple[Bins, Bins]:
     """Megatron-RL's bins of rollouts: longest first; the first rollout that does not fit closes a bin.
 
     A rollout takes a multiple of ``multiple`` tokens; one longer than a bin is a ConfigError. Returns the rollouts of
@@ -245,7 +280,9 @@ def rl_bins(lengths: Sequence[int], bin_size: int, *, max_sequences: int = 16, m
     slots = -(-sizes // multiple) * multiple
     if slots.size and int(slots.max()) > bin_size:
         at = int(slots.argmax())
-        raise ConfigError(f"does not fit a bin of {bin_size} tokens", field=f"lengths[{at}]", value=int(sizes[at]))
+        raise ConfigError(
+            f"does not fit a bin of {bin_size} tokens", field=f"lengths[{at}]", value=int(sizes[at])
+        )
     bins: Bins = []
     starts: Bins = []
     for item in stable_order(sizes.max(initial=0) - sizes).tolist():

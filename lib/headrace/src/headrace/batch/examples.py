@@ -61,9 +61,13 @@ class Example:
     def __post_init__(self) -> None:
         tokens = _array("tokens", self.tokens)
         if tokens.ndim != 1 or tokens.size == 0:
-            raise ConfigError("must be a row of at least one token", field="tokens", value=tokens.shape)
+            raise ConfigError(
+                "must be a row of at least one token", field="tokens", value=tokens.shape
+            )
         if tokens.dtype.kind not in "iu":
-            raise ConfigError("must be integers", field="tokens", value=tokens.dtype.name, cure="Give token ids.")
+            raise ConfigError(
+                "must be integers", field="tokens", value=tokens.dtype.name, cure="Give token ids."
+            )
         object.__setattr__(self, "tokens", tokens)
         for name, dtype, empty in _OF_TOKENS:
             if getattr(self, name) is None:
@@ -94,13 +98,17 @@ def _array(name: str, values: Any) -> np.ndarray:
     except ValueError:  # lists of unequal lengths
         array = np.asarray(None)
     if array.dtype.kind in "OUS":
-        raise ConfigError("must be numbers", field=name, value=values, cure="Give an array, or a list of numbers.")
+        raise ConfigError(
+            "must be numbers", field=name, value=values, cure="Give an array, or a list of numbers."
+        )
     return array
 
 
 def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None = None) -> None:
     if values.ndim != (ndim or max(values.ndim, 1)):
-        raise ConfigError(f"must be one value for each of {tokens} tokens", field=name, value=values.shape)
+        raise ConfigError(
+            f"must be one value for each of {tokens} tokens", field=name, value=values.shape
+        )
     if len(values) != tokens:
         raise ConfigError(
             f"is {'longer' if len(values) > tokens else 'shorter'} than the {tokens} tokens",
@@ -123,7 +131,9 @@ def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str
     if not good.all():
         at = int(np.argmin(good))
         raise ConfigError(
-            f"must be a whole number from {limits.min} to {limits.max}" if is_integer else "must be finite",
+            f"must be a whole number from {limits.min} to {limits.max}"
+            if is_integer
+            else "must be finite",
             field=f"{name}[{at}]" if values.ndim else name,
             value=values.reshape(-1)[at].item(),
             cure=cure,
@@ -166,11 +176,14 @@ def pack_examples(
         >>> batch.segment_ids.tolist()
         [[0, 0, 0, 1, 1, -1]]
     """
-    seq_len, unit = checked_count("seq_len", seq_len), checked_count("unit", unit)
+    seq_len = checked_count("seq_len", seq_len)
+    unit = checked_count("unit", unit)
     multiple = checked_count("multiple", multiple)
     rows = None if rows is None else checked_count("rows", rows, 0)
     max_segments = None if max_segments is None else checked_count("max_segments", max_segments)
-    order, row_of = _placed(examples, seq_len, unit) if bins is None else _in_bins(examples, seq_len, bins)
+    order, row_of = (
+        _placed(examples, seq_len, unit) if bins is None else _in_bins(examples, seq_len, bins)
+    )
     needed = int(row_of.max(initial=-1)) + 1
     height = -(-max(needed, 1) // multiple) * multiple if rows is None else rows
     if needed > height:
@@ -183,15 +196,21 @@ def pack_examples(
     sorted_examples = [examples[i] for i in order]
     length = np.array([e.length for e in sorted_examples], np.int64)
     segment_counts = np.bincount(row_of, minlength=height)
-    column = np.arange(order.size) - np.repeat(np.cumsum(segment_counts) - segment_counts, segment_counts)
+    column = np.arange(order.size) - np.repeat(
+        np.cumsum(segment_counts) - segment_counts, segment_counts
+    )
     width = max(int(segment_counts.max(initial=0)), 1) if max_segments is None else max_segments
     if segment_counts.max(initial=0) > width:
         raise ConfigError(
-            f"is fewer than the {int(segment_counts.max())} segments of a row", field="max_segments", value=max_segments
+            f"is fewer than the {int(segment_counts.max())} segments of a row",
+            field="max_segments",
+            value=max_segments,
         )
     segments = np.zeros((height, width), np.int32)
     segments[row_of, column] = length
-    begin = row_of * seq_len + (np.cumsum(segments, axis=1, dtype=np.int64) - segments)[row_of, column]
+    begin = (
+        row_of * seq_len + (np.cumsum(segments, axis=1, dtype=np.int64) - segments)[row_of, column]
+    )
     dtype = np.result_type(*{e.tokens.dtype for e in examples}) if examples else np.dtype(np.int32)
     shape = height, seq_len
     batch = PackedBatch(
@@ -199,10 +218,14 @@ def pack_examples(
         source_id=np.where(segment_counts > 0, 0, -1).astype(np.int32),
         segment_lengths=segments,
     )
-    return dataclasses.replace(batch, **_leaves(sorted_examples, begin, length, shape, (row_of, column), segments))
+    return dataclasses.replace(
+        batch, **_leaves(sorted_examples, begin, length, shape, (row_of, column), segments)
+    )
 
 
-def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
+def _placed(
+    examples: Sequence[Example], seq_len: int, unit: int
+) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
     """Examples in the order of the batch, and the row of each."""
     if len(examples) % unit:
         raise ConfigError(
@@ -228,18 +251,24 @@ def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64
     return order, np.repeat(np.arange(len(plan)), np.diff(plan.bounds) * unit)
 
 
-def _in_bins(examples: Sequence[Example], seq_len: int, bins: Bins) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
+def _in_bins(
+    examples: Sequence[Example], seq_len: int, bins: Bins
+) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
     """Examples ordered by bin, and the bin of each."""
     order = np.array([item for row in bins for item in row], np.int64)
     if not np.array_equal(np.sort(order), np.arange(len(examples))):
         cure = "Name each example once."
-        raise ConfigError(f"are not the {len(examples)} examples", field="bins", value=order.size, cure=cure)
+        raise ConfigError(
+            f"are not the {len(examples)} examples", field="bins", value=order.size, cure=cure
+        )
     row_of = np.repeat(np.arange(len(bins)), [len(row) for row in bins])
     tokens = np.bincount(row_of, [examples[i].length for i in order], len(bins))
     if tokens.max(initial=0) > seq_len:
         at = int(tokens.argmax())
         cure = f"Cap its tokens, as micro_batches(lengths, {seq_len}) does."
-        raise ConfigError(f"has more than {seq_len} tokens", field=f"bins[{at}]", value=int(tokens[at]), cure=cure)
+        raise ConfigError(
+            f"has more than {seq_len} tokens", field=f"bins[{at}]", value=int(tokens[at]), cure=cure
+        )
     return order, row_of
 
 
@@ -300,7 +329,10 @@ _OF_TOKENS = (
     ("log_probs", np.dtype(np.float32), 0),
     ("policy_version", np.dtype(np.int32), -1),
 )
-_OF_SEGMENTS = (("reward", "rewards", np.dtype(np.float32)), ("group", "group_ids", np.dtype(np.int32)))
+_OF_SEGMENTS = (
+    ("reward", "rewards", np.dtype(np.float32)),
+    ("group", "group_ids", np.dtype(np.int32)),
+)
 
 
 def _extra(examples: Sequence[Example], name: str) -> list[np.ndarray]:
@@ -308,6 +340,9 @@ def _extra(examples: Sequence[Example], name: str) -> list[np.ndarray]:
     shapes = {e.extras[name].shape[1:] for e in examples if name in e.extras}
     if len(shapes) > 1:
         raise ConfigError(
-            "must be of one shape, in all examples that have it", field=name, value=sorted(shapes), cure="Pad it."
+            "must be of one shape, in all examples that have it",
+            field=name,
+            value=sorted(shapes),
+            cure="Pad it.",
         )
     return [e.extras.get(name, np.zeros((e.length, *like.shape[1:]), like.dtype)) for e in examples]

@@ -105,7 +105,9 @@ def unified_loss_from_hidden(
         1.3863
     """
     _check_shape(hidden.shape[:-1], batch, "hidden")
-    return weighted_mean(hidden_nll(hidden, unembedding, batch.labels, chunk=chunk), batch, denominator)
+    return weighted_mean(
+        hidden_nll(hidden, unembedding, batch.labels, chunk=chunk), batch, denominator
+    )
 
 
 def weighted_mean(
@@ -118,7 +120,9 @@ def weighted_mean(
     return _sum_of(nll, coefficients(batch, denominator) * batch.token_weights)
 
 
-def token_mean(values: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens") -> Float[Array, ""]:
+def token_mean(
+    values: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens"
+) -> Float[Array, ""]:
     """``sum(coefficient * value)`` over the trained labels, whatever their weight: KL, entropy, z-loss.
 
     Values of other labels are ignored: they may be NaN.
@@ -177,13 +181,17 @@ def _shares(
     return jnp.take_along_axis(share, jnp.maximum(segment_ids, 0), axis=1)
 
 
-def _trained_of_segments(mask: Bool[Array, "B S"], cu_seqlens: Int[Array, "B M1"]) -> Int[Array, "B M"]:
+def _trained_of_segments(
+    mask: Bool[Array, "B S"], cu_seqlens: Int[Array, "B M1"]
+) -> Int[Array, "B M"]:
     """Trained labels of each segment."""
     so_far = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
     return jnp.diff(jnp.take_along_axis(so_far, cu_seqlens, axis=1), axis=1)
 
 
-def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
+def _summed_by_group(
+    trained: Int[Array, "B M"], groups: Int[Array, "B M"]
+) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
     """For each segment, the labels of its whole group; and the number of groups with any. Matched by number."""
     _, group = jnp.unique(groups, return_inverse=True, size=groups.size)
     sums = jnp.zeros(groups.size, jnp.int32).at[group.reshape(-1)].add(trained.reshape(-1))
@@ -193,5 +201,7 @@ def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> t
 def _check_shape(shape: tuple[int, ...], batch: LabelBatch, field: str) -> None:
     if tuple(shape) != tuple(batch.labels.shape):
         raise ConfigError(
-            f"has other rows and positions than a batch of {tuple(batch.labels.shape)}", field=field, value=tuple(shape)
+            f"has other rows and positions than a batch of {tuple(batch.labels.shape)}",
+            field=field,
+            value=tuple(shape),
         )

@@ -40,7 +40,9 @@ MASKS = ("loss_mask", "assistant_masks")
 """Leaves that ``auto`` looks for: headrace's own, and that of Levanter's chat caches."""
 
 
-def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | None] = ()) -> list[bool]:
+def trained_turns(
+    roles: Sequence[str], mode: str, trainable: Sequence[bool | None] = ()
+) -> list[bool]:
     """Whether each turn is trained on.
 
     Args:
@@ -69,10 +71,16 @@ def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | No
         last_question = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
         return [is_one and i > last_question for i, is_one in enumerate(assistant)]
     if mode != "customized":
-        raise ConfigError("is no mode", field="train_on", value=mode, cure=did_you_mean(mode, TURN_MODES))
+        raise ConfigError(
+            "is no mode", field="train_on", value=mode, cure=did_you_mean(mode, TURN_MODES)
+        )
     for i, is_trained in enumerate(trainable):
         if is_trained is None:
-            raise ConfigError("does not say whether it is trained on", field=f"messages[{i}].trainable", value=None)
+            raise ConfigError(
+                "does not say whether it is trained on",
+                field=f"messages[{i}].trainable",
+                value=None,
+            )
     return [bool(is_trained) for is_trained in trainable]
 
 

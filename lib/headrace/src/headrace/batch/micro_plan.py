@@ -103,8 +103,13 @@ class MicroBatchConfig:
         if (self.balance == "flops") != (self.model is not None):
             if self.model is None:
                 cure = f"Add model: {_MODEL}, with your model's numbers, or use balance: tokens."
-                raise ConfigError("is missing, and balance: flops needs it", field="micro_batches.model", cure=cure)
-            problem, cure = "is what balance: flops goes by", "Write balance: flops, or leave the model out."
+                raise ConfigError(
+                    "is missing, and balance: flops needs it",
+                    field="micro_batches.model",
+                    cure=cure,
+                )
+            problem = "is what balance: flops goes by"
+            cure = "Write balance: flops, or leave the model out."
             raise ConfigError(problem, field="micro_batches.model", value=self.model, cure=cure)
         for size in astuple(self.model) if self.model is not None else ():
             checked_count("micro_batches.model", size)
@@ -112,8 +117,11 @@ class MicroBatchConfig:
     def check(self, seq_len: int) -> None:
         """Raises ConfigError if a row of the dataset does not fit."""
         if self.max_tokens < seq_len:
-            problem, cure = f"is less than a row of {seq_len} tokens (seq_len)", f"Give {seq_len} or more."
-            raise ConfigError(problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure)
+            problem = f"is less than a row of {seq_len} tokens (seq_len)"
+            cure = f"Give {seq_len} or more."
+            raise ConfigError(
+                problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure
+            )
 
     def shape(self, batch_size: int, seq_len: int, row_segments: int, ways: int) -> MicroShape:
         """Shape of the micro-batches of batches of this size.
@@ -131,7 +139,9 @@ class MicroBatchConfig:
         if number * rows * self.max_tokens > np.iinfo(np.int32).max:
             cure = f"Give {seq_len} or more, but no more than a device computes at a time, or fewer rows."
             problem = f"times {number * rows} rows is more than 2**31 places"
-            raise ConfigError(problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure)
+            raise ConfigError(
+                problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure
+            )
         least = min(_DOCUMENT_PLACES, seq_len // 16, seq_len // row_segments)
         return MicroShape(number, rows, self.max_tokens, max(least, 1))
 
@@ -142,9 +152,14 @@ class MicroBatchConfig:
             segments: Segment lengths of each row, zeros after the last; rows of zeros are empty.
             shape: The result of :meth:`shape`.
         """
-        tokens, documents = segments.sum(axis=1), (segments > 0).sum(axis=1)
+        tokens = segments.sum(axis=1)
+        documents = (segments > 0).sum(axis=1)
         nonempty = np.flatnonzero(tokens)
-        bins = self._bins(np.maximum(tokens, documents * shape.document_places)[nonempty], segments[nonempty], shape)
+        bins = self._bins(
+            np.maximum(tokens, documents * shape.document_places)[nonempty],
+            segments[nonempty],
+            shape,
+        )
         all_rows = shape.number * shape.rows
         destination = np.full(len(segments), all_rows * shape.places, np.int32)
         segment = np.full((all_rows, shape.places // shape.document_places), -1, np.int32)
@@ -154,7 +169,9 @@ class MicroBatchConfig:
             filled = np.flatnonzero(segments[rows] > 0)
             row, column = np.divmod(filled, segments.shape[1])
             segment[number, : filled.size] = rows[row] * segments.shape[1] + column
-        return MicroPlan(destination, segment, max((number % shape.number for number in bins), default=-1) + 1)
+        return MicroPlan(
+            destination, segment, max((number % shape.number for number in bins), default=-1) + 1
+        )
 
     def _bins(
         self, sizes: Int32[np.ndarray, " n"], segments: Int32[np.ndarray, "n M"], shape: MicroShape
@@ -162,11 +179,25 @@ class MicroBatchConfig:
         """The batch's rows in each non-empty row of the micro-batches, ascending."""
         if self.balance == "none":
             filled = first_fit(sizes, shape.places)
-            return {n % shape.rows * shape.number + n // shape.rows: rows for n, rows in enumerate(filled)}
+            return {
+                n % shape.rows * shape.number + n // shape.rows: rows
+                for n, rows in enumerate(filled)
+            }
         costs = sizes if self.model is None else self.model.flops(segments).sum(axis=1)
         spare = max(shape.number * shape.rows - sizes.size, 0)  # nothing, for rows that stay empty
         by_rank = micro_batches(
-            np.pad(sizes, (0, spare)), shape.places, ranks=shape.rows, costs=np.pad(costs, (0, spare))
+            np.pad(sizes, (0, spare)),
+            shape.places,
+            ranks=shape.rows,
+            costs=np.pad(costs, (0, spare)),
         )
-        bins = {r * shape.number + k: rows for r, of_rank in enumerate(by_rank) for k, rows in enumerate(of_rank)}
-        return {number: some for number, rows in bins.items() if (some := [row for row in rows if row < sizes.size])}
+        bins = {
+            r * shape.number + k: rows
+            for r, of_rank in enumerate(by_rank)
+            for k, rows in enumerate(of_rank)
+        }
+        return {
+            number: some
+            for number, rows in bins.items()
+            if (some := [row for row in rows if row < sizes.size])
+        }

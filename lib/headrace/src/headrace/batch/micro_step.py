@@ -73,7 +73,11 @@ class MicroBatches(eqx.Module):
     def _take_rows(self, k: int | Int[Array, ""], leaf: Any) -> Any:
         return leaf.reshape(-1, self.number, *leaf.shape[1:])[:, k]
 
-    def sum(self, function: Callable[[PackedBatch, Denominator], T], denominator: Denominator = "weights") -> T:
+    def sum(
+        self,
+        function: Callable[[PackedBatch, Denominator], T],
+        denominator: Denominator = "weights",
+    ) -> T:
         """Sums ``function`` over the micro-batches that hold rows: a loss, its gradient, any pytree of arrays. The loop
         is compiled once, whatever their number.
 
@@ -94,9 +98,13 @@ class MicroBatches(eqx.Module):
             return function(self.at(k), denominator_of_step)
 
         shapes = jax.eval_shape(of_micro_batch, self.count)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
+        nothing = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes
+        )
         added = partial(jax.tree.map, jnp.add)
-        return jax.lax.fori_loop(0, self.count, lambda k, total: added(total, of_micro_batch(k)), nothing)
+        return jax.lax.fori_loop(
+            0, self.count, lambda k, total: added(total, of_micro_batch(k)), nothing
+        )
 
 
 @partial(jax.jit, static_argnames=("shape", "sharding"))
@@ -129,21 +137,33 @@ def lay_out(
         along = leaf.ndim > 1 and leaf.shape[1] == shape.places
         return PartitionSpec(*sharding.spec[: min(leaf.ndim, 2 if along else 1)])
 
-    plain = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (batch, place, segment, count))
+    plain = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (batch, place, segment, count)
+    )
     specs = jax.tree.map(spec_of, jax.eval_shape(lay, *plain))
     laid = with_auto_axes(lay, batch, place, segment, count, out=lambda _: specs)
     if AxisType.Explicit in sharding.mesh.axis_types:
         return laid
     placed = partial(NamedSharding, sharding.mesh)
-    return jax.tree.map(lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, placed(spec)), laid, specs)
+    return jax.tree.map(
+        lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, placed(spec)), laid, specs
+    )
 
 
-def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, count: Any) -> MicroBatches:
+def _laid_out(
+    shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, count: Any
+) -> MicroBatches:
     number, rows, tokens_each, _ = shape
     size = number * rows * tokens_each
-    begins = jnp.full(size, -1, np.int32).at[place].set(jnp.arange(place.size, dtype=np.int32), mode="drop")
+    begins = (
+        jnp.full(size, -1, np.int32)
+        .at[place]
+        .set(jnp.arange(place.size, dtype=np.int32), mode="drop")
+    )
     row = jax.lax.cummax(begins.reshape(-1, tokens_each), axis=1)  # rows are ascending
-    column = jnp.arange(tokens_each, dtype=np.int32) - jnp.where(row >= 0, place[row] % tokens_each, 0)
+    column = jnp.arange(tokens_each, dtype=np.int32) - jnp.where(
+        row >= 0, place[row] % tokens_each, 0
+    )
     lengths = batch.segment_lengths
     if lengths is None:
         lengths = jnp.where(batch.valid, batch.seq_len, 0)[:, None].astype(np.int32)
@@ -158,7 +178,11 @@ def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, c
     def spread(values: Any) -> Any:
         """Lays out per-token values, or one value per row of the batch."""
         entries = values[row, 0 if values.shape[1] == 1 else column]
-        return jnp.where(inside.reshape(*inside.shape, *[1] * (entries.ndim - 2)), entries, np.zeros((), values.dtype))
+        return jnp.where(
+            inside.reshape(*inside.shape, *[1] * (entries.ndim - 2)),
+            entries,
+            np.zeros((), values.dtype),
+        )
 
     of_tokens = ("log_probs", "loss_mask", "policy_version", "token_mask", "weights")
     leaves = {name: getattr(batch, name) for name in of_tokens}

@@ -24,7 +24,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float32, Int32, Integer, Num, Shaped
 
-from headrace.batch.along_rows import begins_and_end, count_starts, latest, segment_starts, shifted, with_auto_axes
+from headrace.batch.along_rows import (
+    begins_and_end,
+    count_starts,
+    latest,
+    segment_starts,
+    shifted,
+    with_auto_axes,
+)
 from headrace.errors import ConfigError, check_choice
 
 T = TypeVar("T")
@@ -77,10 +84,15 @@ class FlatBatch(eqx.Module):
         """
         if not isinstance(self.tokens, np.ndarray):
             raise ConfigError(
-                "lies on a device", field="batch", value=type(self.tokens).__name__, cure="Flatten it on the host."
+                "lies on a device",
+                field="batch",
+                value=type(self.tokens).__name__,
+                cure="Flatten it on the host.",
             )
         is_token = self.segment_ids >= 0
-        bounds = np.unique(np.concatenate([[0], np.cumsum(is_token)])[self.cu_seqlens]).astype(np.int32)
+        bounds = np.unique(np.concatenate([[0], np.cumsum(is_token)])[self.cu_seqlens]).astype(
+            np.int32
+        )
         of_tokens = replace(self, cu_seqlens=self.segment_ids)  # so that every leaf is per token
         return replace(jax.tree.map(lambda leaf: leaf[is_token], of_tokens), cu_seqlens=bounds)
 
@@ -140,7 +152,9 @@ class PackedBatch(eqx.Module):
     def __check_init__(self) -> None:
         if getattr(self.source_id, "dtype", None) == np.bool_:
             raise ConfigError(
-                "are truth values, not numbers", field="source_id", cure="Rows that only fill up have source -1."
+                "are truth values, not numbers",
+                field="source_id",
+                cure="Rows that only fill up have source -1.",
             )
 
     @property
@@ -191,7 +205,9 @@ class PackedBatch(eqx.Module):
             >>> pack_rows(np.array([[5, 6, 7]])).next_labels(2).tolist()
             [[[6, 7], [7, 0], [0, 0]]]
         """
-        return self._xp.stack([self._ahead(self.tokens, distance) for distance in range(1, count + 1)], axis=-1)
+        return self._xp.stack(
+            [self._ahead(self.tokens, distance) for distance in range(1, count + 1)], axis=-1
+        )
 
     def next_weights(self, count: int) -> Float32[Any, "B S n"]:
         """Loss weights of :meth:`next_labels`: each token's own weight as a next token.
@@ -227,7 +243,9 @@ class PackedBatch(eqx.Module):
         """Loss weight of each label: ``weights`` (or 1) times ``token_mask``, negated in rejected segments of
         ``pairs``; 0 where a label is not trained on.
         """
-        has_weights = self.token_mask is not None and jnp.issubdtype(self.token_mask.dtype, jnp.floating)
+        has_weights = self.token_mask is not None and jnp.issubdtype(
+            self.token_mask.dtype, jnp.floating
+        )
         if self.weights is None and not self.pairs and not has_weights:
             return self.label_mask.astype(np.float32)
         weights = np.float32(1) if self.weights is None else self.weights
@@ -256,10 +274,15 @@ class PackedBatch(eqx.Module):
         Entries past the last segment are S, so one more range covers the padding. M is 1 if each row is one segment;
         one more than the width of ``segment_lengths``, if given; otherwise S, the maximum.
         """
-        xp, length = self._xp, self.seq_len
+        xp = self._xp
+        length = self.seq_len
         if self.segment_lengths is not None:
-            ends = xp.where(self.segment_lengths > 0, xp.cumsum(self.segment_lengths, axis=1), length)
-            first, last = xp.zeros_like(ends[:, :1]), xp.full_like(ends[:, :1], length)  # sharded as these are
+            ends = xp.where(
+                self.segment_lengths > 0, xp.cumsum(self.segment_lengths, axis=1), length
+            )
+            # sharded as these are
+            first = xp.zeros_like(ends[:, :1])
+            last = xp.full_like(ends[:, :1], length)
             return xp.concatenate([first, ends, last], axis=1).astype(np.int32)
         if self.eos_id is None:
             return (self._zeros + xp.asarray([0, length], dtype=np.int32)).astype(np.int32)
@@ -271,10 +294,13 @@ class PackedBatch(eqx.Module):
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
         """Group of each range of ``cu_seqlens``: ``group_ids``; without them, each pair or range is its own group."""
-        rows, ranges = self.token_ids.shape[0], self.cu_seqlens.shape[1] - 1
+        rows = self.token_ids.shape[0]
+        ranges = self.cu_seqlens.shape[1] - 1
         if self.group_ids is None:
             size = 2 if self.pairs else 1
-            first = -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None] + self._zeros
+            first = (
+                -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None] + self._zeros
+            )
             return first + self._xp.arange(ranges, dtype=np.int32) // size
         spare = ranges - self.group_ids.shape[1]  # padding is not trained on: any group will do
         return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
@@ -287,9 +313,16 @@ class PackedBatch(eqx.Module):
             [[6, 0, 0, 0]]
         """
         return ExpandedBatch(
-            self.tokens, self.labels, self.position_ids, self.segment_ids, self.cu_seqlens, self.token_weights,
-            self.label_mask, self.segment_groups, self.extras,
-        )  # fmt: skip
+            self.tokens,
+            self.labels,
+            self.position_ids,
+            self.segment_ids,
+            self.cu_seqlens,
+            self.token_weights,
+            self.label_mask,
+            self.segment_groups,
+            self.extras,
+        )
 
     def flatten(self) -> FlatBatch:
         """The batch as one sequence of T = B x S tokens with one ``cu_seqlens``, for variable-length kernels.
@@ -309,20 +342,27 @@ class PackedBatch(eqx.Module):
             tokens = PartitionSpec(*spec[:1])
             logged = None if self.log_probs is None else tokens
             extras = self.extras and dict.fromkeys(self.extras, tokens)
-            return FlatBatch(tokens, tokens, tokens, tokens, PartitionSpec(), tokens, logged, extras)
+            return FlatBatch(
+                tokens, tokens, tokens, tokens, PartitionSpec(), tokens, logged, extras
+            )
 
         return with_auto_axes(PackedBatch._flat, self, out=shardings)
 
     def _flat(self) -> FlatBatch:
-        xp, (rows, length) = self._xp, self.token_ids.shape
+        xp = self._xp
+        (rows, length) = self.token_ids.shape
         begins = self.cu_seqlens[:, :-1] + length * xp.arange(rows, dtype=np.int32)[:, None]
         end = xp.full(1, rows * length, np.int32)
         return FlatBatch(
-            *(getattr(self, name).reshape(-1) for name in ("tokens", "labels", "position_ids", "segment_ids")),
+            *(
+                getattr(self, name).reshape(-1)
+                for name in ("tokens", "labels", "position_ids", "segment_ids")
+            ),
             cu_seqlens=xp.concatenate([begins.reshape(-1), end]).astype(np.int32),
             token_weights=self.token_weights.reshape(-1),
             log_probs=None if self.log_probs is None else self.log_probs.reshape(-1),
-            extras=self.extras and {n: leaf.reshape(-1, *leaf.shape[2:]) for n, leaf in self.extras.items()},
+            extras=self.extras
+            and {n: leaf.reshape(-1, *leaf.shape[2:]) for n, leaf in self.extras.items()},
         )
 
     @property

@@ -80,7 +80,9 @@ class Correction:
 
     def __post_init__(self) -> None:
         check_choice("level", self.level, get_args(Level), "is no level")
-        check_choice("outside", self.outside, ("clip", "mask"), "is no way to treat a ratio out of bounds")
+        check_choice(
+            "outside", self.outside, ("clip", "mask"), "is no way to treat a ratio out of bounds"
+        )
         check_not_negative("low", self.low)
         if not self.high >= self.low:
             raise ConfigError(f"must be at least low, {self.low}", field="high", value=self.high)
@@ -135,11 +137,16 @@ class PolicyLoss:
             bound = 1 + (self.clip_high or 0)
             cure = "E.g. 3.0, as in the paper."
             raise ConfigError(
-                f"must be above 1 + clip_high, {bound:g}", field="dual_clip", value=self.dual_clip, cure=cure
+                f"must be above 1 + clip_high, {bound:g}",
+                field="dual_clip",
+                value=self.dual_clip,
+                cure=cure,
             )
 
 
-PolicyPreset: TypeAlias = Literal["reinforce", "importance_sampling", "ppo", "grpo", "dapo", "gspo", "cispo"]
+PolicyPreset: TypeAlias = Literal[
+    "reinforce", "importance_sampling", "ppo", "grpo", "dapo", "gspo", "cispo"
+]
 PRESETS: Mapping[str, PolicyLoss] = {
     "reinforce": PolicyLoss("log_prob", clip_low=0.0, clip_high=0.0),
     "importance_sampling": PolicyLoss(clip_low=None, clip_high=None),
@@ -194,11 +201,18 @@ def policy_loss(
         (-1.15, 0.5)
     """
     loss = resolve(loss)
-    mask, advantages = jnp.asarray(batch.label_mask), jnp.asarray(batch.token_weights)
+    mask = jnp.asarray(batch.label_mask)
+    advantages = jnp.asarray(batch.token_weights)
     sampler = getattr(batch, "log_probs", None) if sampler_log_probs is None else sampler_log_probs
     old = sampler if old_log_probs is None else old_log_probs
-    arrays = {"sampler_log_probs": sampler, "reference_log_probs": reference_log_probs, "entropy": entropy}
-    needed_old = old if loss.correction is None else old_log_probs  # the sampler needs no correction relative to itself
+    arrays = {
+        "sampler_log_probs": sampler,
+        "reference_log_probs": reference_log_probs,
+        "entropy": entropy,
+    }
+    needed_old = (
+        old if loss.correction is None else old_log_probs
+    )  # the sampler needs no correction relative to itself
     _check_arrays(loss, batch, {"log_probs": log_probs, "old_log_probs": needed_old, **arrays})
     metrics: dict[str, Any] = {}
     if old is None:  # the ratio is always clipped to 1
@@ -209,7 +223,11 @@ def policy_loss(
     metrics |= _extremes("ratio", ratio, mask) | clip_shares | {"old_kl": old - log_probs}
     if sampler is not None:
         difference = sampler - log_probs
-        metrics |= {"sampler_kl": difference, "sampler_kl_k2": difference**2 / 2, "sampler_entropy": -sampler}
+        metrics |= {
+            "sampler_kl": difference,
+            "sampler_kl_k2": difference**2 / 2,
+            "sampler_entropy": -sampler,
+        }
         if loss.max_sequence_kl is not None:
             far = segment_means(jax.lax.stop_gradient(difference), batch) > loss.max_sequence_kl
             term = jnp.where(far & (advantages < 0), 0, term)
@@ -221,7 +239,9 @@ def policy_loss(
     value = weighted_mean(term, batch, loss.denominator)
     metrics["policy_loss"] = value
     if reference_log_probs is not None:
-        kl = kl_estimate(jnp.where(mask, log_probs, 0), jnp.where(mask, reference_log_probs, 0), loss.kl)
+        kl = kl_estimate(
+            jnp.where(mask, log_probs, 0), jnp.where(mask, reference_log_probs, 0), loss.kl
+        )
         kl = kl * ratio if loss.kl_ratio else kl
         metrics["kl"] = kl
         if loss.kl_coef:
@@ -242,7 +262,10 @@ def resolve(loss: PolicyLoss | str) -> PolicyLoss:
 
 
 def importance_ratio(
-    log_probs: Float[Array, "B S"], old_log_probs: Float[Array, "B S"], batch: LossBatch, level: Level = "token"
+    log_probs: Float[Array, "B S"],
+    old_log_probs: Float[Array, "B S"],
+    batch: LossBatch,
+    level: Level = "token",
 ) -> Float[Array, "B S"]:
     """The ratio of two policies at each label; 1 where a label is not trained on. No gradient flows to the old policy.
 
@@ -266,13 +289,17 @@ def importance_ratio(
         log_ratio = spread_segments(segment_sums(log_ratio, batch), batch)
     elif level != "token":
         mean = segment_means(log_ratio, batch)
-        drift = log_ratio - jax.lax.stop_gradient(log_ratio)  # its value is 0, its gradient the token's
+        drift = log_ratio - jax.lax.stop_gradient(
+            log_ratio
+        )  # its value is 0, its gradient the token's
         log_ratio = jax.lax.stop_gradient(mean) + drift if level == "sequence_token" else mean
     return jnp.exp(jnp.where(mask, jnp.clip(log_ratio, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO), 0))
 
 
 def kl_estimate(
-    log_probs: Float[Array, "*batch"], reference_log_probs: Float[Array, "*batch"], estimator: Estimator = "k3"
+    log_probs: Float[Array, "*batch"],
+    reference_log_probs: Float[Array, "*batch"],
+    estimator: Estimator = "k3",
 ) -> Float[Array, "*batch"]:
     """An estimate of KL(policy || reference) from samples of the policy, label by label.
 
@@ -300,7 +327,8 @@ def _clip(
     """The clipped ratio, and where it differs from the ratio."""
     low = 0.0 if loss.clip_low is None else 1 - loss.clip_low
     high = jnp.inf if loss.clip_high is None else 1 + loss.clip_high
-    below, above = ratio < low, ratio > high
+    below = ratio < low
+    above = ratio > high
     if loss.objective == "log_prob":
         shares = {"clip_low_share": below, "clip_high_share": above}
         return jax.lax.stop_gradient(jnp.clip(ratio, low, high)), shares
@@ -327,7 +355,8 @@ def _correct(
 def _extremes(name: str, values: Float[Array, "B S"], mask: Bool[Array, "B S"]) -> dict[str, Any]:
     """Mean, minimum and maximum over trained labels; 1 if there are none."""
     has_labels = mask.any()
-    least, most = jnp.where(mask, values, jnp.inf).min(), jnp.where(mask, values, -jnp.inf).max()
+    least = jnp.where(mask, values, jnp.inf).min()
+    most = jnp.where(mask, values, -jnp.inf).max()
     return {
         f"{name}_mean": values,
         f"{name}_min": jnp.where(has_labels, least, 1),
@@ -337,14 +366,20 @@ def _extremes(name: str, values: Float[Array, "B S"], mask: Bool[Array, "B S"]) 
 
 def _mean_of(values: Any, batch: LossBatch) -> Float[Array, ""]:
     """A scalar as it is; of per-label values, the mean over trained labels."""
-    return jnp.asarray(values, jnp.float32) if jnp.ndim(values) == 0 else token_mean(values, batch, "tokens")
+    return (
+        jnp.asarray(values, jnp.float32)
+        if jnp.ndim(values) == 0
+        else token_mean(values, batch, "tokens")
+    )
 
 
 def _check_arrays(loss: PolicyLoss, batch: LossBatch, arrays: dict[str, Any]) -> None:
     shape = tuple(batch.labels.shape)
     for name, values in arrays.items():
         if values is not None and tuple(values.shape) != shape:
-            raise ConfigError(f"must be one a label, {shape}", field=name, value=tuple(values.shape))
+            raise ConfigError(
+                f"must be one a label, {shape}", field=name, value=tuple(values.shape)
+            )
     bounds_one = loss.objective == "log_prob" and loss.clip_low == loss.clip_high == 0
     needs = {
         "sampler_log_probs": loss.correction is not None or loss.max_sequence_kl is not None,

@@ -33,7 +33,9 @@ from headrace.batch.sample_numbers import checked_costs
 from headrace.errors import ConfigError
 
 
-def pair_log_probs(batch: PackedBatch, log_probs: Float[Any, "B S"]) -> tuple[Float[Any, "B P"], Float[Any, "B P"]]:
+def pair_log_probs(
+    batch: PackedBatch, log_probs: Float[Any, "B S"]
+) -> tuple[Float[Any, "B P"], Float[Any, "B P"]]:
     """Log probabilities of the chosen and the rejected answer of each pair: sums over trained labels.
 
     Works on host and device batches, under jit or not. P is half the width of ``segment_lengths``; rows with fewer
@@ -60,7 +62,9 @@ def pair_weights(batch: PackedBatch, weights: Float[Any, "B P"]) -> Float[Any, "
         weights: Weight of each pair, in the order of :func:`pair_log_probs`.
     """
     xp: Any = np if isinstance(batch.token_ids, np.ndarray) else jnp
-    return xp.take_along_axis(weights, xp.clip(batch.segment_ids // 2, 0, weights.shape[1] - 1), axis=1)
+    return xp.take_along_axis(
+        weights, xp.clip(batch.segment_ids // 2, 0, weights.shape[1] - 1), axis=1
+    )
 
 
 def dpo_weights(
@@ -90,13 +94,16 @@ def dpo_weights(
 
 
 def pair_examples(
-    pairs: Sequence[tuple[Example, Example]], weights: float | Sequence[float] | Float32[np.ndarray, " p"] = 1.0
+    pairs: Sequence[tuple[Example, Example]],
+    weights: float | Sequence[float] | Float32[np.ndarray, " p"] = 1.0,
 ) -> list[Example]:
     """Alternating chosen and rejected examples, with weights of opposite signs, each pair one group."""
     of_pairs: Any = np.full(len(pairs), weights) if np.ndim(weights) == 0 else weights
     numbers = checked_costs(of_pairs, field="weights")
     if len(numbers) != len(pairs):
-        raise ConfigError(f"must be one for each of {len(pairs)} pairs", field="weights", value=len(numbers))
+        raise ConfigError(
+            f"must be one for each of {len(pairs)} pairs", field="weights", value=len(numbers)
+        )
     return [
         dataclasses.replace(side, weights=sign * float(weight), group=number)
         for number, (pair, weight) in enumerate(zip(pairs, numbers, strict=True))
@@ -129,7 +136,9 @@ def pack_pairs(
         >>> pack_pairs([pair], 6).token_weights.tolist()
         [[1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]
     """
-    batch = pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
+    batch = pack_examples(
+        pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple
+    )
     if batch.weights is None:  # no pairs
         return dataclasses.replace(batch, pairs=True)
     strength = np.abs(np.asarray(batch.weights))  # the side determines the sign

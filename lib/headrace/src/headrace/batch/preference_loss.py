@@ -88,13 +88,19 @@ class PreferenceLoss:
             raise ConfigError("must be positive", field="beta", value=self.beta, cure="E.g. 0.1.")
         if self.label_smoothing >= 0.5:
             cure = "E.g. 0.1: one pair in ten is labelled the wrong way round."
-            raise ConfigError("must be below 0.5", field="label_smoothing", value=self.label_smoothing, cure=cure)
+            raise ConfigError(
+                "must be below 0.5", field="label_smoothing", value=self.label_smoothing, cure=cure
+            )
         if self.label_smoothing and self.link in ("hinge", "square"):
             cure = "Set link to sigmoid or robust, or label_smoothing to 0."
-            raise ConfigError(f"has no meaning with link {self.link!r}", field="label_smoothing", cure=cure)
+            raise ConfigError(
+                f"has no meaning with link {self.link!r}", field="label_smoothing", cure=cure
+            )
         if self.odds and (self.reference or not self.length_normalized):
             cure = "Set reference=False and length_normalized=True, as ORPO does."
-            raise ConfigError("needs the probability of a label, on average", field="odds", value=True, cure=cure)
+            raise ConfigError(
+                "needs the probability of a label, on average", field="odds", value=True, cure=cure
+            )
 
 
 PreferencePreset: TypeAlias = Literal["dpo", "rdpo", "slic", "ipo", "cpo", "simpo", "orpo"]
@@ -105,7 +111,9 @@ PRESETS: Mapping[str, PreferenceLoss] = {
     "ipo": PreferenceLoss("square", length_normalized=True),
     "cpo": PreferenceLoss(reference=False, nll_coef=1.0),
     "simpo": PreferenceLoss(beta=2.0, reference=False, length_normalized=True, target_margin=1.0),
-    "orpo": PreferenceLoss(beta=1.0, reference=False, length_normalized=True, odds=True, scale=0.1, nll_coef=1.0),
+    "orpo": PreferenceLoss(
+        beta=1.0, reference=False, length_normalized=True, odds=True, scale=0.1, nll_coef=1.0
+    ),
 }
 
 
@@ -147,9 +155,11 @@ def preference_loss(
     _check(loss, batch, log_probs, reference_log_probs)
     counts = segment_sums(jnp.ones(log_probs.shape, jnp.float32), batch)
     sums = segment_sums(log_probs, batch)
-    score = sums if reference_log_probs is None else sums - segment_sums(
-        jax.lax.stop_gradient(reference_log_probs), batch
-    )  # fmt: skip
+    score = (
+        sums
+        if reference_log_probs is None
+        else sums - segment_sums(jax.lax.stop_gradient(reference_log_probs), batch)
+    )
     score = score / jnp.maximum(1, counts) if loss.length_normalized else score
     score = jnp.where(counts > 0, score - _log_of_complement(score), 0) if loss.odds else score
     chosen, rejected = _sides(score)
@@ -157,7 +167,11 @@ def preference_loss(
     is_pair = (count_c > 0) | (count_r > 0)
     number = jnp.maximum(1, is_pair.sum())
     margin = loss.beta * (chosen - rejected) - loss.target_margin
-    value = loss.scale * jnp.where(is_pair, _linked(margin, loss), 0).sum() / (number if pairs is None else pairs)
+    value = (
+        loss.scale
+        * jnp.where(is_pair, _linked(margin, loss), 0).sum()
+        / (number if pairs is None else pairs)
+    )
     sum_c, sum_r = _sides(sums)
     if loss.nll_coef:
         value = value - loss.nll_coef * sum_c.sum() / jnp.maximum(1, count_c.sum())
@@ -218,17 +232,27 @@ def kto_loss(
     spare = score.shape[1] - desirable.shape[1]
     if spare not in (0, 1):
         raise ConfigError(
-            "must be one a segment", field="desirable", value=desirable.shape, cure=f"Give {score.shape}."
+            "must be one a segment",
+            field="desirable",
+            value=desirable.shape,
+            cure=f"Give {score.shape}.",
         )
     good = jnp.pad(jnp.asarray(desirable, bool), ((0, 0), (0, spare)))
     sign = jnp.where(good, 1.0, -1.0)
-    loss = jnp.where(good, weights[0], weights[1]) * (1 - jax.nn.sigmoid(sign * beta * (score - kl)))
+    loss = jnp.where(good, weights[0], weights[1]) * (
+        1 - jax.nn.sigmoid(sign * beta * (score - kl))
+    )
     value = jnp.where(is_answer, loss, 0).sum() / jnp.maximum(1, is_answer.sum())
 
     def mean(side: Any) -> Any:
-        return jax.lax.stop_gradient(jnp.where(side, beta * score, 0).sum() / jnp.maximum(1, side.sum()))
+        return jax.lax.stop_gradient(
+            jnp.where(side, beta * score, 0).sum() / jnp.maximum(1, side.sum())
+        )
 
-    return value, {"desirable_reward": mean(is_answer & good), "undesirable_reward": mean(is_answer & ~good)}
+    return value, {
+        "desirable_reward": mean(is_answer & good),
+        "undesirable_reward": mean(is_answer & ~good),
+    }
 
 
 def kto_reference_point(
@@ -266,7 +290,9 @@ def _linked(margin: Float[Array, "B P"], loss: PreferenceLoss) -> Float[Array, "
         return jnp.maximum(0, 1 - margin)
     if loss.link == "square":
         return (margin / loss.beta - 1 / (2 * loss.beta)) ** 2
-    e, right, wrong = loss.label_smoothing, -jax.nn.log_sigmoid(margin), -jax.nn.log_sigmoid(-margin)
+    e = loss.label_smoothing
+    right = -jax.nn.log_sigmoid(margin)
+    wrong = -jax.nn.log_sigmoid(-margin)
     if loss.link == "robust":
         return ((1 - e) * right - e * wrong) / (1 - 2 * e)
     return (1 - e) * right + e * wrong
@@ -276,7 +302,11 @@ def _log_of_complement(log_p: Float[Array, "B M"]) -> Float[Array, "B M"]:
     """``log(1 - exp(x))`` for negative x; a probability of 1 counts as the largest float32 below it."""
     x = jnp.minimum(log_p, -6e-8)
     near = x > -0.6931472  # each form is exact where the other is not
-    return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))), jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))
+    return jnp.where(
+        near,
+        jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
+        jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))),
+    )
 
 
 def _sides(values: Float[Array, "B M"]) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
@@ -301,15 +331,23 @@ def _check_labels(field: str, values: Any, batch: PackedBatch) -> None:
         raise ConfigError(f"must be one a label, {shape}", field=field, value=tuple(values.shape))
 
 
-def _check(loss: PreferenceLoss, batch: PackedBatch, log_probs: Any, reference_log_probs: Any) -> None:
+def _check(
+    loss: PreferenceLoss, batch: PackedBatch, log_probs: Any, reference_log_probs: Any
+) -> None:
     if not batch.pairs:
         cure = "Pack pairs with pack_pairs, or rows of a cache with unit=2."
-        raise ConfigError("are not chosen and rejected in turn", field="batch.pairs", value=False, cure=cure)
+        raise ConfigError(
+            "are not chosen and rejected in turn", field="batch.pairs", value=False, cure=cure
+        )
     _check_labels("log_probs", log_probs, batch)
     if loss.reference != (reference_log_probs is not None):
         if loss.reference:
             cure = "Run the reference model on the batch, or set reference=False for a loss without one."
-            raise ConfigError("is missing, and the loss needs it", field="reference_log_probs", cure=cure)
-        raise ConfigError("is not looked at by this loss", field="reference_log_probs", cure="Leave it out.")
+            raise ConfigError(
+                "is missing, and the loss needs it", field="reference_log_probs", cure=cure
+            )
+        raise ConfigError(
+            "is not looked at by this loss", field="reference_log_probs", cure="Leave it out."
+        )
     if reference_log_probs is not None:
         _check_labels("reference_log_probs", reference_log_probs, batch)

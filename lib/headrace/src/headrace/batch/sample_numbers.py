@@ -28,13 +28,18 @@ def checked_count(field: str, value: Any, least: int = 1) -> int:
         count = int(value)
         good = bool(count == value) and count >= least
     except (TypeError, ValueError, OverflowError):  # None, a string, NaN, infinity
-        count, good = 0, False
+        count = 0
+        good = False
     if not good:
-        raise ConfigError(f"must be a whole number, at least {least}", field=field, value=value, cure="E.g. 8.")
+        raise ConfigError(
+            f"must be a whole number, at least {least}", field=field, value=value, cure="E.g. 8."
+        )
     return count
 
 
-def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") -> Int64[np.ndarray, " n"]:
+def checked_tokens(
+    tokens: Sequence[int] | np.ndarray, field: str = "tokens"
+) -> Int64[np.ndarray, " n"]:
     """Tokens of each sample: non-negative integers; ConfigError otherwise.
 
     Example:
@@ -48,7 +53,9 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") ->
     return array.astype(np.int64)
 
 
-def checked_costs(costs: Sequence[Any] | np.ndarray, samples: int | None = None, field: str = "costs") -> list[Any]:
+def checked_costs(
+    costs: Sequence[Any] | np.ndarray, samples: int | None = None, field: str = "costs"
+) -> list[Any]:
     """Cost of each sample (``None``: any number of them), finite and non-negative; ConfigError otherwise.
 
     They are Python numbers, whose sums are exact for integers.
@@ -68,11 +75,16 @@ def check_one_each(field: str, count: int, samples: int) -> None:
     if count != samples:
         fewer = "fewer" if count < samples else "more"
         raise ConfigError(
-            f"are {fewer} than the {samples} samples", field=field, value=count, cure="Give one for each."
+            f"are {fewer} than the {samples} samples",
+            field=field,
+            value=count,
+            cure="Give one for each.",
         )
 
 
-def _checked_numbers(values: Sequence[Any] | np.ndarray, field: str) -> tuple[np.ndarray, np.ndarray]:
+def _checked_numbers(
+    values: Sequence[Any] | np.ndarray, field: str
+) -> tuple[np.ndarray, np.ndarray]:
     """The numbers unchanged, and as floats."""
     try:
         array = np.asarray(values)
@@ -80,9 +92,16 @@ def _checked_numbers(values: Sequence[Any] | np.ndarray, field: str) -> tuple[np
             raise TypeError
         exact = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError("must be a row of numbers", field=field, value=values, cure="E.g. [5, 3].") from None
+        raise ConfigError(
+            "must be a row of numbers", field=field, value=values, cure="E.g. [5, 3]."
+        ) from None
     if exact.ndim != 1:
-        raise ConfigError("must be the shape of a row of numbers", field=field, value=exact.shape, cure="E.g. [5, 3].")
+        raise ConfigError(
+            "must be the shape of a row of numbers",
+            field=field,
+            value=exact.shape,
+            cure="E.g. [5, 3].",
+        )
     wrong = np.flatnonzero(~(np.isfinite(exact) & (exact >= 0)))
     if wrong.size:
         raise _refused("must be finite and not negative", field, array, int(wrong[0]))
@@ -90,4 +109,6 @@ def _checked_numbers(values: Sequence[Any] | np.ndarray, field: str) -> tuple[np
 
 
 def _refused(problem: str, field: str, found: np.ndarray, at: int) -> ConfigError:
-    return ConfigError(problem, field=field, value=found[at : at + 1].tolist()[0], cure=f"Look at {field}[{at}].")
+    return ConfigError(
+        problem, field=field, value=found[at : at + 1].tolist()[0], cure=f"Look at {field}[{at}]."
+    )

@@ -18,7 +18,9 @@ from headrace.batch.along_rows import with_auto_axes
 from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 
 
-def segment_sums(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch) -> Float[Array, "B M"]:
+def segment_sums(
+    values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch
+) -> Float[Array, "B M"]:
     """The sum of each segment's values over its trained labels; 0 where there is no segment.
 
     M is the number of ranges of ``cu_seqlens``; gradients flow through it.
@@ -35,7 +37,9 @@ def segment_sums(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch
     return with_auto_axes(lambda v, i: _summed(v, i, width), masked, ids, out=lambda spec: spec)
 
 
-def segment_means(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch) -> Float[Array, "B S"]:
+def segment_means(
+    values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch
+) -> Float[Array, "B S"]:
     """At each label, the mean of its segment's values over trained labels; 0 in padding.
 
     Example:
@@ -52,10 +56,14 @@ def segment_means(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatc
         mean = _summed(values, ids, width) / jnp.maximum(1, _summed(mask, ids, width))
         return _spread(mean, ids)
 
-    return with_auto_axes(means, masked, jnp.asarray(batch.label_mask, masked.dtype), ids, out=lambda spec: spec)
+    return with_auto_axes(
+        means, masked, jnp.asarray(batch.label_mask, masked.dtype), ids, out=lambda spec: spec
+    )
 
 
-def spread_segments(values: Float[Array, "B M"], batch: PackedBatch | ExpandedBatch) -> Float[Array, "B S"]:
+def spread_segments(
+    values: Float[Array, "B M"], batch: PackedBatch | ExpandedBatch
+) -> Float[Array, "B S"]:
     """Each segment's value at all of its labels; 0 in padding.
 
     Example:
@@ -65,7 +73,9 @@ def spread_segments(values: Float[Array, "B M"], batch: PackedBatch | ExpandedBa
         >>> spread_segments(jnp.array([[0.5, -1.0]]), batch).tolist()
         [[0.5, 0.5, 0.5, -1.0, -1.0]]
     """
-    return with_auto_axes(_spread, jnp.asarray(values), jnp.asarray(batch.segment_ids), out=lambda spec: spec)
+    return with_auto_axes(
+        _spread, jnp.asarray(values), jnp.asarray(batch.segment_ids), out=lambda spec: spec
+    )
 
 
 def discounted_sums(
@@ -97,7 +107,8 @@ def next_in_segment(values: Any, batch: PackedBatch | ExpandedBatch, distance: i
         >>> next_in_segment(jnp.array([[1, 2, 3, 4, 5]]), batch).tolist()
         [[2, 3, 0, 5, 0]]
     """
-    ids, values = jnp.asarray(batch.segment_ids), jnp.asarray(values)
+    ids = jnp.asarray(batch.segment_ids)
+    values = jnp.asarray(values)
     along = [(0, 0, 0), (-distance, distance, 0)]
     ids_there = jax.lax.pad(ids, jnp.asarray(-1, ids.dtype), along)
     moved = jax.lax.pad(values, jnp.asarray(0, values.dtype), along)
@@ -122,14 +133,18 @@ def _composed(later: tuple[Any, Any], earlier: tuple[Any, Any]) -> tuple[Any, An
     return earlier[0] * later[0], earlier[1] + earlier[0] * later[1]
 
 
-def _ids_and_masked(values: Any, batch: PackedBatch | ExpandedBatch) -> tuple[Int[Array, "B S"], Float[Array, "B S"]]:
+def _ids_and_masked(
+    values: Any, batch: PackedBatch | ExpandedBatch
+) -> tuple[Int[Array, "B S"], Float[Array, "B S"]]:
     return jnp.asarray(batch.segment_ids), jnp.where(jnp.asarray(batch.label_mask), values, 0)
 
 
 def _summed(values: Float[Array, "B S"], ids: Int[Array, "B S"], width: int) -> Float[Array, "B M"]:
     rows = jnp.arange(ids.shape[0])[:, None]
     return (
-        jnp.zeros((ids.shape[0], width), values.dtype).at[rows, jnp.where(ids < 0, width, ids)].add(values, mode="drop")
+        jnp.zeros((ids.shape[0], width), values.dtype)
+        .at[rows, jnp.where(ids < 0, width, ids)]
+        .add(values, mode="drop")
     )
 
 

@@ -104,16 +104,24 @@ def conversation(
             if isinstance(piece, Media):
                 check_at_least("Media.length", piece.length)
                 media_count += 1
-                ids, is_counted, number = np.full(piece.length, piece.token, np.int64), False, media_count
+                ids = np.full(piece.length, piece.token, np.int64)
+                is_counted = False
+                number = media_count
             else:
-                ids, is_counted, number = np.asarray(piece, np.int64), everything or (trained and index > 0), 0
+                ids = np.asarray(piece, np.int64)
+                is_counted = everything or (trained and index > 0)
+                number = 0
             tokens.append(ids)
             mask.append(np.full(ids.size, is_counted, np.uint8))
             media.append(np.full(ids.size, number, np.int32))
-    ids, marks, numbers = np.concatenate(tokens), np.concatenate(mask), np.concatenate(media)
+    ids = np.concatenate(tokens)
+    marks = np.concatenate(mask)
+    numbers = np.concatenate(media)
     keep = _count_kept(numbers, max_length)
     if keep == 0:
-        raise ConfigError("leaves nothing of the conversation", field="max_length", value=max_length)
+        raise ConfigError(
+            "leaves nothing of the conversation", field="max_length", value=max_length
+        )
     extras = {MEDIA: numbers[:keep]} if media_count else {}
     return Example(ids[:keep], loss_mask=marks[:keep], extras=extras)
 

@@ -45,19 +45,30 @@ def sft_datum(
         >>> datum["model_input"].tolist(), datum["target_tokens"].tolist(), datum["weights"].tolist()
         ([1, 2], [2, 3], [0.5, 0.5])
     """
-    ids, token_weights = np.asarray(tokens), np.asarray(weights, np.float32)
+    ids = np.asarray(tokens)
+    token_weights = np.asarray(weights, np.float32)
     if token_weights.size != ids.size:
-        raise ConfigError(f"must be one for each of {ids.size} tokens", field="weights", value=token_weights.size)
-    ids, token_weights = ids[:max_length], token_weights[:max_length]
+        raise ConfigError(
+            f"must be one for each of {ids.size} tokens", field="weights", value=token_weights.size
+        )
+    ids = ids[:max_length]
+    token_weights = token_weights[:max_length]
     if ids.size < 2:
         raise ConfigError(
-            "leaves nothing to predict", field="tokens", value=int(ids.size), cure="At least 2 tokens are needed."
+            "leaves nothing to predict",
+            field="tokens",
+            value=int(ids.size),
+            cure="At least 2 tokens are needed.",
         )
     shifted = token_weights[1:]
     total = float(shifted.sum())
     if reduction == "mean" and total != 0:
         shifted = shifted / np.float32(total)
-    return {"model_input": ids[:-1], "target_tokens": ids[1:].astype(np.int64), "weights": shifted.astype(np.float32)}
+    return {
+        "model_input": ids[:-1],
+        "target_tokens": ids[1:].astype(np.int64),
+        "weights": shifted.astype(np.float32),
+    }
 
 
 def rl_datum(example: Example) -> Datum:
@@ -69,7 +80,11 @@ def rl_datum(example: Example) -> Datum:
         [0.0, 0.5]
     """
     n = example.length
-    mask = np.ones(n, np.float32) if example.loss_mask is None else example.loss_mask.astype(np.float32)
+    mask = (
+        np.ones(n, np.float32)
+        if example.loss_mask is None
+        else example.loss_mask.astype(np.float32)
+    )
     weights = np.full(n, 1.0 if example.weights is None else example.weights, np.float32)
     log_probs = np.zeros(n, np.float32) if example.log_probs is None else example.log_probs
     return {
@@ -94,13 +109,20 @@ def example_of_datum(datum: Mapping[str, Any]) -> Example:
     for key in ("model_input", "target_tokens"):
         if key not in datum:
             raise ConfigError("is missing", field=key, value=sorted(datum), cure="A datum has one.")
-    inputs, targets = np.asarray(datum["model_input"]), np.asarray(datum["target_tokens"])
+    inputs = np.asarray(datum["model_input"])
+    targets = np.asarray(datum["target_tokens"])
     if inputs.size != targets.size or not np.array_equal(inputs[1:], targets[:-1]):
-        raise ConfigError("is not the input moved by one token", field="target_tokens", value=targets.tolist())
+        raise ConfigError(
+            "is not the input moved by one token", field="target_tokens", value=targets.tolist()
+        )
 
     def of_tokens(name: str, dtype: Any) -> Any:
         values = datum.get(name)
-        return None if values is None else np.concatenate([np.zeros(1, dtype), np.asarray(values, dtype)])
+        return (
+            None
+            if values is None
+            else np.concatenate([np.zeros(1, dtype), np.asarray(values, dtype)])
+        )
 
     weights = of_tokens("weights" if "weights" in datum else "advantages", np.float32)
     mask = of_tokens("mask", np.uint8)
@@ -132,7 +154,11 @@ class Turn:
 
 
 def join_turns(
-    turns: Sequence[Turn], *, weight: float | None = None, group: int | None = None, strict: bool = False
+    turns: Sequence[Turn],
+    *,
+    weight: float | None = None,
+    group: int | None = None,
+    strict: bool = False,
 ) -> list[Example]:
     """Joins turns of a conversation into as few sequences as possible: a turn whose observation starts with all tokens
     of the previous turn continues it.
@@ -162,7 +188,9 @@ def join_turns(
     so_far = np.zeros(0, np.int64)
     for number, turn in enumerate(turns):
         observation = np.asarray(turn.observation, np.int64)
-        continues = observation.size >= so_far.size and np.array_equal(observation[: so_far.size], so_far)
+        continues = observation.size >= so_far.size and np.array_equal(
+            observation[: so_far.size], so_far
+        )
         if not continues:
             if strict:
                 same = np.append(observation[: so_far.size] == so_far[: observation.size], False)
@@ -173,26 +201,49 @@ def join_turns(
                     cure="Keep the ids that were sampled, rather than tokenise their text again.",
                 )
             examples.append(_joined(parts, weight, group))
-            parts, so_far = [], so_far[:0]
-        parts.append(Turn(observation[so_far.size :], turn.action, turn.log_probs, turn.masked, turn.policy_version))
+            parts = []
+            so_far = so_far[:0]
+        parts.append(
+            Turn(
+                observation[so_far.size :],
+                turn.action,
+                turn.log_probs,
+                turn.masked,
+                turn.policy_version,
+            )
+        )
         so_far = np.concatenate([observation, np.asarray(turn.action, np.int64)])
     return [*examples, _joined(parts, weight, group)] if parts else examples
 
 
 def _joined(parts: Sequence[Turn], weight: float | None, group: int | None) -> Example:
-    tokens, mask, action_log_probs, versions = [], [], [], []
+    tokens = []
+    mask = []
+    action_log_probs = []
+    versions = []
     for part in parts:
-        observation, action = np.asarray(part.observation, np.int64), np.asarray(part.action, np.int64)
+        observation = np.asarray(part.observation, np.int64)
+        action = np.asarray(part.action, np.int64)
         log_probs = np.asarray(part.log_probs, np.float32)
         if log_probs.size not in (0, action.size):
-            raise ConfigError(f"must be one for each of {action.size} tokens", field="log_probs", value=log_probs.size)
+            raise ConfigError(
+                f"must be one for each of {action.size} tokens",
+                field="log_probs",
+                value=log_probs.size,
+            )
         tokens += [observation, action]
-        mask += [np.zeros(observation.size, np.uint8), np.full(action.size, not part.masked, np.uint8)]
+        mask += [
+            np.zeros(observation.size, np.uint8),
+            np.full(action.size, not part.masked, np.uint8),
+        ]
         action_log_probs += [
             np.zeros(observation.size, np.float32),
             log_probs if log_probs.size else np.zeros(action.size, np.float32),
         ]
-        versions += [np.full(observation.size, -1, np.int32), np.full(action.size, part.policy_version, np.int32)]
+        versions += [
+            np.full(observation.size, -1, np.int32),
+            np.full(action.size, part.policy_version, np.int32),
+        ]
     return Example(
         np.concatenate(tokens),
         loss_mask=np.concatenate(mask),

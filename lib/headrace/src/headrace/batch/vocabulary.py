@@ -46,7 +46,11 @@ class TokenStats(NamedTuple):
 
 
 def token_stats(
-    logits: Float[Array, "*batch V"], labels: Int[Array, "*labels"], *, entropy: bool = True, chunk: int = DEFAULT_CHUNK
+    logits: Float[Array, "*batch V"],
+    labels: Int[Array, "*labels"],
+    *,
+    entropy: bool = True,
+    chunk: int = DEFAULT_CHUNK,
 ) -> TokenStats:
     """Log probabilities of labels, log normaliser and entropy, from logits.
 
@@ -68,7 +72,9 @@ def token_stats(
 
     def stats(logits: Any, labels: Any) -> TokenStats:
         rows = logits.reshape(-1, size)
-        flat: Any = _logits_stats(rows, labels.reshape(rows.shape[0], -1), _chunk_of(chunk, size), entropy)
+        flat: Any = _logits_stats(
+            rows, labels.reshape(rows.shape[0], -1), _chunk_of(chunk, size), entropy
+        )
         return _shaped(flat, logits.shape[:-1], labels.shape)
 
     return _on_any_mesh(stats, entropy, labels, logits)
@@ -108,7 +114,8 @@ def hidden_stats(
         )
 
     def stats(hidden: Any, unembedding: Any, labels: Any) -> TokenStats:
-        rows, size = hidden.reshape(-1, hidden.shape[-1]), unembedding.shape[0]
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        size = unembedding.shape[0]
         ids = labels.reshape(rows.shape[0], -1)
         flat: Any = _hidden_stats(rows, unembedding, ids, _chunk_of(chunk, size), entropy)
         return _shaped(flat, hidden.shape[:-1], labels.shape)
@@ -146,7 +153,9 @@ def hidden_nll(
     return -hidden_stats(hidden, unembedding, labels, entropy=False, chunk=chunk).log_probs
 
 
-def _on_any_mesh(stats: Callable[..., TokenStats], entropy: bool, labels: Any, first: Any, *rest: Any) -> TokenStats:
+def _on_any_mesh(
+    stats: Callable[..., TokenStats], entropy: bool, labels: Any, first: Any, *rest: Any
+) -> TokenStats:
     labels = jnp.asarray(labels)
     extra = labels.ndim - (first.ndim - 1)
     if extra not in (0, 1) or labels.shape[: first.ndim - 1] != first.shape[:-1]:
@@ -164,10 +173,14 @@ def _on_any_mesh(stats: Callable[..., TokenStats], entropy: bool, labels: Any, f
     return with_auto_axes(stats, first, *rest, labels, out=shardings)
 
 
-def _shaped(flat: tuple[Any, Any, Any], positions: tuple[int, ...], labels: tuple[int, ...]) -> TokenStats:
+def _shaped(
+    flat: tuple[Any, Any, Any], positions: tuple[int, ...], labels: tuple[int, ...]
+) -> TokenStats:
     norm, picked, entropy = flat
     log_probs = (picked - norm[:, None]).reshape(labels)
-    return TokenStats(log_probs, norm.reshape(positions), None if entropy is None else entropy.reshape(positions))
+    return TokenStats(
+        log_probs, norm.reshape(positions), None if entropy is None else entropy.reshape(positions)
+    )
 
 
 def _chunk_of(chunk: int, size: int) -> int:
@@ -183,7 +196,10 @@ def _columns(first: Any, size: int, chunk: int) -> tuple[Any, Any, Any]:
 
 
 def _scan_vocabulary(
-    logits_from: Callable[[Any], Float[Array, "N C"]], ids: Int[Array, "N K"], chunking: tuple[int, int], entropy: bool
+    logits_from: Callable[[Any], Float[Array, "N C"]],
+    ids: Int[Array, "N K"],
+    chunking: tuple[int, int],
+    entropy: bool,
 ) -> tuple[Any, Any, Any]:
     """Normaliser, logits of ids, entropy; ``logits_from(start)`` returns a chunk, ``chunking`` is V and its size."""
     size, chunk = chunking
@@ -205,12 +221,19 @@ def _scan_vocabulary(
 
     dtype = jax.eval_shape(logits_from, 0).dtype
     zeros = jnp.zeros(ids.shape[:1], dtype)
-    begin = (jnp.full(ids.shape[:1], jnp.finfo(dtype).min, dtype), zeros, zeros, jnp.zeros(ids.shape, dtype))
+    begin = (
+        jnp.full(ids.shape[:1], jnp.finfo(dtype).min, dtype),
+        zeros,
+        zeros,
+        jnp.zeros(ids.shape, dtype),
+    )
     (top, total, spread, picked), _ = jax.lax.scan(step, begin, jnp.arange(0, size, chunk))
     return top + jnp.log(total), picked, jnp.log(total) - spread / total if entropy else None
 
 
-def _logits_gradient(z: Any, column: Any, summary: tuple[Any, Any, Any], upstream: tuple[Any, Any, Any]) -> Any:
+def _logits_gradient(
+    z: Any, column: Any, summary: tuple[Any, Any, Any], upstream: tuple[Any, Any, Any]
+) -> Any:
     """Gradient of a chunk's logits from the gradients of normaliser, picked logits and entropy."""
     ids, norm, entropy = summary
     of_norm, of_picked, of_entropy = upstream
@@ -219,7 +242,9 @@ def _logits_gradient(z: Any, column: Any, summary: tuple[Any, Any, Any], upstrea
     scale = of_norm[:, None]
     if entropy is not None:
         scale = scale - of_entropy[:, None] * (jnp.where(p > 0, log_p, 0) + entropy[:, None])
-    return scale * p + jnp.where(column[:, :, None] == ids[:, None, :], of_picked[:, None, :], 0).sum(axis=2)
+    return scale * p + jnp.where(
+        column[:, :, None] == ids[:, None, :], of_picked[:, None, :], 0
+    ).sum(axis=2)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -231,8 +256,10 @@ def _logits_forward(logits: Any, ids: Any, chunk: int, entropy: bool) -> tuple[A
     dtype = jnp.promote_types(logits.dtype, jnp.float32)
     stats = _scan_vocabulary(
         lambda start: jax.lax.dynamic_slice_in_dim(logits, start, chunk, 1).astype(dtype),
-        ids, (logits.shape[1], chunk), entropy,
-    )  # fmt: skip
+        ids,
+        (logits.shape[1], chunk),
+        entropy,
+    )
     return stats, (logits, (ids, stats[0], stats[2]))
 
 
@@ -244,7 +271,9 @@ def _logits_backward(chunk: int, entropy: bool, residuals: Any, upstream: Any) -
         start, column, _ = _columns(first, size, chunk)
         z = jax.lax.dynamic_slice_in_dim(logits, start, chunk, 1).astype(summary[1].dtype)
         part = _logits_gradient(z, column, summary, upstream)
-        return jax.lax.dynamic_update_slice_in_dim(gradient, part.astype(gradient.dtype), start, 1), None
+        return jax.lax.dynamic_update_slice_in_dim(
+            gradient, part.astype(gradient.dtype), start, 1
+        ), None
 
     return jax.lax.scan(step, jnp.zeros_like(logits), jnp.arange(0, size, chunk))[0], None
 
@@ -264,7 +293,9 @@ def _part_of(hidden: Any, unembedding: Any, start: Any, chunk: int) -> tuple[Any
     return rows, jnp.einsum("nd,cd->nc", hidden, rows, preferred_element_type=dtype)
 
 
-def _hidden_forward(hidden: Any, unembedding: Any, ids: Any, chunk: int, entropy: bool) -> tuple[Any, Any]:
+def _hidden_forward(
+    hidden: Any, unembedding: Any, ids: Any, chunk: int, entropy: bool
+) -> tuple[Any, Any]:
     def logits_from(start: Any) -> Any:
         return _part_of(hidden, unembedding, start, chunk)[1]
 
@@ -272,9 +303,12 @@ def _hidden_forward(hidden: Any, unembedding: Any, ids: Any, chunk: int, entropy
     return stats, (hidden, unembedding, (ids, stats[0], stats[2]))
 
 
-def _hidden_backward(chunk: int, entropy: bool, residuals: Any, upstream: Any) -> tuple[Any, Any, None]:
+def _hidden_backward(
+    chunk: int, entropy: bool, residuals: Any, upstream: Any
+) -> tuple[Any, Any, None]:
     hidden, unembedding, summary = residuals
-    size, dtype = unembedding.shape[0], summary[1].dtype
+    size = unembedding.shape[0]
+    dtype = summary[1].dtype
 
     def step(gradients: tuple[Any, Any], first: Any) -> tuple[tuple[Any, Any], None]:
         of_hidden, of_matrix = gradients

@@ -56,10 +56,24 @@ def append_as_typed(
 
     if repair:
         cure = "Leave it out: headrace verify CACHE --repair repairs a cache and everything appended to it."
-        raise ConfigError("cannot be combined with --append", field="--repair", value=True, cure=cure)
+        raise ConfigError(
+            "cannot be combined with --append", field="--repair", value=True, cure=cure
+        )
     typed = typed_options(context)
-    reading = {field: getattr(source, field) for field, names in _SOURCE.items() if typed.intersection(names)}
-    tokens = {field: text for (field, name), text in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}
-    settings = {name: value for name, value in options.items() if name in typed or name not in _OF_CACHE}
+    reading = {
+        field: getattr(source, field)
+        for field, names in _SOURCE.items()
+        if typed.intersection(names)
+    }
+    tokens = {
+        field: text
+        for (field, name), text in zip(_TOKENIZER.items(), encoder, strict=True)
+        if name in typed
+    }
+    settings = {
+        name: value for name, value in options.items() if name in typed or name not in _OF_CACHE
+    }
     with kept_when_interrupted():
-        return append_cache(source.paths, output, source=reading, tokenizer=tokens, how=how, **settings)
+        return append_cache(
+            source.paths, output, source=reading, tokenizer=tokens, how=how, **settings
+        )

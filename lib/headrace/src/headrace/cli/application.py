@@ -73,10 +73,14 @@ class _Commands(MutableMapping[str, Any]):
         if name not in self._made and (name in COMMANDS or name in GROUPS):
             app = typer.Typer(**_SETTINGS)
             if name in COMMANDS:
-                app.command(name, cls=PanelCommand if name in WITH_PANELS else PlainCommand)(_function_of(name))
+                app.command(name, cls=PanelCommand if name in WITH_PANELS else PlainCommand)(
+                    _function_of(name)
+                )
             else:
                 context = _SETTINGS["context_settings"]
-                app.add_typer(_module_of(name).app, name=name, help=_summary(name), context_settings=context)
+                app.add_typer(
+                    _module_of(name).app, name=name, help=_summary(name), context_settings=context
+                )
             command: Any = typer.main.get_command(app)
             self._made[name] = command if name in COMMANDS else command.commands[name]
         return self._made[name]
@@ -135,11 +139,18 @@ def _show_version(shows: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show where an error comes from; also HEADRACE_DEBUG=1.", callback=say_all),
+        typer.Option(
+            "--debug",
+            help="Show where an error comes from; also HEADRACE_DEBUG=1.",
+            callback=say_all,
+        ),
     ] = False,
 ) -> None:
     """Options of ``headrace`` itself."""

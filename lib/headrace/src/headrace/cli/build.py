@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 def command(
     context: typer.Context,
     sources: flags.Sources,
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")
+    ],
     tokenizer: Annotated[str | None, flags.TOKENIZER] = None,
     eos: flags.EosOption = "auto",
     bos: flags.BosOption = "none",
     tokenizer_engine: flags.TokenizerEngineOption = "auto",
-    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b in a.")] = "text",
+    text_field: Annotated[
+        str, typer.Option(help="Field of a record that holds the text; a.b is b in a.")
+    ] = "text",
     on_bad_line: flags.OnBadLineOption = "error",
     max_record_bytes: flags.MaxRecordBytesOption = 1 << 30,
     special_tokens_in_text: flags.SpecialTokensOption = "token",
@@ -60,7 +64,9 @@ def command(
     memory: flags.MemoryOption = None,
     append: flags.AppendOption = False,
     repair: flags.RepairOption = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete the contents of DIR and start over.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the contents of DIR and start over.")
+    ] = False,
     as_json: AsJson = False,
     help_all: HelpAll = False,
 ) -> None:
@@ -100,18 +106,32 @@ def command(
         max_record_bytes=max_record_bytes,
         special_tokens_in_text=special_tokens_in_text,
     )
-    options = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
-    options |= {"engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
+    options = {
+        "dtype": dtype,
+        "chunk_tokens": chunk_tokens,
+        "compression": compression,
+        "part_bytes": part_bytes,
+    }
+    options |= {
+        "engine": engine,
+        "workers": workers,
+        "hash_sources": hash_sources,
+        "restart": restart,
+    }
     encoder: Encoder = (tokenizer, bos, eos, tokenizer_engine)
     how = shuffle_config(shuffle, memory)
-    report = (partial(append_as_typed, context) if append else _build)(source, encoder, output, repair, how, options)
+    report = (partial(append_as_typed, context) if append else _build)(
+        source, encoder, output, repair, how, options
+    )
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
 def _refuse_without_effect(context: typer.Context) -> None:
     """Refuses options that were typed and would have no effect."""
     typed = context.params
-    mask, kind, paths = typed["mask"], typed["kind"], (*typed["sources"], typed["tokenizer"] or "", typed["output"])
+    mask = typed["mask"]
+    kind = typed["kind"]
+    paths = (*typed["sources"], typed["tokenizer"] or "", typed["output"])
     if typed["format"] != "python" and not any("http" in path for path in paths):
         refuse_typed(context, ("redirect_host",), "has no effect without a path on a web server")
     if typed["fim"] is None:
@@ -122,7 +142,9 @@ def _refuse_without_effect(context: typer.Context) -> None:
             "Add --fim PREFIX SUFFIX MIDDLE.",
         )
     if mask != "roles":
-        refuse_typed(context, ("mask_role",), f"has no effect with --mask {mask}", "Add --mask roles.")
+        refuse_typed(
+            context, ("mask_role",), f"has no effect with --mask {mask}", "Add --mask roles."
+        )
     if kind not in ("auto", "chat", "preference", "prompts"):
         refuse_typed(context, ("mask", "chat_template"), f"has no effect with --kind {kind}")
 
@@ -155,7 +177,12 @@ def _build(
             err=True,
         )
         return build_shuffled(
-            source, tokenizer, output, how, announce=lambda cost: typer.echo(cost_in_words(cost), err=True), **options
+            source,
+            tokenizer,
+            output,
+            how,
+            announce=lambda cost: typer.echo(cost_in_words(cost), err=True),
+            **options,
         )
 
 
@@ -168,7 +195,10 @@ def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | No
         if memory is not None:
             cure = "Leave it out, or give --shuffle SEED."
             raise ConfigError(
-                "limits the memory of a shuffle, and there is none", field="memory", value=memory, cure=cure
+                "limits the memory of a shuffle, and there is none",
+                field="memory",
+                value=memory,
+                cure=cure,
             )
         return None
     return ReshuffleConfig(seed, memory=memory_bytes(memory))
@@ -185,7 +215,9 @@ def _pair(text: str) -> tuple[str, str]:
 
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise ConfigError("is not NAME=FIELD", field="field", value=text, cure="Write e.g. messages=conversation.")
+        raise ConfigError(
+            "is not NAME=FIELD", field="field", value=text, cure="Write e.g. messages=conversation."
+        )
     return name, value
 
 
@@ -214,12 +246,16 @@ def memory_bytes(text: str | None) -> int | None:
         return None
     if (size := int(number_in(text) or 0)) > 0:
         return size
-    raise ConfigError("must be a positive number of bytes", field="memory", value=text, cure="Write e.g. 4GiB.")
+    raise ConfigError(
+        "must be a positive number of bytes", field="memory", value=text, cure="Write e.g. 4GiB."
+    )
 
 
 def cost_in_words(cost: ReshuffleCost) -> str:
     """Describes the cost of a shuffle in one line."""
-    read, written, between = map(in_bytes, (cost.bytes_read, cost.bytes_written, cost.temporary_bytes))
+    read, written, between = map(
+        in_bytes, (cost.bytes_read, cost.bytes_written, cost.temporary_bytes)
+    )
     return (
         f"Shuffles {format_count(cost.documents, 'document')}, {cost.tokens:,} tokens,"
         f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two passes,"
@@ -230,11 +266,16 @@ def cost_in_words(cost: ReshuffleCost) -> str:
 
 def summary(report: BuildReport) -> str:
     """Describes in a few lines what was built; the last names the next command."""
-    parts, documents = report.parts_built + report.parts_reused, format_count(report.documents, "document")
+    parts = report.parts_built + report.parts_reused
+    documents = format_count(report.documents, "document")
     if report.parts_built == 0:
-        lines = [f"{report.path} is already finished: {documents}, {format_count(report.tokens, 'token')}."]
+        lines = [
+            f"{report.path} is already finished: {documents}, {format_count(report.tokens, 'token')}."
+        ]
     else:
-        tokens, megabytes = (n / report.seconds / 1e6 for n in (report.tokens_built, report.bytes_built))
+        tokens, megabytes = (
+            n / report.seconds / 1e6 for n in (report.tokens_built, report.bytes_built)
+        )
         rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
         there = f"; {report.parts_reused:,} were already there" if report.parts_reused else ""
         lines = [
@@ -252,16 +293,26 @@ def summary(report: BuildReport) -> str:
     if report.trained_tokens is not None:
         share = report.trained_tokens / max(report.tokens, 1)
         none = (
-            f"; {format_count(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
+            f"; {format_count(report.untrained_documents, 'document')} with none"
+            if report.untrained_documents
+            else ""
         )
         lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
     if report.left_out_files:
         endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
-        lines.append(f"Files of other kinds left out: {endings} (to include them, use --extension or a glob).")
+        lines.append(
+            f"Files of other kinds left out: {endings} (to include them, use --extension or a glob)."
+        )
     if report.skipped_lines:
-        lines.append(f"{format_count(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
+        lines.append(
+            f"{format_count(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}"
+        )
     if report.requests:
-        failed = f", {report.failed_requests:,} of which failed and were repeated" if report.failed_requests else ""
+        failed = (
+            f", {report.failed_requests:,} of which failed and were repeated"
+            if report.failed_requests
+            else ""
+        )
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
 
@@ -271,10 +322,16 @@ def _encoding_in_words(report: BuildReport) -> list[str]:
     encoded = report.encoded
     if report.tokenizer_engine != "gigatoken":
         return [f"Encoded by tokenizers: {report.engine_reason}."] if report.engine_reason else []
-    slow = f", {encoded.slow:,} of them by tokenizers (other Unicode tables)" if encoded.slow else ""
+    slow = (
+        f", {encoded.slow:,} of them by tokenizers (other Unicode tables)" if encoded.slow else ""
+    )
     documents = format_count(encoded.fast + encoded.slow, "document")
-    lines = [f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} checked against tokenizers."]
+    lines = [
+        f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} checked against tokenizers."
+    ]
     if encoded.differences:
         parts = format_count(len(encoded.differences), "part")
-        lines.append(f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers only.")
+        lines.append(
+            f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers only."
+        )
     return lines

@@ -16,14 +16,19 @@ from headrace.ingest.choices import (
     TokenizerEngine,
 )
 
-ENCODING, RECORDS, CHATS = "Encoding", "Records", "Conversations"
-FIM, STORAGE, WORK = "Fill-in-the-middle", "Storage", "Building"
+ENCODING = "Encoding"
+RECORDS = "Records"
+CHATS = "Conversations"
+FIM = "Fill-in-the-middle"
+STORAGE = "Storage"
+WORK = "Building"
 """Panels of the help."""
 
 Sources = Annotated[
     list[str],
     typer.Argument(
-        help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
+        help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.",
+        metavar="SOURCES",
     ),
 ]
 _TOKENIZERS = "A tokenizer.json, a folder with one, hf://OWNER/NAME on the hub, or `bytes`"
@@ -33,7 +38,9 @@ TOKENIZER = typer.Option(
     help=f"{_TOKENIZERS}; `ids:N` for token ids below N. With --append, that of the cache.",
     metavar="TOKENIZER",
 )
-TokenizerOption = Annotated[str, typer.Option("--tokenizer", "-t", help=f"{_TOKENIZERS}.", metavar="TOKENIZER")]
+TokenizerOption = Annotated[
+    str, typer.Option("--tokenizer", "-t", help=f"{_TOKENIZERS}.", metavar="TOKENIZER")
+]
 TokenizerEngineOption = Annotated[
     TokenizerEngine,
     typer.Option(
@@ -44,19 +51,24 @@ TokenizerEngineOption = Annotated[
 EosOption = Annotated[
     str,
     typer.Option(
-        help="Token after each document: auto, none, or the token itself.", metavar="TOKEN", rich_help_panel=ENCODING
+        help="Token after each document: auto, none, or the token itself.",
+        metavar="TOKEN",
+        rich_help_panel=ENCODING,
     ),
 ]
 BosOption = Annotated[
     str,
     typer.Option(
-        help="Token before each document: none, auto, or the token itself.", metavar="TOKEN", rich_help_panel=ENCODING
+        help="Token before each document: none, auto, or the token itself.",
+        metavar="TOKEN",
+        rich_help_panel=ENCODING,
     ),
 ]
 OnBadLineOption = Annotated[
     OnBadLine,
     typer.Option(
-        help="For a line that cannot be read: stop and name it, or skip and count it.", rich_help_panel=RECORDS
+        help="For a line that cannot be read: stop and name it, or skip and count it.",
+        rich_help_panel=RECORDS,
     ),
 ]
 MaxRecordBytesOption = Annotated[
@@ -73,10 +85,15 @@ SpecialTokensOption = Annotated[
         rich_help_panel=ENCODING,
     ),
 ]
-FormatOption = Annotated[FormatOrAuto, typer.Option(help="Format of the files; auto: by their names.")]
+FormatOption = Annotated[
+    FormatOrAuto, typer.Option(help="Format of the files; auto: by their names.")
+]
 KindOption = Annotated[
     KindOrAuto,
-    typer.Option(help="What records are; auto: tokens if the files hold ids, otherwise text.", rich_help_panel=RECORDS),
+    typer.Option(
+        help="What records are; auto: tokens if the files hold ids, otherwise text.",
+        rich_help_panel=RECORDS,
+    ),
 ]
 FieldOption = Annotated[
     list[str] | None,
@@ -98,7 +115,9 @@ LeafOption = Annotated[
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(
-        help="A Jinja template; by default the one beside the tokenizer.", metavar="FILE", rich_help_panel=CHATS
+        help="A Jinja template; by default the one beside the tokenizer.",
+        metavar="FILE",
+        rich_help_panel=CHATS,
     ),
 ]
 MaskOption = Annotated[
@@ -114,7 +133,9 @@ MaskOption = Annotated[
 MaskRoleOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="With --mask roles: a role whose turns are trained on (repeatable).", metavar="ROLE", rich_help_panel=CHATS
+        help="With --mask roles: a role whose turns are trained on (repeatable).",
+        metavar="ROLE",
+        rich_help_panel=CHATS,
     ),
 ]
 FimOption = Annotated[
@@ -126,7 +147,8 @@ FimOption = Annotated[
     ),
 ]
 FimRateOption = Annotated[
-    float, typer.Option(help="With --fim: share of documents that are rearranged.", rich_help_panel=FIM)
+    float,
+    typer.Option(help="With --fim: share of documents that are rearranged.", rich_help_panel=FIM),
 ]
 FimSpmRateOption = Annotated[
     float, typer.Option(help="Share of these that begin with the suffix.", rich_help_panel=FIM)
@@ -136,7 +158,9 @@ FimSeedOption = Annotated[
 ]
 ExtensionOption = Annotated[
     list[str] | None,
-    typer.Option(help="Extension of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
+    typer.Option(
+        help="Extension of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"
+    ),
 ]
 ChunkTokensOption = Annotated[
     int, typer.Option(help="Tokens in a chunk, the unit of reading.", rich_help_panel=STORAGE)
@@ -147,7 +171,8 @@ CompressionOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        help="Stored integer type; by default the narrowest that holds the vocabulary.", rich_help_panel=STORAGE
+        help="Stored integer type; by default the narrowest that holds the vocabulary.",
+        rich_help_panel=STORAGE,
     ),
 ]
 PartBytesOption = Annotated[
@@ -166,7 +191,10 @@ EngineOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(help="Parallel workers; by default as many as cores and memory allow.", metavar="N")
+    int | None,
+    typer.Option(
+        help="Parallel workers; by default as many as cores and memory allow.", metavar="N"
+    ),
 ]
 HashSourcesOption = Annotated[
     bool,
@@ -204,11 +232,15 @@ AppendOption = Annotated[
 ]
 RepairOption = Annotated[
     bool,
-    typer.Option("--repair", help="Check what is there, and rebuild damaged parts.", rich_help_panel=WORK),
+    typer.Option(
+        "--repair", help="Check what is there, and rebuild damaged parts.", rich_help_panel=WORK
+    ),
 ]
 ShuffleOption = Annotated[
     int | None,
-    typer.Option(help="Shuffle the documents after the build, as headrace reshuffle does.", metavar="SEED"),
+    typer.Option(
+        help="Shuffle the documents after the build, as headrace reshuffle does.", metavar="SEED"
+    ),
 ]
 MemoryOption = Annotated[
     str | None,

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ID_LEAF, AsJson, Config, Decoder, IdLeaf, SameRun, Settings, check_run, load_as_begun
+from headrace.cli.options import (
+    ID_LEAF,
+    AsJson,
+    Config,
+    Decoder,
+    IdLeaf,
+    SameRun,
+    Settings,
+    check_run,
+    load_as_begun,
+)
 from headrace.cli.shown import coloured, legend, marked, one_line, printable, working
 from headrace.errors import ConfigError, did_you_mean, format_count, redact
 
@@ -21,7 +31,8 @@ if TYPE_CHECKING:
     from headrace.data.provenance import StepRows
 
 _SHOWN_FILES = 2
-_LEAST_TEXT, _ID_WIDTH = 24, 60
+_LEAST_TEXT = 24
+_ID_WIDTH = 60
 _SHOWN_VALUES = 4
 
 
@@ -30,7 +41,8 @@ def command(
     settings: Settings = None,
     step: Annotated[int, typer.Option(help="The step, counted from 0.", metavar="S")] = 0,
     row: Annotated[
-        list[int] | None, typer.Option(help="Show only this row of the batch, in full (repeatable).", metavar="R")
+        list[int] | None,
+        typer.Option(help="Show only this row of the batch, in full (repeatable).", metavar="R"),
     ] = None,
     run: SameRun = None,
     id_leaf: IdLeaf = ID_LEAF,
@@ -67,7 +79,12 @@ def command(
         described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
         if row:
             _add_origins(rows, described)
-    facts = {"step": step, "batch_size": rows.batch_size, "seq_len": rows.seq_len, "rows": described}
+    facts = {
+        "step": step,
+        "batch_size": rows.batch_size,
+        "seq_len": rows.seq_len,
+        "rows": described,
+    }
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
@@ -79,7 +96,9 @@ def _check_rows(rows: StepRows, asked: list[int]) -> None:
         if not 0 <= one < len(rows):
             padding = len(rows) <= one < rows.batch_size
             raise ConfigError(
-                "is padding: the last batch is not full" if padding else "is not a row of this step",
+                "is padding: the last batch is not full"
+                if padding
+                else "is not a row of this step",
                 field="--row",
                 value=one,
                 cure=f"Its rows are numbered from 0 to {len(rows) - 1}.",
@@ -94,21 +113,33 @@ def described_rows(
 
     from headrace.cli.decoded import document_ids, trained_runs
     from headrace.data.columns import MASK
-    from headrace.data.provenance import read_columns_of_spans, read_spans, removed_spans, spans_of_rows
+    from headrace.data.provenance import (
+        read_columns_of_spans,
+        read_spans,
+        removed_spans,
+        spans_of_rows,
+    )
     from headrace.ingest.tokenize import cache_tokenizer, decode
 
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
-    tokens, columns = read_spans(rows, spans), read_columns_of_spans(rows, spans)
-    decoders = {number: cache_tokenizer(rows.caches[number]) for number in set(spans.source.tolist())}
+    tokens = read_spans(rows, spans)
+    columns = read_columns_of_spans(rows, spans)
+    decoders = {
+        number: cache_tokenizer(rows.caches[number]) for number in set(spans.source.tolist())
+    }
     without = [number for number, decoder in decoders.items() if decoder is None] or [*decoders]
     if tokenizer is not None:  # refused if each has its own
         decoders |= {number: cache_tokenizer(rows.caches[number], tokenizer) for number in without}
     leaves = dict.fromkeys(leaf for cache in rows.caches for leaf in cache.leaves)
     if id_leaf not in {ID_LEAF, *leaves}:
         cure = (
-            f"{did_you_mean(id_leaf, leaves)} Or leave it out." if leaves else "Leave it out: these caches keep no ids."
+            f"{did_you_mean(id_leaf, leaves)} Or leave it out."
+            if leaves
+            else "Leave it out: these caches keep no ids."
         )
-        raise ConfigError("is not a leaf of these caches", field="--id-leaf", value=id_leaf, cure=cure)
+        raise ConfigError(
+            "is not a leaf of these caches", field="--id-leaf", value=id_leaf, cure=cure
+        )
     ids = {
         number: document_ids(cache, spans.document[spans.source == number].tolist(), id_leaf)
         for number, cache in enumerate(rows.caches)
@@ -118,7 +149,8 @@ def described_rows(
     originals = lru_cache(None)(lambda source, document: rows.caches[source].original(document))
     spans_of_row: dict[int, list[dict[str, Any]]] = {}
     for k, row in enumerate(spans.row.tolist()):
-        source, document = int(spans.source[k]), int(spans.document[k])
+        source = int(spans.source[k])
+        document = int(spans.document[k])
         original = originals(source, document)
         one: dict[str, Any] = {
             "column": int(spans.column[k]),
@@ -195,12 +227,17 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
     mixed = ", ".join(f"{count:,} of {name}" for name, count in counts.most_common())
     of = f"{format_count(facts['batch_size'], 'row')} of {facts['seq_len']:,} tokens"
     prefix = "" if len(rows) == facts["batch_size"] else "shown: "
-    console.print(Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {prefix}{mixed}"), soft_wrap=True)
+    console.print(
+        Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {prefix}{mixed}"),
+        soft_wrap=True,
+    )
     if whole and any("runs" in one for row in rows for one in row["spans"]):
         console.print(legend(console))
     for row in rows:
         draw = f"draw {row['draw']:,}, epoch {row['epoch']:,}, example {row['example']:,}"
-        title = Text.assemble((f"row {row['row']:,}", "bold"), f"  {row['component']}  ", (draw, "dim"))
+        title = Text.assemble(
+            (f"row {row['row']:,}", "bold"), f"  {row['component']}  ", (draw, "dim")
+        )
         console.print(Rule(title, align="left", style="dim"))
         console.print(Text(_origin(row), "dim"), soft_wrap=True)
         _show_whole(console, row) if whole else _show_spans(console, row)
@@ -214,15 +251,20 @@ def _show_spans(console: Console, row: dict[str, Any]) -> None:
 
     columns = [_columns(one) for one in row["spans"]]
     documents = [_document(one) for one in row["spans"]]
-    place_width, document_width = max(map(len, columns)), max(map(len, documents))
+    place_width = max(map(len, columns))
+    document_width = max(map(len, documents))
     width_left = console.width - place_width - document_width - 4
     for one, column, document in zip(row["spans"], columns, documents, strict=True):
         line = Text.assemble((f"{column:>{place_width}}  ", "dim"), (document, "cyan"))
         if width_left >= _LEAST_TEXT:
-            line.append(" " * (document_width - len(document) + 2) + one_line(one["text"], width_left))
+            line.append(
+                " " * (document_width - len(document) + 2) + one_line(one["text"], width_left)
+            )
         else:
             indent = " " * (place_width + 2)
-            line.append("\n" + indent + one_line(one["text"], max(console.width - len(indent), _LEAST_TEXT)))
+            line.append(
+                "\n" + indent + one_line(one["text"], max(console.width - len(indent), _LEAST_TEXT))
+            )
         console.print(line, soft_wrap=True)
 
 
@@ -233,7 +275,9 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
     for one in row["spans"]:
         console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
         if one.get("origin_problem"):
-            console.print(Text(f"place in the source unknown: {one['origin_problem']}", "dim"), soft_wrap=True)
+            console.print(
+                Text(f"place in the source unknown: {one['origin_problem']}", "dim"), soft_wrap=True
+            )
         for name, column in one.get("columns", {}).items():
             console.print(Text(f"{name}: {_column(column)}", "dim"), soft_wrap=True)
         text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
@@ -245,12 +289,18 @@ def _column(column: dict[str, Any]) -> str:
     low, mean, high = (f"{column[name]:.4g}" for name in ("min", "mean", "max"))
     per_token = f", {column['shape'][1]} per token" if column["shape"][1:] else ""
     first = ", ".join(str(_four_digits(value)) for value in column["first"])
-    return f"{low} to {high}, mean {mean}{per_token}; begins {first}" if low != high else f"{low}{per_token}"
+    return (
+        f"{low} to {high}, mean {mean}{per_token}; begins {first}"
+        if low != high
+        else f"{low}{per_token}"
+    )
 
 
 def _four_digits(value: Any) -> Any:
     """Rounds numbers, or lists of them, to four digits."""
-    return [_four_digits(one) for one in value] if isinstance(value, list) else float(f"{value:.4g}")
+    return (
+        [_four_digits(one) for one in value] if isinstance(value, list) else float(f"{value:.4g}")
+    )
 
 
 def _columns(span: dict[str, Any]) -> str:
@@ -259,7 +309,9 @@ def _columns(span: dict[str, Any]) -> str:
 
 def _document(span: dict[str, Any]) -> str:
     """Describes the document of a span, its tokens in the span, and how many of these are trained on, if not all."""
-    first, size, length = span["offset"], span["tokens"], span["document_tokens"]
+    first = span["offset"]
+    size = span["tokens"]
+    length = span["document_tokens"]
     if size == length:
         which = f"all {length:,} tokens"
     else:
@@ -267,17 +319,20 @@ def _document(span: dict[str, Any]) -> str:
     called = f" {one_line(str(span['id']), _ID_WIDTH)}" if "id" in span else ""
     origin = f", {printable(span['origin'])}" if span.get("origin") else ""
     trained = f", {span['trained_tokens']:,} of them trained on" if "trained_tokens" in span else ""
-    return (
-        f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}{origin}"
-    )
+    return f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}{origin}"  # noqa: E501
 
 
 def _origin(row: dict[str, Any]) -> str:
     """The cache, the part and the files of a row; only packed rows cross parts."""
     parts: dict[str, list[str]] = {}
     for one in row["spans"]:  # a span with a known place in the source names its own file
-        parts.setdefault(one["part"], [] if one.get("origin") else [str(file["path"]) for file in one["files"]])
-    texts = [f"part {name}{_from(files)}" if name else _from(files).strip() for name, files in parts.items()]
+        parts.setdefault(
+            one["part"], [] if one.get("origin") else [str(file["path"]) for file in one["files"]]
+        )
+    texts = [
+        f"part {name}{_from(files)}" if name else _from(files).strip()
+        for name, files in parts.items()
+    ]
     return ", ".join([row["cache"], *(s for s in texts if s)])
 
 

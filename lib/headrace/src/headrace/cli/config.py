@@ -57,7 +57,9 @@ def check(
     layout: Layout = "headrace",
     icc: Icc = None,
     run: SameRun = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 for warnings, too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 for warnings, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a config: what it resolves to, what its first steps read, and what will cause problems.
@@ -121,7 +123,9 @@ def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> 
 
 @app.command("schema", cls=PlainCommand)
 def schema(
-    output: Annotated[str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Print the JSON schema of a config, with which editors complete and check it.
 
@@ -141,15 +145,24 @@ def schema(
 @app.command("from-levanter", cls=PlainCommand)
 def from_levanter(
     config: Annotated[
-        str, typer.Argument(help="YAML file of a Levanter data config, or of a whole training config.", metavar="FILE")
+        str,
+        typer.Argument(
+            help="YAML file of a Levanter data config, or of a whole training config.",
+            metavar="FILE",
+        ),
     ],
-    output: Annotated[str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 if something has no counterpart.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print config and notes as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print config and notes as JSON.")
+    ] = False,
     look: Annotated[
-        bool, typer.Option("--look", help="Check which caches exist, and therefore which must be built.")
+        bool,
+        typer.Option("--look", help="Check which caches exist, and therefore which must be built."),
     ] = False,
 ) -> None:
     """Translate a Levanter or Marin data config, with a note on everything that differs.
@@ -171,10 +184,17 @@ def from_levanter(
     translation = translate(raw)
     if look:
         named = [one["cache"] for one in translation.config["components"].values()]
-        caches = [path for cache in named for path in ([cache] if isinstance(cache, str) else cache)]
+        caches = [
+            path for cache in named for path in ([cache] if isinstance(cache, str) else cache)
+        ]
         translation = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
     decode(LmDataConfig, translation.config)  # checks that the result loads
-    _put(json.dumps(translation.to_json(), indent=2) if as_json else translation.to_yaml().rstrip("\n"), output)
+    _put(
+        json.dumps(translation.to_json(), indent=2)
+        if as_json
+        else translation.to_yaml().rstrip("\n"),
+        output,
+    )
     missing = [note for note in translation.notes if note.kind == "missing"]
     if output is not None:
         for note in translation.notes:
@@ -205,7 +225,9 @@ def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
     answered = dict(sizes)
     if len(answered) < len(caches):
         late = [cache for cache in caches if cache not in answered]
-        typer.echo(f"look: no answer within {seconds:g} s, treated as absent: {', '.join(late)}", err=True)
+        typer.echo(
+            f"look: no answer within {seconds:g} s, treated as absent: {', '.join(late)}", err=True
+        )
     return answered
 
 
@@ -251,7 +273,9 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     console = Console(highlight=False)
     console.print(Text(_run_line(plan)), soft_wrap=True)
     for stage in plan.stages if len(plan.stages) > 1 else ():
-        console.print(Text(f"  from step {stage['step']:,}: {stage['name'] or _short(stage['weights'])}"))
+        console.print(
+            Text(f"  from step {stage['step']:,}: {stage['name'] or _short(stage['weights'])}")
+        )
     console.print()
     console.print(_components(plan))
     for c in plan.components:
@@ -272,7 +296,11 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
         if text := h.describe_exchange(plan.config.exchange_setting, plan.batch_size):
             console.print(text, soft_wrap=True)
     console.print()
-    show_judgments(j for j in judge_plan(plan) if j.level == "good" and j.figure not in {f.field for f in found})
+    show_judgments(
+        j
+        for j in judge_plan(plan)
+        if j.level == "good" and j.figure not in {f.field for f in found}
+    )
     for finding in found:
         style = "bold red" if finding.level == "problem" else "yellow"
         console.print(Text.assemble((finding.level, style), " ", str(finding)), soft_wrap=True)
@@ -281,7 +309,10 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
         console.print(Text("no problems found", "green"))
     else:
         console.print(
-            Text(f"{format_count(problems, 'problem')}, {format_count(len(found) - problems, 'warning')}", "dim")
+            Text(
+                f"{format_count(problems, 'problem')}, {format_count(len(found) - problems, 'warning')}",
+                "dim",
+            )
         )
 
 
@@ -289,19 +320,24 @@ def _run_line(plan: RunPlan) -> str:
     smallest = f"{plan.batch_size:,} to " if plan.largest_batch != plan.batch_size else ""
     rows = f"batches of {smallest}{format_count(plan.largest_batch, 'row')}"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
-    end = "no known end" if plan.steps is None else f"{format_count(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
+    end = (
+        "no known end"
+        if plan.steps is None
+        else f"{format_count(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
+    )
     packed = ""
     if (effective := plan.effective_batch) is not None:
         documents, tokens = effective
-        packed = (
-            f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."
-        )
+        packed = f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."  # noqa: E501
     packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
     return f"{format_count(len(plan.components), 'component')}, {rows} of {lengths} tokens, {end}{packed}"
 
 
 def _short(weights: Any) -> str:
-    text = ", ".join(f"{name} {weight:g}" if isinstance(weight, float) else name for name, weight in weights.items())
+    text = ", ".join(
+        f"{name} {weight:g}" if isinstance(weight, float) else name
+        for name, weight in weights.items()
+    )
     return text if len(text) <= 100 else text[:97] + "..."
 
 
@@ -311,7 +347,9 @@ def _components(plan: RunPlan) -> Table:
     from headrace.report.numbers import short
 
     share_of = "share of rows" if plan.config.counted else "share"
-    table = figures_table("component", "tokens", share_of, "epochs", "order", "strands", "block\nrows", "open\nblocks")
+    table = figures_table(
+        "component", "tokens", share_of, "epochs", "order", "strands", "block\nrows", "open\nblocks"
+    )
     for c in plan.components:
         share = f"{c.first_share:.2%}"
         if abs(c.last_share - c.first_share) > 5e-5:
@@ -326,12 +364,19 @@ def _components(plan: RunPlan) -> Table:
             f"{c.block_rows:,}" if c.block_rows else "-",
             in_bytes(c.open_bytes) if c.open_bytes else "-",
         )
-    table.columns[0].no_wrap = max(len(c.name) for c in plan.components) <= _WHOLE_NAME  # longer ones fold
+    table.columns[0].no_wrap = (
+        max(len(c.name) for c in plan.components) <= _WHOLE_NAME
+    )  # longer ones fold
     return table
 
 
 def _reads(plan: RunPlan) -> Table:
-    heads = ("reads per block per epoch", "reads per host per step", "bytes per host per step", "memory held")
+    heads = (
+        "reads per block per epoch",
+        "reads per host per step",
+        "bytes per host per step",
+        "memory held",
+    )
     table = figures_table("hosts", *heads, "memory needed", left=0)
     for h in (plan.forecast or plan.unlimited).by_hosts:
         table.add_row(

@@ -19,17 +19,26 @@ if TYPE_CHECKING:
 
 def command(
     cache: Annotated[
-        str, typer.Argument(help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE")
+        str,
+        typer.Argument(
+            help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE"
+        ),
     ],
-    output: Annotated[str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")],
+    output: Annotated[
+        str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")
+    ],
     layout: Annotated[ChunkLayout, typer.Option(help="Whose format to write.")] = "levanter",
     form: Annotated[
         Literal["consolidated", "sharded"],
-        typer.Option(help="For levanter: one array per leaf (any release), or one folder per part (since May 2026)."),
+        typer.Option(
+            help="For levanter: one array per leaf (any release), or one folder per part (since May 2026)."
+        ),
     ] = "consolidated",
     dtype: Annotated[
         str | None,
-        typer.Option(help="Stored type of the tokens; by default int32 for levanter, otherwise that of the cache."),
+        typer.Option(
+            help="Stored type of the tokens; by default int32 for levanter, otherwise that of the cache."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -67,7 +76,12 @@ def command(
         else:
             target = CacheLayout(dtype or source.dtype.name)
             consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
-    facts = {"path": output, "layout": layout, "documents": source.num_documents, "tokens": source.num_tokens}
+    facts = {
+        "path": output,
+        "layout": layout,
+        "documents": source.num_documents,
+        "tokens": source.num_tokens,
+    }
     typer.echo(
         json.dumps(facts)
         if as_json
@@ -76,7 +90,9 @@ def command(
     )
 
 
-def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str, Any], bytes | None]:
+def _stated(
+    cache: TokenCache, layout: ChunkLayout, path: str
+) -> tuple[dict[str, Any], bytes | None]:
     """Record and file of the tokenizer that the user names for a cache that does not keep its own."""
     from headrace.errors import ConfigError
     from headrace.ingest.base_tokenizer import named_only
@@ -84,8 +100,14 @@ def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str
 
     record = cache.ledger.tokenizer
     if layout == "levanter" or not named_only(record):
-        why = "Levanter's format has no place for it" if layout == "levanter" else "the cache keeps its own"
-        raise ConfigError(f"cannot be stored: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out.")
+        why = (
+            "Levanter's format has no place for it"
+            if layout == "levanter"
+            else "the cache keeps its own"
+        )
+        raise ConfigError(
+            f"cannot be stored: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out."
+        )
     plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
     plain.check_same(record, cache.path)
     end = record.get("eos_id")
@@ -105,7 +127,9 @@ def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str
 
 def consolidate(
     cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
-    output: Annotated[str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")],
+    output: Annotated[
+        str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Copy a token cache into one part, for fewer files and rows that continue across the ends of parts.

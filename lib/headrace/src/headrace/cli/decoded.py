@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
     from headrace.store.leaf import CacheLeaf
 
-_HEAD_IDS, _TAIL_IDS = 240, 40
+_HEAD_IDS = 240
+_TAIL_IDS = 40
 _READS = 16
 _DOCUMENTS = 1 << 16
 _VALUES = 1 << 25
@@ -51,32 +52,43 @@ class Sample:
     leaves: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, whole: bool = False) -> Sample:
+def sample(
+    cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, whole: bool = False
+) -> Sample:
     """Decodes the document at a position (without a tokenizer: lists its ids); of a long one only both ends, unless
     ``whole``. The sample has the document's number, which differs from its position in a shuffled cache.
     """
     ids = cache.document(document)
-    first, last = 0, int(ids.size)
+    first = 0
+    last = int(ids.size)
     bos = eos = None
     if tokenizer is not None:
         if last and tokenizer.bos_id is not None and int(ids[0]) == tokenizer.bos_id:
-            bos, first = tokenizer.bos, 1
+            bos = tokenizer.bos
+            first = 1
         if last > first and tokenizer.eos_id is not None and int(ids[-1]) == tokenizer.eos_id:
-            eos, last = tokenizer.eos, last - 1
+            eos = tokenizer.eos
+            last = last - 1
     left_out = 0 if whole else max(0, last - first - _HEAD_IDS - _TAIL_IDS)
     cut, resume = (first + _HEAD_IDS, last - _TAIL_IDS) if left_out else (last, last)
     mask = _mask(cache, document, int(ids.size))
     head, tail = (decode(tokenizer, ids[a:b]) for a, b in ((first, cut), (resume, last)))
     runs: list[list[tuple[str, bool]]] = [[], []]
     if mask is not None:
-        runs = [trained_runs(tokenizer, ids[a:b], mask[a:b]) for a, b in ((first, cut), (resume, last))]
+        runs = [
+            trained_runs(tokenizer, ids[a:b], mask[a:b]) for a, b in ((first, cut), (resume, last))
+        ]
     trained = None if mask is None else int(mask.sum())
     values = leaf_values(cache, document)
     number = int(cache.originals([document])[0])
-    return Sample(number, int(ids.size), bos, head, left_out, tail, eos, trained, runs[0], runs[1], values)
+    return Sample(
+        number, int(ids.size), bos, head, left_out, tail, eos, trained, runs[0], runs[1], values
+    )
 
 
-def trained_runs(tokenizer: Tokenizer | None, ids: np.ndarray, mask: np.ndarray) -> list[tuple[str, bool]]:
+def trained_runs(
+    tokenizer: Tokenizer | None, ids: np.ndarray, mask: np.ndarray
+) -> list[tuple[str, bool]]:
     """The text of ids in pieces, each with whether it is trained on."""
     bounds = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), int(ids.size)]
     return [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(bounds) if y > x]
@@ -88,13 +100,19 @@ def leaf_values(cache: TokenCache, document: int) -> dict[str, Any]:
     return {name: value_of(cache, name, cache.leaf(name).document(document)) for name in names}
 
 
-def document_ids(cache: TokenCache, documents: Sequence[int], leaf: str = ID_LEAF) -> dict[int, Any]:
+def document_ids(
+    cache: TokenCache, documents: Sequence[int], leaf: str = ID_LEAF
+) -> dict[int, Any]:
     """The ids of documents, if the cache keeps them."""
     if leaf not in cache.leaves:
         return {}
-    numbers, id_leaf = sorted(set(documents)), cache.leaf(leaf)
+    numbers = sorted(set(documents))
+    id_leaf = cache.leaf(leaf)
     with ThreadPoolExecutor(_READS) as pool:
-        return {d: value_of(cache, leaf, v) for d, v in zip(numbers, pool.map(id_leaf.document, numbers), strict=True)}
+        return {
+            d: value_of(cache, leaf, v)
+            for d, v in zip(numbers, pool.map(id_leaf.document, numbers), strict=True)
+        }
 
 
 def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
@@ -117,7 +135,9 @@ def drawn(documents: Intervals, count: int, seed: int) -> list[int]:
     """Draws ``count`` of these documents (all, if there are fewer) without repetition."""
     if (total := documents.total) == 0:
         return []
-    return sorted(documents.numbers(Feistel(total, seed=seed)(np.arange(min(count, total)))).tolist())
+    return sorted(
+        documents.numbers(Feistel(total, seed=seed)(np.arange(min(count, total)))).tolist()
+    )
 
 
 def _mask(cache: TokenCache, document: int, tokens: int) -> np.ndarray | None:
@@ -152,7 +172,12 @@ def documents_with_id(
     elif id_leaf.dtype.name == "uint8":
         target = np.frombuffer(wanted.encode(), np.uint8)
     else:
-        raise ConfigError("holds lists of numbers, not ids", field="--id-leaf", value=leaf, cure="Name another leaf.")
+        raise ConfigError(
+            "holds lists of numbers, not ids",
+            field="--id-leaf",
+            value=leaf,
+            cure="Name another leaf.",
+        )
     numbers: list[int] = []
     for start, lengths in _stretches(id_leaf):
         numbers += (_matches(id_leaf, target, start, lengths) + start).tolist()
@@ -174,7 +199,9 @@ def _stretches(leaf: CacheLeaf) -> Iterator[tuple[int, np.ndarray]]:
     for start in range(0, leaf.num_documents, _DOCUMENTS):
         lengths = leaf.lengths(start, min(start + _DOCUMENTS, leaf.num_documents))
         cuts = np.flatnonzero(np.diff(np.cumsum(lengths) // _VALUES)) + 1
-        yield from ((start + a, lengths[a:b]) for a, b in pairwise([0, *cuts.tolist(), lengths.size]))
+        yield from (
+            (start + a, lengths[a:b]) for a, b in pairwise([0, *cuts.tolist(), lengths.size])
+        )
 
 
 def _matches(leaf: CacheLeaf, target: np.ndarray, start: int, lengths: np.ndarray) -> np.ndarray:
@@ -184,7 +211,10 @@ def _matches(leaf: CacheLeaf, target: np.ndarray, start: int, lengths: np.ndarra
         return right
     values = leaf.values(start, start + lengths.size)
     begin = (np.cumsum(lengths) - lengths)[right]
-    for k, value in enumerate(target):  # one byte of the ids after another: few candidates remain after the first ones
+    for k, value in enumerate(
+        target
+    ):  # one byte of the ids after another: few candidates remain after the first ones
         same = values[begin + k] == value
-        right, begin = right[same], begin[same]
+        right = right[same]
+        begin = begin[same]
     return right

@@ -15,12 +15,21 @@ _EXTRA = ("optax", "matplotlib")  # what the demo needs beyond headrace itself
 
 def command(
     output: Annotated[
-        Path, typer.Option(help="Folder for everything that the demo writes: new, empty, or of an earlier demo.")
+        Path,
+        typer.Option(
+            help="Folder for everything that the demo writes: new, empty, or of an earlier demo."
+        ),
     ] = Path("headrace-demo"),
-    steps: Annotated[int | None, typer.Option(help="Training steps; 240, or 40 with --quick.")] = None,
-    devices: Annotated[int, typer.Option(help="CPU devices that share each batch; half of them after the stop.")] = 4,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps; 240, or 40 with --quick.")
+    ] = None,
+    devices: Annotated[
+        int, typer.Option(help="CPU devices that share each batch; half of them after the stop.")
+    ] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the data order and of the model.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Less text and a smaller model: about 15 seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less text and a smaller model: about 15 seconds.")
+    ] = False,
 ) -> None:
     """Train a small language model on Python's standard library, stop it, and resume it.
 

@@ -30,13 +30,21 @@ _NOTHING = "-"
 
 def command(
     a: Annotated[str, typer.Argument(help="Folder or URL of a cache, or of a run.", metavar="A")],
-    b: Annotated[str, typer.Argument(help="Another cache, or an edited config (YAML) of the run.", metavar="B")],
+    b: Annotated[
+        str,
+        typer.Argument(help="Another cache, or an edited config (YAML) of the run.", metavar="B"),
+    ],
     settings: Settings = None,
     step: Annotated[
-        int | None, typer.Option(help="For a run: the steps done; by default, those of its last checkpoint.")
+        int | None,
+        typer.Option(help="For a run: the steps done; by default, those of its last checkpoint."),
     ] = None,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="For a run: also show what follows from the differences of the config.")
+        bool,
+        typer.Option(
+            "--resolved",
+            help="For a run: also show what follows from the differences of the config.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -90,25 +98,40 @@ def _compare_run(
     steps_done = last_anchor(run, manifest) if step is None else step
     with working("comparing"):
         edited = load_as_begun(config, settings, run)
-        changes, newer = run_changes(manifest, edited, steps_done), newer_tombstones(manifest, edited)
+        changes = run_changes(manifest, edited, steps_done)
+        newer = newer_tombstones(manifest, edited)
         appended = newer_generations(edited)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)
-        facts = {"run": run, "config": config, "step": steps_done, **asdict(changes), "amendment": amendment}
+        facts = {
+            "run": run,
+            "config": config,
+            "step": steps_done,
+            **asdict(changes),
+            "amendment": amendment,
+        }
         facts |= {"newer_tombstones": newer, "newer_generations": appended}
-        typer.echo(json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False))
+        typer.echo(
+            json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False)
+        )
     else:
         _show_changes(Console(highlight=False, soft_wrap=True), changes, run, steps_done, resolved)
         if newer:
-            typer.echo("Documents that this run still trains on have been removed since. To leave them out, add:")
+            typer.echo(
+                "Documents that this run still trains on have been removed since. To leave them out, add:"
+            )
             typer.echo(_written(AmendmentConfig(max(steps_done, 1), remove=newer)))
         if appended:
-            typer.echo("Documents that this run does not train on have been appended since. To include them, add:")
+            typer.echo(
+                "Documents that this run does not train on have been appended since. To include them, add:"
+            )
             typer.echo(_written(AmendmentConfig(max(steps_done, 1), extend=appended)))
     return not changes.same
 
 
-def _show_changes(console: Console, changes: RunChanges, run: str, step: int, resolved: bool) -> None:
+def _show_changes(
+    console: Console, changes: RunChanges, run: str, step: int, resolved: bool
+) -> None:
     from rich.text import Text
 
     if changes.fields is None:
@@ -126,7 +149,9 @@ def _show_changes(console: Console, changes: RunChanges, run: str, step: int, re
     if changes.same:
         console.print(Text.assemble(("the same run ", "green"), run))
     elif changes.first_step is not None:
-        console.print(f"The run and the config differ by amendments, from step {changes.first_step:,} on.")
+        console.print(
+            f"The run and the config differ by amendments, from step {changes.first_step:,} on."
+        )
     elif changes.amendment is not None and not changes.refused:
         console.print(f"To make this change from step {step:,} on, restore the mixture and add:")
         console.print(Text(_written(changes.amendment), "bold"))
@@ -158,7 +183,9 @@ def _written(amendment: AmendmentConfig) -> str:
     """
     import yaml
 
-    return yaml.safe_dump({"amendments": [_fields_of(amendment)]}, sort_keys=False, default_flow_style=None).rstrip()
+    return yaml.safe_dump(
+        {"amendments": [_fields_of(amendment)]}, sort_keys=False, default_flow_style=None
+    ).rstrip()
 
 
 @dataclass(frozen=True)
@@ -177,12 +204,17 @@ def _compare_caches(a: str, b: str, as_json: bool) -> bool:
     from headrace.store.joined import open_cache
 
     with working("comparing"):
-        first, second = open_cache(a), open_cache(b)
+        first = open_cache(a)
+        second = open_cache(b)
         all_differences = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:
         facts = {"a": a, "b": b, "same": not all_differences, "same_content": same_content}
-        typer.echo(json.dumps({**facts, "differences": [asdict(d) for d in all_differences]}, ensure_ascii=False))
+        typer.echo(
+            json.dumps(
+                {**facts, "differences": [asdict(d) for d in all_differences]}, ensure_ascii=False
+            )
+        )
     else:
         _show_differences(Console(highlight=False), a, b, all_differences, same_content)
     return bool(all_differences)
@@ -202,7 +234,8 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     all_differences: list[Difference] = []
 
     def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
-        x, y = get(a), get(b)
+        x = get(a)
+        y = get(b)
         if x != y:
             all_differences.append(Difference(what, x, y))
 
@@ -211,15 +244,22 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     all_differences += _fields("tokenizer", a.ledger.tokenizer, b.ledger.tokenizer)
     all_differences += _fields("layout", a.ledger.layout, b.ledger.layout)
     all_differences += _fields(
-        "leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b))
+        "leaf",
+        *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)),
     )
-    all_differences += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
+    all_differences += _fields(
+        "source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b))
+    )
     compare("generations", lambda c: len(c.members))
     compare("removed documents", lambda c: removed_documents(c).total)
-    compare("tombstones", lambda c: [(stones := tombstones_of(one)).digest(len(stones)) for one in c.members])
+    compare(
+        "tombstones",
+        lambda c: [(stones := tombstones_of(one)).digest(len(stones)) for one in c.members],
+    )
     compare("parts", lambda c: len(c.parts))
     all_differences += _fields(
-        "part", *({p.name.removeprefix(f"{c.path}/"): _part(p) for p in c.ledger.parts} for c in (a, b))
+        "part",
+        *({p.name.removeprefix(f"{c.path}/"): _part(p) for p in c.ledger.parts} for c in (a, b)),
     )
     metadata = [c.whole_ledger.metadata for c in (a, b)]
     for name in sorted({name for one in metadata for name in one}):
@@ -233,7 +273,8 @@ def _fields(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
     """Fields in which two mappings differ; nested mappings are compared field by field."""
     all_differences: list[Difference] = []
     for name in sorted({*a, *b}):
-        x, y = a.get(name), b.get(name)
+        x = a.get(name)
+        y = b.get(name)
         what = f"{section} {name}".strip()
         if isinstance(x, dict) and isinstance(y, dict):
             all_differences += _fields(what, x, y)
@@ -243,21 +284,25 @@ def _fields(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Differen
 
 
 def _name(source: dict[str, Any]) -> str:
-    return " ".join(str(v) for k, v in source.items() if k not in ("size", "version", "part", "digest"))
+    return " ".join(
+        str(v) for k, v in source.items() if k not in ("size", "version", "part", "digest")
+    )
 
 
 def _version(source: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {source[k]}" for k in ("size", "version", "digest") if source.get(k) is not None)
+    return ", ".join(
+        f"{k} {source[k]}" for k in ("size", "version", "digest") if source.get(k) is not None
+    )
 
 
 def _part(part: Any) -> str:
     leaves = "".join(f", {name} {leaf.digest[:19]}" for name, leaf in sorted(part.leaves.items()))
-    return (
-        f"{format_count(part.documents, 'document')}, {format_count(part.tokens, 'token')}, {part.digest[:19]}{leaves}"
-    )
+    return f"{format_count(part.documents, 'document')}, {format_count(part.tokens, 'token')}, {part.digest[:19]}{leaves}"  # noqa: E501
 
 
-def _show_differences(console: Console, a: str, b: str, found: list[Difference], same_content: bool) -> None:
+def _show_differences(
+    console: Console, a: str, b: str, found: list[Difference], same_content: bool
+) -> None:
     from rich.text import Text
 
     if not found:
@@ -273,8 +318,14 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
     console.print(table)
     for section, count in counts.items():
         if count > _SHOWN_DIFFERENCES:
-            console.print(Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim"))
-    content = "The tokens are the same." if same_content else "The tokens or the boundaries of parts differ."
+            console.print(
+                Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim")
+            )
+    content = (
+        "The tokens are the same."
+        if same_content
+        else "The tokens or the boundaries of parts differ."
+    )
     console.print(Text(f"{format_count(len(found), 'difference')}. {content}"))
 
 

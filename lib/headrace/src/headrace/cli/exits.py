@@ -28,7 +28,11 @@ import typer
 
 from headrace.errors import ConfigError, HeadraceError, did_you_mean, redact
 
-OK, PROBLEM_FOUND, REFUSED, UNEXPECTED, INTERRUPTED = 0, 1, 2, 3, 130
+OK = 0
+PROBLEM_FOUND = 1
+REFUSED = 2
+UNEXPECTED = 3
+INTERRUPTED = 130
 EPILOG = (
     "Exit status 0: done; 1: something was found (damage, differences, a problem); 2: refused, with the reason;"
     " 3: unexpected error; 130: interrupted."
@@ -73,7 +77,9 @@ def kept_when_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("interrupted: finished parts are kept; run the same command again to continue", err=True)
+        typer.echo(
+            "interrupted: finished parts are kept; run the same command again to continue", err=True
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -82,7 +88,11 @@ def _with_folder(error: HeadraceError) -> HeadraceError:
     if (error.field or "").rpartition(".")[2] != "cache" or not isinstance(error.value, str):
         return error
     for folder in (os.path.dirname(word) for word in sys.argv if word.endswith((".yaml", ".yml"))):
-        if folder and not os.path.exists(error.value) and os.path.exists(os.path.join(folder, error.value)):
+        if (
+            folder
+            and not os.path.exists(error.value)
+            and os.path.exists(os.path.join(folder, error.value))
+        ):
             cure = f"Paths in a config are relative to the current folder: cd {shlex.quote(folder)}"
             return type(error)(error.problem, field=error.field, value=error.value, cure=cure)
     return error
@@ -100,7 +110,9 @@ def _say(what: str, text: str, status: int) -> int:
 
     if os.environ.get(DEBUG, "0") not in ("", "0") and text:
         traceback.print_exc()
-    Console(stderr=True, soft_wrap=True).print(Text.assemble((what, "bold red"), " " if text else "", text))
+    Console(stderr=True, soft_wrap=True).print(
+        Text.assemble((what, "bold red"), " " if text else "", text)
+    )
     return status
 
 
@@ -112,12 +124,19 @@ def _usage(error: Any) -> int:
         return REFUSED
     command = error.ctx.command_path if error.ctx is not None else " ".join(_typed_command())
     options: list[str] = getattr(getattr(error, "param", None), "opts", [])
-    flag, unknown = max(options, key=len, default=""), getattr(error, "option_name", "")
+    flag = max(options, key=len, default="")
+    unknown = getattr(error, "option_name", "")
     if (value := _typed_value(options)) is not None:
         message = str(_wrong_value(flag, value, message))
-    elif setting := next((word for word in sys.argv if unknown and word.startswith(f"{unknown}=")), ""):
+    elif setting := next(
+        (word for word in sys.argv if unknown and word.startswith(f"{unknown}=")), ""
+    ):
         message = f"{message} Write settings without dashes: {setting.lstrip('-')}."
-    return _say("error", f"{' '.join(message.replace('Value error, ', '').split())} See: {command} --help", REFUSED)
+    return _say(
+        "error",
+        f"{' '.join(message.replace('Value error, ', '').split())} See: {command} --help",
+        REFUSED,
+    )
 
 
 def _typed_command() -> list[str]:
@@ -138,11 +157,16 @@ def _wrong_value(flag: str, value: str, message: str) -> ConfigError:
     """Rewrites typer's message about a wrong value, which pydantic words."""
     problem = message.partition("': ")[2]
     if choices := re.findall(r"'([^']+)'", problem.partition("is not one of")[2]):
-        return ConfigError("is not a choice here", field=flag, value=value, cure=did_you_mean(value, choices))
+        return ConfigError(
+            "is not a choice here", field=flag, value=value, cure=did_you_mean(value, choices)
+        )
     if bound := re.search(r"(greater|less) than or equal to (\S+)", problem):
         least = "least" if bound[1] == "greater" else "most"
         return ConfigError(
-            f"must be at {least} {bound[2]}", field=flag, value=value, cure=f"Give {bound[2]}, for example."
+            f"must be at {least} {bound[2]}",
+            field=flag,
+            value=value,
+            cure=f"Give {bound[2]}, for example.",
         )
     kind = "whole number" if "integer" in problem else "number"
     return ConfigError(f"is not a {kind}", field=flag, value=value, cure=f"Give a {kind}.")

@@ -19,16 +19,25 @@ if TYPE_CHECKING:
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
 
-CONFIG, PROGRAM = "run.yaml", "train.py"
-_SEQ_LEN, _BATCH = 256, 16
-_FEWEST_STEPS, _MOST_STEPS = 100, 1000
+CONFIG = "run.yaml"
+PROGRAM = "train.py"
+_SEQ_LEN = 256
+_BATCH = 16
+_FEWEST_STEPS = 100
+_MOST_STEPS = 1000
 
 
 def command(
-    folder: Annotated[str, typer.Argument(help="Folder of texts; each folder in it is a source.", metavar="FOLDER")],
+    folder: Annotated[
+        str,
+        typer.Argument(help="Folder of texts; each folder in it is a source.", metavar="FOLDER"),
+    ],
     tokenizer: TokenizerOption = "bytes",
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for caches, config and program.", metavar="FOLDER")
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder for caches, config and program.", metavar="FOLDER"
+        ),
     ] = Path(),
     text_field: Annotated[
         list[str] | None,
@@ -38,8 +47,12 @@ def command(
         ),
     ] = None,
     on_bad_line: OnBadLineOption = "error",
-    restart: Annotated[bool, typer.Option("--restart", help="Delete existing caches and start over.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete existing caches and start over.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+    ] = False,
 ) -> None:
     """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on them.
 
@@ -77,15 +90,22 @@ def command(
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if report.skipped_lines:
             skipped = format_count(report.skipped_lines, "bad line")
-            typer.echo(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
+            typer.echo(
+                f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True
+            )
         if rows:
             chosen.append((source, report.tokens, rows))
         else:
             few = format_count(report.tokens, "token")
-            typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}", err=True)
+            typer.echo(
+                f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}",
+                err=True,
+            )
     if not chosen:
         cure = f"Give more text: a row has {_SEQ_LEN} tokens, more than any source."
-        raise ConfigError("has too little text to train on", field="folder", value=folder, cure=cure)
+        raise ConfigError(
+            "has too little text to train on", field="folder", value=folder, cure=cure
+        )
     (output / CONFIG).write_text(config_text(folder, chosen))
     (output / PROGRAM).write_text((resources.files("headrace.demo") / PROGRAM).read_text())
     _say_what_is_next(output)
@@ -109,9 +129,13 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         "components:",
     ]
     for source, tokens, _ in taken:
-        name = yaml.safe_dump(source.name).removesuffix("...\n").strip()  # quoted where YAML would read a number
+        name = (
+            yaml.safe_dump(source.name).removesuffix("...\n").strip()
+        )  # quoted where YAML would read a number
         size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
-        lines.append(f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}")
+        lines.append(
+            f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -121,16 +145,25 @@ def _check_output(folder: str, output: Path) -> None:
     from headrace.store import files
 
     if output.exists() and not output.is_dir():
-        raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
+        raise ConfigError(
+            "is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER."
+        )
     for name in (CONFIG, PROGRAM):
         if (output / name).exists():
             cure = f"Give another folder: --output FOLDER, or delete {output / name}."
             raise ConfigError(
-                "already exists, and is not overwritten", field="output", value=str(output / name), cure=cure
+                "already exists, and is not overwritten",
+                field="output",
+                value=str(output / name),
+                cure=cure,
             )
-    if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
+    if files.is_local(folder) and output.resolve().is_relative_to(
+        files.local_path(folder).resolve()
+    ):
         cure = "Give a folder outside it: --output FOLDER."
-        raise ConfigError(f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure)
+        raise ConfigError(
+            f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure
+        )
 
 
 def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -> None:
@@ -139,7 +172,9 @@ def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -
     for name in text_fields:
         if all(config.text_field != name for config in configs):
             cure = "Give a field that holds text in the first record of a source, or leave it out."
-            raise ConfigError("is the text field of no source", field="text_field", value=name, cure=cure)
+            raise ConfigError(
+                "is the text field of no source", field="text_field", value=name, cure=cure
+            )
 
 
 def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 _SHOWN_MATCHES = 8
 _OF_CACHE = ("samples", "document", "by_id", "id_leaf", "seed", "tokenizer", "remove")
-_COUNTERS = ("text_bytes", "empty_documents", "skipped_lines", "trained_tokens", "untrained_documents")
+_COUNTERS = (
+    "text_bytes",
+    "empty_documents",
+    "skipped_lines",
+    "trained_tokens",
+    "untrained_documents",
+)
 
 
 def command(
@@ -42,12 +48,18 @@ def command(
     cache: CacheOrConfig,
     settings: Settings = None,
     samples: Annotated[int, typer.Option(help="Documents to show, drawn at random.", min=0)] = 3,
-    document: Annotated[int | None, typer.Option(help="Show only this document, in full.", metavar="I")] = None,
-    by_id: Annotated[str | None, typer.Option("--id", help="Show only the documents with this id, in full.")] = None,
+    document: Annotated[
+        int | None, typer.Option(help="Show only this document, in full.", metavar="I")
+    ] = None,
+    by_id: Annotated[
+        str | None, typer.Option("--id", help="Show only the documents with this id, in full.")
+    ] = None,
     id_leaf: IdLeaf = ID_LEAF,
     seed: Annotated[int, typer.Option(help="Seed of the draw of samples.")] = 0,
     tokenizer: Decoder = None,
-    remove: Annotated[str | None, typer.Option(help="Filter file: count what it would remove.", metavar="FILE")] = None,
+    remove: Annotated[
+        str | None, typer.Option(help="Filter file: count what it would remove.", metavar="FILE")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a config, show how it uses
@@ -107,8 +119,12 @@ def command(
         if lengths is not None and tokens is not None:
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
         facts |= {} if removed is None else {"removal": removed}
-        facts |= {} if by_id is None else {"documents_with_id": opened.originals(chosen or []).tolist()}
-        typer.echo(json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False))
+        facts |= (
+            {} if by_id is None else {"documents_with_id": opened.originals(chosen or []).tolist()}
+        )
+        typer.echo(
+            json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False)
+        )
         return
     if lengths is not None and tokens is not None:
         show.show_overview(console, facts)
@@ -118,7 +134,9 @@ def command(
         console.print(Text(removal_line(removed)), soft_wrap=True)
     show.show_samples(console, all_samples)
     if chosen is not None and len(chosen) > len(all_samples):
-        console.print(Text(f"{len(chosen) - len(all_samples):,} more have this id (all with --json)", "dim"))
+        console.print(
+            Text(f"{len(chosen) - len(all_samples):,} more have this id (all with --json)", "dim")
+        )
 
 
 def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json: bool) -> bool:
@@ -126,7 +144,9 @@ def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
-        refuse_typed(context, _OF_CACHE, "has no effect on a config", "Name a cache, or leave it out.")
+        refuse_typed(
+            context, _OF_CACHE, "has no effect on a config", "Name a cache, or leave it out."
+        )
         inspect_run(path, settings, as_json)
         return True
     if read_ledger(path) is not None:
@@ -150,7 +170,10 @@ def _chosen(
     if by_id is not None:
         if document is not None:
             raise ConfigError(
-                "cannot be combined with --document", field="--id", value=by_id, cure="Give only one of them."
+                "cannot be combined with --document",
+                field="--id",
+                value=by_id,
+                cure="Give only one of them.",
             )
         with counting("searching", show=not quiet) as (expect, advance):
             expect(cache.num_documents)
@@ -209,8 +232,12 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "bytes_on_disk": files.tree_bytes(cache.path),
         **{name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS},
         "parts": len(ledger.parts),
-        "part_sizes": [{"name": p.name, "documents": p.documents, "tokens": p.tokens} for p in ledger.parts],
-        "leaves": [{**leaf, "values": cache.leaf(leaf["name"]).num_elements} for leaf in ledger.leaves],
+        "part_sizes": [
+            {"name": p.name, "documents": p.documents, "tokens": p.tokens} for p in ledger.parts
+        ],
+        "leaves": [
+            {**leaf, "values": cache.leaf(leaf["name"]).num_elements} for leaf in ledger.leaves
+        ],
         "source_files": len(source_bytes),
         "source_bytes": sum(source_bytes.values()),
         "layout": ledger.layout,
@@ -223,7 +250,10 @@ def overview(cache: TokenCache) -> dict[str, Any]:
 
 
 def _generations(cache: TokenCache) -> list[dict[str, Any]]:
-    return [{"path": one.path, "documents": one.num_documents, "tokens": one.num_tokens} for one in cache.members]
+    return [
+        {"path": one.path, "documents": one.num_documents, "tokens": one.num_tokens}
+        for one in cache.members
+    ]
 
 
 def unfinished(cache: str) -> dict[str, Any] | None:
@@ -253,9 +283,21 @@ def build_command(cache: str, ledger: Ledger) -> str:
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
         words = ["headrace", "reshuffle", shuffled["cache"], cache, "--seed", str(shuffled["seed"])]
-        return shlex.join([*words, "--unit", str(shuffled["unit"]), "--part-bytes", str(shuffled["part_bytes"])])
-    source, layout, tokenizer = ledger.metadata["source"], ledger.layout, ledger.tokenizer
-    words = ["headrace", "build", *ledger.metadata["paths"], "--output", cache, "--tokenizer", tokenizer["path"]]
+        return shlex.join(
+            [*words, "--unit", str(shuffled["unit"]), "--part-bytes", str(shuffled["part_bytes"])]
+        )
+    source = ledger.metadata["source"]
+    layout = ledger.layout
+    tokenizer = ledger.tokenizer
+    words = [
+        "headrace",
+        "build",
+        *ledger.metadata["paths"],
+        "--output",
+        cache,
+        "--tokenizer",
+        tokenizer["path"],
+    ]
     words += ["--eos", tokenizer["eos"] or "none"]
     for flag, value, default in (
         ("--bos", tokenizer["bos"] or "none", "none"),
@@ -274,7 +316,13 @@ def build_command(cache: str, ledger: Ledger) -> str:
         words += [flag, value] if value != default else []
     leaves = {
         name: f"{leaf['field']}:{leaf['dtype']}"
-        + (f":token:{leaf['width']}" if "width" in leaf else "" if leaf["kind"] == "auto" else f":{leaf['kind']}")
+        + (
+            f":token:{leaf['width']}"
+            if "width" in leaf
+            else ""
+            if leaf["kind"] == "auto"
+            else f":{leaf['kind']}"
+        )
         for name, leaf in source["leaves"].items()
     }
     for flag, values in (
@@ -285,7 +333,14 @@ def build_command(cache: str, ledger: Ledger) -> str:
     ):
         words += [word for value in values for word in (flag, value)]
     if fim := source.get("fim"):  # caches of earlier releases do not record it
-        words += ["--fim", fim["prefix"], fim["suffix"], fim["middle"], "--fim-rate", str(fim["rate"])]
+        words += [
+            "--fim",
+            fim["prefix"],
+            fim["suffix"],
+            fim["middle"],
+            "--fim-rate",
+            str(fim["rate"]),
+        ]
         words += ["--fim-spm-rate", str(fim["spm_rate"]), "--fim-seed", str(fim["seed"])]
     words += ["--shuffle", str(shuffled["seed"])] if shuffled else []
     return shlex.join([*words, "--dtype", layout["dtype"]])
@@ -321,15 +376,23 @@ def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
     dataset = config.dataset(opened)
     first, _ = dataset.at_step(0)
     described = first.describe()
-    shuffles = dict(zip(described["names"], map(_shuffle, getattr(first, "components", ())), strict=True))
+    shuffles = dict(
+        zip(described["names"], map(_shuffle, getattr(first, "components", ())), strict=True)
+    )
     return {
         "components": {
-            name: {**account.to_json(), **shuffles[name]} for name, account in config.accounts(opened).items()
+            name: {**account.to_json(), **shuffles[name]}
+            for name, account in config.accounts(opened).items()
         },
-        "stages": [{key: stage[key] for key in ("step", "name", "weights")} for stage in described["stages"]],
+        "stages": [
+            {key: stage[key] for key in ("step", "name", "weights")}
+            for stage in described["stages"]
+        ],
         "num_steps": config.run_steps,
         "unit": config.unit,
-        "skipped_tokens": {f"{c.component} at step {c.step}": c.skipped_tokens for c in dataset.changes},
+        "skipped_tokens": {
+            f"{c.component} at step {c.step}": c.skipped_tokens for c in dataset.changes
+        },
     }
 
 
@@ -350,8 +413,13 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
     heads = ("train", "held out", "removed", "in no row", "total", "strands", "open MiB")
     table = figures_table("source", *heads, title="Tokens")
     for name, one in facts["components"].items():
-        figures = [f"{one[f'{key}tokens']:,}" for key in ("train_", "validation_", "removed_", "dropped_", "")]
-        table.add_row(Text(name), *figures, f"{one['strands']:,}", f"{one['open_bytes'] / 2**20:,.1f}")
+        figures = [
+            f"{one[f'{key}tokens']:,}"
+            for key in ("train_", "validation_", "removed_", "dropped_", "")
+        ]
+        table.add_row(
+            Text(name), *figures, f"{one['strands']:,}", f"{one['open_bytes'] / 2**20:,.1f}"
+        )
     console.print(table)
     lines: list[str] = []
     for name, one in facts["components"].items():
@@ -366,13 +434,21 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
         if one["incomplete_tokens"]:
             what = format_count(one["incomplete_documents"], "document")
             what += f" with {format_count(one['incomplete_tokens'], 'token')}"
-            lines.append(f"{name}: {what} are in no row, because other documents of their units are removed or empty")
+            lines.append(
+                f"{name}: {what} are in no row, because other documents of their units are removed or empty"
+            )
         if one["repeated_tokens"]:
             reason = "rows overlap or cover several passes"
-            lines.append(f"{name}: {one['repeated_tokens']:,} tokens of its rows are repeated: {reason}")
+            lines.append(
+                f"{name}: {one['repeated_tokens']:,} tokens of its rows are repeated: {reason}"
+            )
         if one["padding_tokens"]:
-            share = one["padding_tokens"] / (one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"])
-            lines.append(f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding ({share:.2%})")
+            share = one["padding_tokens"] / (
+                one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"]
+            )
+            lines.append(
+                f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding ({share:.2%})"
+            )
     for stage in facts["stages"]:
         called = f" ({stage['name']})" if stage["name"] else ""
         lines.append(f"weights from step {stage['step']:,}{called}: {json.dumps(stage['weights'])}")

@@ -22,7 +22,9 @@ def inspect_rollouts(folder: str, as_json: bool) -> None:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    identity = ", ".join(f"{name} {json.dumps(value)}" for name, value in sorted(facts["identity"].items()))
+    identity = ", ".join(
+        f"{name} {json.dumps(value)}" for name, value in sorted(facts["identity"].items())
+    )
     console.print(Text(folder, "bold"))
     console.print(
         facts_table(
@@ -45,6 +47,10 @@ def inspect_rollouts(folder: str, as_json: bool) -> None:
 def _logs_table(logs: dict[str, Any]) -> Table:
     table = figures_table("log", "records", "torn bytes", "fenced", "lost", "state")
     for name, log in logs.items():
-        figures = (f"{log[key]:,}" for key in ("records", "torn_bytes", "fenced_records", "lost_records"))
-        table.add_row(Text(name), *figures, "" if log["closed"] else "being written, or its writer was killed")
+        figures = (
+            f"{log[key]:,}" for key in ("records", "torn_bytes", "fenced_records", "lost_records")
+        )
+        table.add_row(
+            Text(name), *figures, "" if log["closed"] else "being written, or its writer was killed"
+        )
     return table

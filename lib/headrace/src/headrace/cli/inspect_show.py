@@ -18,7 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.decoded import Sample
-from headrace.cli.shown import BOUNDARY, bar, coloured, facts_table, in_bytes, legend, marked, one_line, printable
+from headrace.cli.shown import (
+    BOUNDARY,
+    bar,
+    coloured,
+    facts_table,
+    in_bytes,
+    legend,
+    marked,
+    one_line,
+    printable,
+)
 from headrace.errors import format_count
 from headrace.ingest.tokenize import decode
 
@@ -38,12 +48,19 @@ _MOST_FREQUENT = 10
 
 def show_overview(console: Console, facts: dict[str, Any]) -> None:
     """Prints sizes, layout, tokenizer, parts and leaves."""
-    layout, tokenizer = facts["layout"], facts["tokenizer"]
+    layout = facts["layout"]
+    tokenizer = facts["tokenizer"]
     tokens = max(facts["tokens"], 1)
-    text = f" ({facts['text_bytes'] / tokens:.2f} bytes of text per token)" if facts["text_bytes"] else ""
+    text = (
+        f" ({facts['text_bytes'] / tokens:.2f} bytes of text per token)"
+        if facts["text_bytes"]
+        else ""
+    )
     empty = f" ({facts['empty_documents']:,} without text)" if facts["empty_documents"] else ""
     special = ", ".join(
-        f"{role} none" if tokenizer.get(role) is None else f"{role} {tokenizer[role]} ({tokenizer[f'{role}_id']})"
+        f"{role} none"
+        if tokenizer.get(role) is None
+        else f"{role} {tokenizer[role]} ({tokenizer[f'{role}_id']})"
         for role in ("bos", "eos")
     )
     rows = {
@@ -57,30 +74,44 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     }
     if facts["leaves"]:
         sizes = (
-            "one per document" if one["kind"] == "fixed"
-            else f"{one['width']} per token" if "width" in one
+            "one per document"
+            if one["kind"] == "fixed"
+            else f"{one['width']} per token"
+            if "width" in one
             else f"{one['values']:,} values"
             for one in facts["leaves"]
-        )  # fmt: skip
+        )
         leaves = zip(facts["leaves"], sizes, strict=True)
-        rows["leaves"] = ", ".join(f"{one['name']} ({one['dtype']}, {size})" for one, size in leaves)
+        rows["leaves"] = ", ".join(
+            f"{one['name']} ({one['dtype']}, {size})" for one, size in leaves
+        )
     if facts["trained_tokens"]:
         none = (
             f"; {format_count(facts['untrained_documents'], 'document')} with none"
             if facts["untrained_documents"]
             else ""
         )
-        rows["trained on"] = f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
+        rows["trained on"] = (
+            f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
+        )
     if facts["skipped_lines"]:
         rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
     if facts["shuffled"]:
-        rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, from {facts['shuffled']['fingerprint']}"
+        rows["shuffled"] = (
+            f"documents, with seed {facts['shuffled']['seed']}, from {facts['shuffled']['fingerprint']}"
+        )
     if appended := facts.get("generations"):
-        sizes = (f"{n}: {format_count(one['documents'], 'document')}" for n, one in enumerate(appended, start=1))
+        sizes = (
+            f"{n}: {format_count(one['documents'], 'document')}"
+            for n, one in enumerate(appended, start=1)
+        )
         rows["generations"] = ", ".join(sizes)
     if (tombstones := facts["tombstones"])["removed_documents"]:
         counts = tombstones["generations"] if appended else [tombstones["generations"]]
-        by_cache = (", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none" for of in counts)
+        by_cache = (
+            ", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none"
+            for of in counts
+        )
         what = format_count(tombstones["removed_documents"], "document")
         what += f" with {format_count(tombstones['removed_tokens'], 'token')}"
         rows["removed"] = f"{what} (by generation of tombstones: {'; '.join(by_cache)})"
@@ -93,7 +124,9 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
     if not lengths.documents:
         return
     of_sample = (
-        "" if lengths.documents == lengths.of else f", of a sample of {format_count(lengths.documents, 'document')}"
+        ""
+        if lengths.documents == lengths.of
+        else f", of a sample of {format_count(lengths.documents, 'document')}"
     )
     console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{of_sample})"))
     console.print(Text("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items())))
@@ -102,7 +135,9 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
     total = max(sum(tokens for *_, tokens in lengths.histogram), 1)
     for first, last, documents, tokens in lengths.histogram:
         span = f"{first:,}" if first == last else f"{first:,} - {last:,}"
-        table.add_row(span, f"{documents:,}", *_bar(documents / most, wide), f"{tokens / total:.1%}")
+        table.add_row(
+            span, f"{documents:,}", *_bar(documents / most, wide), f"{tokens / total:.1%}"
+        )
     console.print(table)
 
 
@@ -123,7 +158,12 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
             )
         )
     if found.outside:
-        console.print(Text(f"{format_count(found.outside, 'token')} with ids outside the vocabulary", "bold red"))
+        console.print(
+            Text(
+                f"{format_count(found.outside, 'token')} with ids outside the vocabulary",
+                "bold red",
+            )
+        )
     table, wide = _table(console, ("id", "times", "", "of all tokens"))
     decoded = any(text != str(number) for number, text, _ in found.most_frequent)
     if decoded:
@@ -146,7 +186,9 @@ def _show_sample(console: Console, one: Sample) -> None:
     trained = "" if one.trained_tokens is None else f", {one.trained_tokens:,} trained on"
     console.print(_rule(f"document {one.document:,}: {format_count(one.tokens, 'token')}{trained}"))
     if one.leaves:
-        console.print(Text("  ".join(f"{name}: {_value(value)}" for name, value in one.leaves.items()), "dim"))
+        console.print(
+            Text("  ".join(f"{name}: {_value(value)}" for name, value in one.leaves.items()), "dim")
+        )
     left_out = f" ... {one.left_out:,} tokens ... " if one.left_out else ""
     text = Text.assemble(
         (one.bos or "", "reverse green"),
@@ -208,11 +250,26 @@ class LengthStatistics:
 def length_statistics(cache: TokenCache) -> LengthStatistics:
     """Lengths of all documents, or of a sample of some millions of them; reads offsets but no tokens."""
     lengths = _looked_at(cache.lengths, cache.num_documents)
-    names = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    values = np.quantile(lengths, list(names.values()), method="lower").astype(int).tolist() if lengths.size else []
+    names = {
+        "min": 0.0,
+        "p5": 0.05,
+        "p25": 0.25,
+        "median": 0.5,
+        "p75": 0.75,
+        "p95": 0.95,
+        "p99": 0.99,
+        "max": 1.0,
+    }
+    values = (
+        np.quantile(lengths, list(names.values()), method="lower").astype(int).tolist()
+        if lengths.size
+        else []
+    )
     mean = float(lengths.mean()) if lengths.size else 0.0
     quantiles = dict(zip(names, values, strict=bool(values)))
-    return LengthStatistics(int(lengths.size), cache.num_documents, mean, quantiles, histogram(lengths))
+    return LengthStatistics(
+        int(lengths.size), cache.num_documents, mean, quantiles, histogram(lengths)
+    )
 
 
 def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
@@ -229,7 +286,8 @@ def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
     tokens = np.bincount(bits, weights=lengths).astype(np.int64)
     first = int(np.flatnonzero(documents)[0]) if documents.any() else 0
     return [
-        ((1 << b) >> 1, max((1 << b) - 1, 0), int(documents[b]), int(tokens[b])) for b in range(first, documents.size)
+        ((1 << b) >> 1, max((1 << b) - 1, 0), int(documents[b]), int(tokens[b]))
+        for b in range(first, documents.size)
     ]
 
 
@@ -267,7 +325,9 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
         vocab_size=counted_size,
         never_seen=None if counted_size is None else counted_size - int(inside.sum()),
         outside=int(counts[~inside].sum()),
-        most_frequent=[(int(ids[k]), decode(tokenizer, ids[k : k + 1]), int(counts[k])) for k in most.tolist()],
+        most_frequent=[
+            (int(ids[k]), decode(tokenizer, ids[k : k + 1]), int(counts[k])) for k in most.tolist()
+        ],
     )
 
 

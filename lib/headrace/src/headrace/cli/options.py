@@ -20,15 +20,26 @@ ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="Settings that override the config, e.g. batch_size=512.", metavar="[NAME=VALUE]..."),
+    typer.Argument(
+        help="Settings that override the config, e.g. batch_size=512.", metavar="[NAME=VALUE]..."
+    ),
 ]
 CacheOrConfig = Annotated[
-    str, typer.Argument(help="Folder or URL of a cache or of rollouts, or a config.", metavar="CACHE|RUN.yaml|ROLLOUTS")
+    str,
+    typer.Argument(
+        help="Folder or URL of a cache or of rollouts, or a config.",
+        metavar="CACHE|RUN.yaml|ROLLOUTS",
+    ),
 ]
-Hosts = Annotated[str | None, typer.Option(help="Numbers of hosts to forecast for, e.g. 1,8,64.", metavar="N,N,...")]
+Hosts = Annotated[
+    str | None,
+    typer.Option(help="Numbers of hosts to forecast for, e.g. 1,8,64.", metavar="N,N,..."),
+]
 Tokens = Annotated[
     list[str] | None,
-    typer.Option(help="Size of a source; overrides expected_tokens (repeatable).", metavar="NAME=TOKENS"),
+    typer.Option(
+        help="Size of a source; overrides expected_tokens (repeatable).", metavar="NAME=TOKENS"
+    ),
 ]
 Icc = Annotated[
     list[str] | None,
@@ -37,14 +48,20 @@ Icc = Annotated[
         metavar="NAME=SHARE",
     ),
 ]
-Declared = Annotated[bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")]
+Declared = Annotated[
+    bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
+]
 Layout = Annotated[ChunkLayout, typer.Option(help="Whose chunks future caches will have.")]
 SameRun = Annotated[
-    str | None, typer.Option(help="Folder of a run: check that the config is the run's.", metavar="FOLDER")
+    str | None,
+    typer.Option(help="Folder of a run: check that the config is the run's.", metavar="FOLDER"),
 ]
 IdLeaf = Annotated[str, typer.Option(help="Leaf that holds the ids of documents.", metavar="NAME")]
 Decoder = Annotated[
-    str | None, typer.Option("--tokenizer", help="Decode with this tokenizer, if a cache has none.", metavar="FILE")
+    str | None,
+    typer.Option(
+        "--tokenizer", help="Decode with this tokenizer, if a cache has none.", metavar="FILE"
+    ),
 ]
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ID_LEAF = "id"
@@ -66,7 +83,9 @@ def parse_hosts(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError("is not a list of numbers", field="--hosts", value=text, cure="E.g. 1,8,64.") from None
+        raise ConfigError(
+            "is not a list of numbers", field="--hosts", value=text, cure="E.g. 1,8,64."
+        ) from None
 
 
 def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
@@ -79,7 +98,9 @@ def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
         >>> parse_sizes(["web=1e12", "code=2e11"])
         {'web': 1000000000000, 'code': 200000000000}
     """
-    sizes = _numbers(items, "--tokens", 1, 1 << 60, "is not a possible number of tokens", "E.g. web=1e12.")
+    sizes = _numbers(
+        items, "--tokens", 1, 1 << 60, "is not a possible number of tokens", "E.g. web=1e12."
+    )
     return {name: int(size) for name, size in sizes.items()}
 
 
@@ -107,10 +128,16 @@ def _numbers(
 
 def typed_options(context: typer.Context) -> set[str]:
     """Names of a command's parameters that were typed."""
-    return {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    return {
+        name
+        for name in context.params
+        if str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+    }
 
 
-def refuse_typed(context: typer.Context, names: Sequence[str], problem: str, cure: str = "Leave it out.") -> None:
+def refuse_typed(
+    context: typer.Context, names: Sequence[str], problem: str, cure: str = "Leave it out."
+) -> None:
     """Raises ConfigError for the first of these options that was typed and would have no effect."""
     from headrace.errors import ConfigError
 
@@ -130,7 +157,9 @@ def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmD
     return config if beginning is None else config.as_begun(*beginning)
 
 
-def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int | None = None) -> None:
+def check_run(
+    folder: str, config: LmDataConfig, dataset: RunDataset, step: int | None = None
+) -> None:
     """Checks that a config is that of a run, or differs from it by amendments only.
 
     Args:
@@ -162,10 +191,16 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
             Anchors(folder, stored, planned).use(None)
         return
     amended = [
-        first for first in (planned_manifest.amends(stored), stored.amends(planned_manifest)) if first is not None
+        first
+        for first in (planned_manifest.amends(stored), stored.amends(planned_manifest))
+        if first is not None
     ]
     if step is not None:
-        amended += [int(h["until_step"]) for h in stored.history if h["fingerprint"] == planned_manifest.fingerprint]
+        amended += [
+            int(h["until_step"])
+            for h in stored.history
+            if h["fingerprint"] == planned_manifest.fingerprint
+        ]
     if not amended:
         stored.check_same(planned_manifest, folder)
     if step is not None and step >= min(amended):
@@ -178,7 +213,9 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.", metavar="bash|zsh|fish")],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.", metavar="bash|zsh|fish")
+    ],
 ) -> None:
     """Print the script with which a shell completes commands, options, choices and file names.
 

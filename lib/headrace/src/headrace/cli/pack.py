@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from headrace.pack.spec import PackingConfig
     from headrace.store.cache import TokenCache
 
-_OF_CACHE = ("seq_len", "algorithm", "long", "min_fill", "max_documents", "unit", "remove", "plans", "compare")
+_OF_CACHE = (
+    "seq_len",
+    "algorithm",
+    "long",
+    "min_fill",
+    "max_documents",
+    "unit",
+    "remove",
+    "plans",
+    "compare",
+)
 _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -30,29 +40,48 @@ def command(
     settings: Settings = None,
     seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens of a row.")] = 2048,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap.")
+        str,
+        typer.Option(
+            "--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap."
+        ),
     ] = "windowed",
     long: Annotated[
-        str, typer.Option(help="Documents longer than a row: split, truncate, truncate_start, drop or error.")
+        str,
+        typer.Option(
+            help="Documents longer than a row: split, truncate, truncate_start, drop or error."
+        ),
     ] = "split",
-    min_fill: Annotated[float, typer.Option(help="Drop packs that are less full than this share.")] = 0.0,
+    min_fill: Annotated[
+        float, typer.Option(help="Drop packs that are less full than this share.")
+    ] = 0.0,
     max_documents: Annotated[
-        int | None, typer.Option(help="With next_fit: most documents in a row; by default, as many as fit.")
+        int | None,
+        typer.Option(help="With next_fit: most documents in a row; by default, as many as fit."),
     ] = None,
-    unit: Annotated[int, typer.Option(help="Number of neighbouring documents that stay together; 2 for pairs.")] = 1,
+    unit: Annotated[
+        int, typer.Option(help="Number of neighbouring documents that stay together; 2 for pairs.")
+    ] = 1,
     remove: Annotated[
-        str | None, typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE")
+        str | None,
+        typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE"),
     ] = None,
     plans: Annotated[
-        str | None, typer.Option(help="Folder for plans; by default, plans in the cache.", metavar="FOLDER")
+        str | None,
+        typer.Option(help="Folder for plans; by default, plans in the cache.", metavar="FOLDER"),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Try all algorithms, and save nothing.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Try all algorithms, and save nothing.")
+    ] = False,
     ranks: Annotated[
-        int | None, typer.Option(help="Show how many packs this many ranks train on, the same number each.")
+        int | None,
+        typer.Option(help="Show how many packs this many ranks train on, the same number each."),
     ] = None,
     drop_last: Annotated[
         bool,
-        typer.Option("--drop-last", help="With --ranks: drop packs to make ranks even, instead of repeating some."),
+        typer.Option(
+            "--drop-last",
+            help="With --ranks: drop packs to make ranks even, instead of repeating some.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +111,8 @@ def command(
     if ranks is None:
         refuse_typed(context, ("drop_last",), "has no effect without --ranks", "Add --ranks N.")
     if cache.endswith(CONFIG_SUFFIXES):
-        problem, cure = "has no effect on a config", "Leave it out, or write a setting: seq_len=4096."
+        problem = "has no effect on a config"
+        cure = "Leave it out, or write a setting: seq_len=4096."
         refuse_typed(context, _OF_CACHE, problem, cure)
         facts = _of_config(cache, settings or [], ranks, drop_last)
         typer.echo(json.dumps(facts)) if as_json else _show_each(console, facts)
@@ -97,7 +127,9 @@ def command(
         typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
         return
     with working("packing"):
-        one = _facts(PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last)
+        one = _facts(
+            PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last
+        )
     typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
 
 
@@ -107,7 +139,9 @@ def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:
 
 
 @working("packing")
-def _of_config(path: str, settings: list[str], ranks: int | None, drop_last: bool) -> dict[str, dict[str, Any]]:
+def _of_config(
+    path: str, settings: list[str], ranks: int | None, drop_last: bool
+) -> dict[str, dict[str, Any]]:
     from headrace.config.lm_data import load_config
     from headrace.data.packed import packed_datasets
     from headrace.errors import ConfigError
@@ -117,7 +151,9 @@ def _of_config(path: str, settings: list[str], ranks: int | None, drop_last: boo
     if not packed:
         name = next(iter(datasets))
         raise ConfigError(
-            "no component is packed", field="components", cure=f"Write components.{name}.packing: {{}}, for example."
+            "no component is packed",
+            field="components",
+            cure=f"Write components.{name}.packing: {{}}, for example.",
         )
     return {name: _facts(dataset, ranks, drop_last) for name, dataset in packed.items()}
 
@@ -129,8 +165,12 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     plan = dataset.plan
     histogram = np.zeros(len(_EDGES), np.int64)
     for packed in plan.chunks():
-        tokens = np.add.reduceat(packed.items.size, np.cumsum(packed.item_counts) - packed.item_counts, dtype=np.int64)
-        histogram += np.bincount(np.digitize(tokens / plan.spec.capacity, _EDGES[1:]), minlength=len(_EDGES))
+        tokens = np.add.reduceat(
+            packed.items.size, np.cumsum(packed.item_counts) - packed.item_counts, dtype=np.int64
+        )
+        histogram += np.bincount(
+            np.digitize(tokens / plan.spec.capacity, _EDGES[1:]), minlength=len(_EDGES)
+        )
     facts: dict[str, Any] = {
         "path": dataset.cache.path,
         "plan": dataset.plan_path,
@@ -144,10 +184,15 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
         "documents_a_pack": {"mean": plan.items.size.size / len(plan), "max": plan.max_items},
         "blocks_a_pack": dataset.blocks_per_row(),
         "fill_histogram": [
-            {"from": low, "packs": n, "share": n / len(plan)} for low, n in zip(_EDGES, histogram.tolist(), strict=True)
+            {"from": low, "packs": n, "share": n / len(plan)}
+            for low, n in zip(_EDGES, histogram.tolist(), strict=True)
         ],
     }
-    return facts if ranks is None else {**facts, "aligned": plan.aligned_plan(ranks, drop_last).record()}
+    return (
+        facts
+        if ranks is None
+        else {**facts, "aligned": plan.aligned_plan(ranks, drop_last).record()}
+    )
 
 
 @working("packing")
@@ -167,8 +212,12 @@ def _compared(
     from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
     from headrace.progress import track
 
-    removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
-    lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, how.unit)])
+    removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(
+        cache
+    )
+    lengths = np.concatenate(
+        [np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, how.unit)]
+    )
     algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
     rows: list[dict[str, Any]] = []
     for name in track(algorithms, "trying algorithms", len(algorithms)):
@@ -187,7 +236,9 @@ def _compared(
                 "fill": plan.fill,
                 "blocks_a_pack": PackedRows(cache, plan, name).blocks_per_row(),
                 "split_documents": plan.counts.split_documents,
-                "lost_tokens": cache.num_tokens - removed_documents.num_tokens - plan.counts.packed_tokens,
+                "lost_tokens": cache.num_tokens
+                - removed_documents.num_tokens
+                - plan.counts.packed_tokens,
                 "seconds": seconds,
             }
         )
@@ -197,9 +248,11 @@ def _compared(
 def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     from rich.text import Text
 
-    spec, counts = facts["spec"], facts["counts"]
+    spec = facts["spec"]
+    counts = facts["counts"]
     console.print(Text(title, "bold"), soft_wrap=True)
-    each, tokens = facts["documents_a_pack"], max(counts["tokens"], 1)
+    each = facts["documents_a_pack"]
+    tokens = max(counts["tokens"], 1)
     rows = {
         "packs": f"{facts['packs']:,} of {spec['capacity']:,} tokens ({spec['algorithm']}): a step of B rows has B"
         f" packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
@@ -215,29 +268,49 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     for one, above in zip(facts["fill_histogram"], (*_EDGES[1:], None), strict=True):
         if one["packs"]:
             span = "full" if above is None else f"{one['from']:.0%} to {above:.0%}"
-            console.print(Text(f"{span:>12} {one['packs']:>12,}  {bar(one['share'])}"), soft_wrap=True)
+            console.print(
+                Text(f"{span:>12} {one['packs']:>12,}  {bar(one['share'])}"), soft_wrap=True
+            )
     if "aligned" in facts:
         a = facts["aligned"]
         uneven = f"{a['dropped']:,} dropped" if a["drop_last"] else f"{a['pad_needed']:,} repeated"
         console.print(
-            Text(f"for {format_count(a['world_size'], 'rank')}: {format_count(a['N_aligned_packs'], 'pack')}, {uneven}")
+            Text(
+                f"for {format_count(a['world_size'], 'rank')}: {format_count(a['N_aligned_packs'], 'pack')}, {uneven}"
+            )
         )
 
 
 def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
     """Describes the documents and packs that are not packed whole, leaving out counts of 0."""
-    counts, removed, incomplete = facts["counts"], facts["removed_documents"], facts["incomplete_documents"]
-    empty = counts["empty_documents"] - removed - incomplete  # the plan counts removed and incomplete ones as empty
+    counts = facts["counts"]
+    removed = facts["removed_documents"]
+    incomplete = facts["incomplete_documents"]
+    empty = (
+        counts["empty_documents"] - removed - incomplete
+    )  # the plan counts removed and incomplete ones as empty
     lacking = f"{format_count(incomplete, 'document')}, {format_count(facts['incomplete_tokens'], 'token')}"
     lines = {
         "removed": format_count(removed, "document") if removed else "",
-        "incomplete": f"{lacking}: other documents of their units are removed or empty" if incomplete else "",
+        "incomplete": f"{lacking}: other documents of their units are removed or empty"
+        if incomplete
+        else "",
         "without tokens": format_count(empty, "document") if empty else "",
-        "split": format_count(counts["split_documents"], "document") if counts["split_documents"] else "",
+        "split": format_count(counts["split_documents"], "document")
+        if counts["split_documents"]
+        else "",
     }
-    for name, what in (("dropped", "documents"), ("truncated", "documents"), ("underfilled", "packs")):
+    for name, what in (
+        ("dropped", "documents"),
+        ("truncated", "documents"),
+        ("underfilled", "packs"),
+    ):
         lost = counts[f"{name}_tokens"]
-        lines[name] = f"{counts[f'{name}_{what}']:,} {what}, {lost:,} tokens ({lost / tokens:.2%})" if lost else ""
+        lines[name] = (
+            f"{counts[f'{name}_{what}']:,} {what}, {lost:,} tokens ({lost / tokens:.2%})"
+            if lost
+            else ""
+        )
     return {name: line for name, line in lines.items() if line}
 
 
@@ -245,7 +318,9 @@ def _show_compared(console: Console, path: str, seq_len: int, rows: list[dict[st
     heads = ("packs", "fill", "blocks per pack", "documents split", "tokens lost", "seconds")
     table = figures_table("algorithm", *heads, title=f"{path} in packs of {seq_len:,} tokens")
     for one in rows:
-        packs, split, lost = (f"{one[name]:,}" for name in ("packs", "split_documents", "lost_tokens"))
+        packs, split, lost = (
+            f"{one[name]:,}" for name in ("packs", "split_documents", "lost_tokens")
+        )
         blocks, seconds = (f"{one[name]:.2f}" for name in ("blocks_a_pack", "seconds"))
         table.add_row(one["algorithm"], packs, f"{one['fill']:.4%}", blocks, split, lost, seconds)
     console.print(table)

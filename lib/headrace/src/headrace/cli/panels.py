@@ -20,7 +20,10 @@ class PlainCommand(TyperCommand):
         """Its visible parameters, each with its entry of the help."""
         pairs = ((param, param.get_help_record(ctx)) for param in self.get_params(ctx))
         return [
-            (param, (plain_type(record[0], argument=param.param_type_name == "argument"), record[1]))
+            (
+                param,
+                (plain_type(record[0], argument=param.param_type_name == "argument"), record[1]),
+            )
             for param, record in pairs
             if record is not None
         ]
@@ -50,7 +53,14 @@ def plain_type(name: str, *, argument: bool) -> str:
     """
     if argument:
         return re.sub(r" <.*>$", "", name)
-    words = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH"}
+    words = {
+        "str": "TEXT",
+        "int": "N",
+        "int range": "N",
+        "float": "X",
+        "float range": "X",
+        "path": "PATH",
+    }
     return re.sub(r"<([^<>]+)>$", lambda match: words.get(match[1], match[1]), name)
 
 
@@ -63,11 +73,16 @@ class PanelCommand(PlainCommand):
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Writes the docstring, with all examples only for :data:`HelpAll`."""
         text = self.help or ""
-        examples = [i for i, part in enumerate(text.split("\n\n")) if part.strip().startswith("headrace ")]
+        examples = [
+            i for i, part in enumerate(text.split("\n\n")) if part.strip().startswith("headrace ")
+        ]
         if not ctx.meta.get(_ALL) and len(examples) > _EXAMPLES:
-            short = [part for i, part in enumerate(text.split("\n\n")) if i not in examples[_EXAMPLES:]]
+            short = [
+                part for i, part in enumerate(text.split("\n\n")) if i not in examples[_EXAMPLES:]
+            ]
             text = "\n\n".join(short)
-        full_help, self.help = self.help, text
+        full_help = self.help
+        self.help = text
         try:
             super().format_help_text(ctx, formatter)
         finally:
@@ -81,7 +96,9 @@ class PanelCommand(PlainCommand):
             if param.param_type_name == "argument":
                 arguments.append(record)
             else:
-                panels.setdefault(getattr(param, "rich_help_panel", None), []).append((param, record))
+                panels.setdefault(getattr(param, "rich_help_panel", None), []).append(
+                    (param, record)
+                )
         with formatter.section("Arguments"):
             formatter.write_dl(arguments)
         with formatter.section("Options"):
@@ -92,7 +109,10 @@ class PanelCommand(PlainCommand):
                     formatter.write_dl([record for _, record in options])
         else:
             with formatter.section(f"More options (described by {ctx.command_path} --help-all)"):
-                rows = [(str(title), "  ".join(max(o.opts, key=len) for o, _ in of)) for title, of in panels.items()]
+                rows = [
+                    (str(title), "  ".join(max(o.opts, key=len) for o, _ in of))
+                    for title, of in panels.items()
+                ]
                 formatter.write_dl(rows)
 
 
@@ -108,5 +128,10 @@ def _show_all(ctx: typer.Context, shows: bool) -> None:
 
 HelpAll = Annotated[
     bool,
-    typer.Option("--help-all", help="Describe all options, and show more examples.", is_eager=True, callback=_show_all),
+    typer.Option(
+        "--help-all",
+        help="Describe all options, and show more examples.",
+        is_eager=True,
+        callback=_show_all,
+    ),
 ]

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 def command(
     cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
-    documents: Annotated[list[str] | None, typer.Argument(help="Numbers of documents.", metavar="[ID]...")] = None,
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="Numbers of documents.", metavar="[ID]...")
+    ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", help="List of numbers: one per line, or .npy (also a bitmap).", metavar="FILE"),
+        typer.Option(
+            "--file", help="List of numbers: one per line, or .npy (also a bitmap).", metavar="FILE"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +46,9 @@ def command(
 
     opened = open_cache(cache)
     removal = _listed(opened, documents or [], file)
-    numbers, fresh, first = removal.of_numbers_in(opened), 0, 0
+    numbers = removal.of_numbers_in(opened)
+    fresh = 0
+    first = 0
     with working("removing"):
         for member in opened.members:
             of_member = numbers.within(first, first + member.num_documents)
@@ -53,13 +59,20 @@ def command(
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    again, newest = removal.listed - fresh, facts["generation"]
+    again = removal.listed - fresh
+    newest = facts["generation"]
     already = f" ({again:,} were already removed, or named twice)" if again else ""
-    typer.echo(f"{cache}: {format_count(fresh, 'document')} removed{already}; generation {newest} of its")
+    typer.echo(
+        f"{cache}: {format_count(fresh, 'document')} removed{already}; generation {newest} of its"
+    )
     count, tokens = (int(facts[name]) for name in ("removed_documents", "removed_tokens"))
-    typer.echo(f"tombstones has {format_count(count, 'document')} with {format_count(tokens, 'token')}.")
+    typer.echo(
+        f"tombstones has {format_count(count, 'document')} with {format_count(tokens, 'token')}."
+    )
     if newest not in (0, [0] * len(opened.members)):
-        typer.echo("New runs leave them out. For a run in progress, add for each component with this cache:")
+        typer.echo(
+            "New runs leave them out. For a run in progress, add for each component with this cache:"
+        )
         typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")
 
 
@@ -69,9 +82,13 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
     from headrace.errors import ConfigError
 
     if (file is None) == (not documents):
-        problem = "names no document" if file is None else "cannot be combined with numbers of documents"
+        problem = (
+            "names no document" if file is None else "cannot be combined with numbers of documents"
+        )
         cure = f"Give either numbers (headrace remove {cache.path} 17 4711) or a list: --file FILE."
-        raise ConfigError(problem, field="ID" if file is None else "--file", value=file or [], cure=cure)
+        raise ConfigError(
+            problem, field="ID" if file is None else "--file", value=file or [], cure=cure
+        )
     if file is not None:
         return DocumentFilter.load(file, name="--file")
     for text in documents:

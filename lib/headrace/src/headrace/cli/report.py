@@ -20,28 +20,44 @@ PORT = 8473
 def command(
     context: typer.Context,
     target: Annotated[
-        str, typer.Argument(help="Folder of a run, or YAML file of an LmDataConfig.", metavar="RUN_FOLDER_OR_CONFIG")
+        str,
+        typer.Argument(
+            help="Folder of a run, or YAML file of an LmDataConfig.", metavar="RUN_FOLDER_OR_CONFIG"
+        ),
     ],
     settings: Settings = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = "report.html",
-    run: Annotated[str | None, typer.Option(help="Folder of the run, if CONFIG is given.", metavar="FOLDER")] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
+    ] = "report.html",
+    run: Annotated[
+        str | None, typer.Option(help="Folder of the run, if CONFIG is given.", metavar="FOLDER")
+    ] = None,
     config: Annotated[
-        str | None, typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE")
+        str | None,
+        typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE"),
     ] = None,
     num_steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of the run, if the config does not set them.", min=1)
+        int | None,
+        typer.Option("--steps", help="Steps of the run, if the config does not set them.", min=1),
     ] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(help="Numbers of hosts to forecast for; by default 1 and that of the run.", metavar="N,N,..."),
+        typer.Option(
+            help="Numbers of hosts to forecast for; by default 1 and that of the run.",
+            metavar="N,N,...",
+        ),
     ] = None,
     tokens: Tokens = None,
     layout: Layout = "headrace",
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine while the run continues.")
     ] = False,
-    port: Annotated[int, typer.Option(help="Port for --live; 0: any free port.", min=0, max=65535)] = PORT,
-    refresh: Annotated[float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")] = 5.0,
+    port: Annotated[
+        int, typer.Option(help="Port for --live; 0: any free port.", min=0, max=65535)
+    ] = PORT,
+    refresh: Annotated[
+        float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")
+    ] = 5.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the contents of the page as JSON; write no page.")
     ] = False,
@@ -65,8 +81,15 @@ def command(
     from headrace.report.page import LiveReport, write_report
 
     if not live:
-        refuse_typed(context, ("port", "refresh"), "has no effect without --live", "Add --live, or leave it out.")
-    options = Options(parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, must_exist=not live)
+        refuse_typed(
+            context,
+            ("port", "refresh"),
+            "has no effect without --live",
+            "Add --live, or leave it out.",
+        )
+    options = Options(
+        parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, must_exist=not live
+    )
     with working("looking at the run"):
         facts = gather(target, settings or [], run=run, config=config, options=options)
     if as_json:
@@ -89,8 +112,13 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
     from headrace.report.blocks import plain
     from headrace.report.page import state
 
-    plan, records = facts.plan, facts.records
-    figures = {name: figure for section in state(facts)["sections"] for name, figure in section["figures"].items()}
+    plan = facts.plan
+    records = facts.records
+    figures = {
+        name: figure
+        for section in state(facts)["sections"]
+        for name, figure in section["figures"].items()
+    }
     measured = {
         "hosts": records.hosts,
         "starts": records.sessions,
@@ -111,6 +139,9 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
         },
         "sources": [] if plan is None else [asdict(source) for source in plan.sources],
         "measured": measured if records.series else None,
-        "own": {name: dict(zip(s.tolist(), plain(v), strict=True)) for name, (s, v) in records.figures.items()},
+        "own": {
+            name: dict(zip(s.tolist(), plain(v), strict=True))
+            for name, (s, v) in records.figures.items()
+        },
         "figures": {name.removeprefix("chart-"): figure for name, figure in figures.items()},
     }

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 def command(
     cache: Annotated[
-        str, typer.Argument(help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE")
+        str,
+        typer.Argument(
+            help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE"
+        ),
     ],
-    output: Annotated[str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")],
+    output: Annotated[
+        str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")
+    ],
     seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     unit: Annotated[
         int | None,
@@ -33,16 +38,28 @@ def command(
         ),
     ] = None,
     memory: MemoryOption = None,
-    part_bytes: Annotated[int, typer.Option(help="Approximate stored bytes in a part.", metavar="BYTES")] = 256 << 20,
+    part_bytes: Annotated[
+        int, typer.Option(help="Approximate stored bytes in a part.", metavar="BYTES")
+    ] = 256 << 20,
     engine: Annotated[
-        Engine, typer.Option(help="Where the work runs: in local processes, in this process, or on a Ray cluster.")
+        Engine,
+        typer.Option(
+            help="Where the work runs: in local processes, in this process, or on a Ray cluster."
+        ),
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Parallel workers; by default as many as cores and memory allow.", metavar="N")
+        int | None,
+        typer.Option(
+            help="Parallel workers; by default as many as cores and memory allow.", metavar="N"
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cost, and do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cost, and do nothing.")
+    ] = False,
     repair: RepairOption = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete the contents of OUTPUT and start over.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the contents of OUTPUT and start over.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a token cache with its documents shuffled, so that reading it block by block trains like a full shuffle.

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from headrace.analysis.check.judgments import Judgment
 
 _BAR = 32
-TRAINED, NOT_TRAINED, BOUNDARY = "bold bright_green", "dim", "reverse magenta"
-OPEN, CLOSE = "\u27e6", "\u27e7"
+TRAINED = "bold bright_green"
+NOT_TRAINED = "dim"
+BOUNDARY = "reverse magenta"
+OPEN = "\u27e6"
+CLOSE = "\u27e7"
 
 
 def coloured(console: Console) -> bool:
@@ -123,7 +126,8 @@ def wrapped(text: str, console: Console, indent: int) -> str:
         return text
     prose, command, rest = text.partition("headrace ")
     pieces = prose.split() + [command + rest] * bool(command)
-    lines, room = [""], console.width - indent
+    lines = [""]
+    room = console.width - indent
     for piece in pieces:
         if lines[-1] and len(lines[-1]) + 1 + len(piece) > room:
             lines.append("")
@@ -147,11 +151,17 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 def _acts(c: str) -> bool:
     controls = c < " " and c not in "\n\t"
-    return controls or "\x7f" <= c < "\xa0" or c in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    return (
+        controls
+        or "\x7f" <= c < "\xa0"
+        or c in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    )
 
 
 @contextmanager
-def counting(what: str, *, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+def counting(
+    what: str, *, show: bool
+) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
     """Shows a progress bar on stderr, if that is a terminal and ``show`` is True.
 
     Yields:

@@ -44,17 +44,25 @@ def command(
     hosts: Hosts = None,
     cache_mib: Annotated[
         int | None,
-        typer.Option(help="Memory for blocks on a host; by default prefetch_bytes.", metavar="MIB", min=1),
+        typer.Option(
+            help="Memory for blocks on a host; by default prefetch_bytes.", metavar="MIB", min=1
+        ),
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",
     icc: Icc = None,
-    num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.", min=1)] = None,
+    num_steps: Annotated[
+        int | None, typer.Option("--steps", help="Steps of the run.", min=1)
+    ] = None,
     first_step: Annotated[int, typer.Option(help="First step to forecast.", min=0)] = 0,
     max_rows: Annotated[int, typer.Option(help="Most rows to examine.", min=1)] = 1 << 20,
-    price_per_1000_reads: Annotated[float, typer.Option(help="Price of a thousand requests.")] = 0.0004,
-    price_per_gib: Annotated[float, typer.Option(help="Price of each GiB read from the store.")] = 0.0,
+    price_per_1000_reads: Annotated[
+        float, typer.Option(help="Price of a thousand requests.")
+    ] = 0.0004,
+    price_per_gib: Annotated[
+        float, typer.Option(help="Price of each GiB read from the store.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Forecast exactly what a run will read, without reading it.
@@ -80,7 +88,9 @@ def command(
     from headrace.feed.micro_batches import MicroForecast
 
     numbers = parse_hosts(hosts) or [1]
-    planned = planned_caches(load_config(config, settings or []), parse_sizes(tokens), layout=layout, look=not declared)
+    planned = planned_caches(
+        load_config(config, settings or []), parse_sizes(tokens), layout=layout, look=not declared
+    )
     resolved = planned.config
     _say_if_long(resolved)
     dataset = resolved.dataset(planned.caches)
@@ -97,10 +107,17 @@ def command(
             prices=Prices(price_per_1000_reads, price_per_gib),
             watch=partial(report, "counting examples"),
         )
-    noise = source_excess(dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc))
-    micro = (cut := resolved.micro_batches) and MicroForecast.of(cut, dataset, dataset.batch_schedule, row_order)
+    noise = source_excess(
+        dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc)
+    )
+    micro = (cut := resolved.micro_batches) and MicroForecast.of(
+        cut, dataset, dataset.batch_schedule, row_order
+    )
     if as_json:
-        more = {"noise": {n: one._asdict() for n, one in noise.items()}, "micro_batches": micro and micro._asdict()}
+        more = {
+            "noise": {n: one._asdict() for n, one in noise.items()},
+            "micro_batches": micro and micro._asdict(),
+        }
         typer.echo(json.dumps(forecast.to_json() | more))
         return
     mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
@@ -138,28 +155,49 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
 
     console = Console(highlight=False)
     scope = "the whole run" if forecast.exact else "a sample: the figures apply to these steps"
-    looked = " and ".join(f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks)
+    looked = " and ".join(
+        f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks
+    )
     console.print(
         f"{format_count(components, 'component')}, batches of {format_count(forecast.batch_size, 'row')}"
         f" of {seq_len:,} tokens, blocks of {in_bytes(forecast.block_bytes)}"
     )
     console.print(f"Steps {looked}, {scope}.")
-    ratios = ", ".join(f"{value:.3f} over {window}" for window, value in forecast.variance_ratio.items())
+    ratios = ", ".join(
+        f"{value:.3f} over {window}" for window, value in forecast.variance_ratio.items()
+    )
     blocks = format_count(round(forecast.distinct_blocks), "block")
     console.print(f"{blocks} in a batch. Variance ratio (1: full shuffle): {ratios}\n")
-    heads = ("reads per block per epoch", "reads per host per step", "MiB per host per step", "MiB held per host")
-    table = figures_table("hosts", *heads, "MiB at cold start", "burst", "cost of 1,000 steps", left=0)
+    heads = (
+        "reads per block per epoch",
+        "reads per host per step",
+        "MiB per host per step",
+        "MiB held per host",
+    )
+    table = figures_table(
+        "hosts", *heads, "MiB at cold start", "burst", "cost of 1,000 steps", left=0
+    )
     for h in forecast.by_hosts:
         sizes = (h.resident_bytes / 2**20, h.cold_start_bytes / 2**20)
-        reads = (f"{h.reads_per_block:.3f}", f"{h.reads_per_step:,.2f}", f"{h.bytes_per_step / 2**20:,.2f}")
+        reads = (
+            f"{h.reads_per_block:.3f}",
+            f"{h.reads_per_step:,.2f}",
+            f"{h.bytes_per_step / 2**20:,.2f}",
+        )
         sizes_mib = (f"{size:,.1f}" for size in sizes)
-        table.add_row(f"{h.hosts:,}", *reads, *sizes_mib, f"{h.burst:.2f} x", f"{h.cost_per_1000_steps:,.4f}")
+        table.add_row(
+            f"{h.hosts:,}", *reads, *sizes_mib, f"{h.burst:.2f} x", f"{h.cost_per_1000_steps:,.4f}"
+        )
     console.print(table)
     for h in forecast.by_hosts:
         hosts = format_count(h.hosts, "host")
         if text := h.describe_exchange(exchange, forecast.batch_size):
             console.print(text)
-        described = f", {h.index_requests:,} for zarr.json and indices (headrace upgrade)" if h.index_requests else ""
+        described = (
+            f", {h.index_requests:,} for zarr.json and indices (headrace upgrade)"
+            if h.index_requests
+            else ""
+        )
         console.print(
             f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps, {h.opening_requests:,}"
             f" to open the caches{described}."
@@ -174,13 +212,21 @@ def icc(
     cache: Annotated[str, typer.Argument(help="A finished cache.", metavar="CACHE")],
     seq_len: Annotated[int, typer.Option(help="Tokens in a row.")] = 2048,
     batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 512,
-    block: Annotated[int | None, typer.Option(help="Rows in a block; by default one stored chunk.")] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Rows in a block; by default one stored chunk.")
+    ] = None,
     losses: Annotated[
-        str | None, typer.Option(help=".npy file with the loss of each row, from your own model.", metavar="FILE")
+        str | None,
+        typer.Option(
+            help=".npy file with the loss of each row, from your own model.", metavar="FILE"
+        ),
     ] = None,
     blocks: Annotated[int, typer.Option(help="Most blocks to read.")] = 4096,
     save: Annotated[
-        bool, typer.Option("--save", help="Save the result in the cache's folder, for forecasts and checks.")
+        bool,
+        typer.Option(
+            "--save", help="Save the result in the cache's folder, for forecasts and checks."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -205,7 +251,9 @@ def icc(
     values = None if losses is None else _load(losses)
     opened = open_cache(cache)
     with working("reading blocks"):
-        share = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks)
+        share = probe_cache(
+            opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
+        )
     if save:
         typer.echo(f"saved: {save_probe(opened, seq_len, share)}", err=True)
     if as_json:
@@ -218,16 +266,25 @@ def _show_probe(found: ShuffleProbe) -> None:
     """Prints the result of a probe."""
     from rich.console import Console
 
-    console, share = Console(highlight=False), found.share
-    console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
+    console = Console(highlight=False)
+    share = found.share
+    console.print(
+        f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}"
+    )
     console.print(
         f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n"
     )
-    table = figures_table("order", f"noise of a batch of {format_count(found.batch_size, 'row')}, full shuffle = 1")
+    table = figures_table(
+        "order", f"noise of a batch of {format_count(found.batch_size, 'row')}, full shuffle = 1"
+    )
     for order, noise in found.noise.items():
         table.add_row(order, f"{noise:.2f}")
     console.print(table)
-    needs = "needs shuffling" if found.needs_shuffling else "can be read in stored order, by this measure"
+    needs = (
+        "needs shuffling"
+        if found.needs_shuffling
+        else "can be read in stored order, by this measure"
+    )
     console.print(f"\nThis corpus {needs}.")
 
 
@@ -241,4 +298,6 @@ def _load(path: str) -> np.ndarray:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a .npy file of numbers"
         cure = "Write it with numpy.save(FILE, losses), one loss per row."
-        raise ConfigError(f"cannot be read ({why})", field="--losses", value=path, cure=cure) from error
+        raise ConfigError(
+            f"cannot be read ({why})", field="--losses", value=path, cure=cure
+        ) from error

@@ -12,7 +12,9 @@ from headrace.cli.shown import working
 
 
 def command(
-    caches: Annotated[list[str], typer.Argument(help="Folders or URLs of finished caches.", metavar="CACHE...")],
+    caches: Annotated[
+        list[str], typer.Argument(help="Folders or URLs of finished caches.", metavar="CACHE...")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Write ledger.bin, with which a cache of many parts opens at once, beside the ledger of a cache.
@@ -32,4 +34,6 @@ def command(
         if as_json:
             typer.echo(json.dumps({"path": cache, "written": is_new}))
         else:
-            typer.echo(f"{cache}: ledger.bin {'written' if is_new else 'already there, and sound'}.")
+            typer.echo(
+                f"{cache}: ledger.bin {'written' if is_new else 'already there, and sound'}."
+            )

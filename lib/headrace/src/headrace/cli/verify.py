@@ -25,11 +25,16 @@ _SHOWN_SOURCES = 4
 def command(
     cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every chunk and compare checksums and digests, not only sizes.")
+        bool,
+        typer.Option(
+            "--deep", help="Read every chunk and compare checksums and digests, not only sizes."
+        ),
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Check as with --deep, and rebuild what is damaged from its sources."),
+        typer.Option(
+            "--repair", help="Check as with --deep, and rebuild what is damaged from its sources."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,12 +55,16 @@ def command(
     from headrace.store.generations import GENERATIONS_NAME, generation_path, generations_problem
 
     number, problem = generations_problem(cache)
-    checked = [_checked(generation_path(cache, n), deep, repair, as_json) for n in range(1, number + 1)]
+    checked = [
+        _checked(generation_path(cache, n), deep, repair, as_json) for n in range(1, number + 1)
+    ]
     facts, _ = checked[0]
     if problem:
         from headrace.store import files
 
-        facts["damages"].append({"part": "", "problem": problem, "file": files.join(cache, GENERATIONS_NAME)})
+        facts["damages"].append(
+            {"part": "", "problem": problem, "file": files.join(cache, GENERATIONS_NAME)}
+        )
         if not as_json:
             typer.echo(f"damaged {files.join(cache, GENERATIONS_NAME)}: {problem}")
     if as_json:
@@ -89,7 +98,11 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
         _show(console, report, command if repaired is None else "")
         if repaired is not None:
             _show_repair(console, repaired, command)
-    return {**report.to_json(), "repair": command, "repaired": repaired and asdict(repaired)}, not is_damaged
+    return {
+        **report.to_json(),
+        "repair": command,
+        "repaired": repaired and asdict(repaired),
+    }, not is_damaged
 
 
 def _show_repair(console: Console, done: RepairReport, command: str) -> None:
@@ -100,7 +113,11 @@ def _show_repair(console: Console, done: RepairReport, command: str) -> None:
     for file in done.restored:
         console.print(Text.assemble(("repaired ", "green"), f"{file}: rewritten"))
     for folder in done.dropped:
-        console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; it is written again when needed"))
+        console.print(
+            Text.assemble(
+                ("repaired ", "green"), f"{folder}: deleted; it is written again when needed"
+            )
+        )
     for what, why in done.left.items():
         console.print(Text.assemble(("left ", "bold red"), f"{what}: {why}"))
     if command:
@@ -124,18 +141,28 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
     for damage in report.damages:
         console.print(_line(damage))
     unfinished = "" if report.finished else " (unfinished: its complete parts)"
-    how = "every chunk read" if report.deep else "names, sizes and ends of files checked; --deep reads every chunk"
+    how = (
+        "every chunk read"
+        if report.deep
+        else "names, sizes and ends of files checked; --deep reads every chunk"
+    )
     sizes = f"{format_count(report.parts, 'part')}, {format_count(report.elements, 'value')}"
     what = f"{report.path}{unfinished}: {sizes} ({how})"
     if report.shuffled:
-        what += f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
+        what += (
+            f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
+        )
     for text in report.unchecked:
         console.print(Text(f"not checked: {text}", "yellow"))
     if not report.damages:
         console.print(Text.assemble(("sound ", "green"), what))
         return
     parts = report.damaged_parts
-    console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {format_count(len(parts), 'part')} with damage."))
+    console.print(
+        Text.assemble(
+            ("damaged ", "bold red"), f"{what}: {format_count(len(parts), 'part')} with damage."
+        )
+    )
     if repair:
         console.print(Text(f"To rebuild only these: {repair}"))
 
@@ -148,7 +175,9 @@ def _line(damage: Damage) -> Text:
     chunks = f" (chunks {runs})" if runs else ""
     sources = ", ".join(damage.sources[:_SHOWN_SOURCES])
     more = len(damage.sources) - _SHOWN_SOURCES
-    rebuilt = f"; rebuilt from {sources}" + (f" and {more} more" if more > 0 else "") if sources else ""
+    rebuilt = (
+        f"; rebuilt from {sources}" + (f" and {more} more" if more > 0 else "") if sources else ""
+    )
     lost = ", ".join(f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in damage.documents)
     documents = f", documents {lost}" if lost else ""
     part = f"part {damage.part} " if damage.part else ""

@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 def command(
     config: Config,
     settings: Settings = None,
-    step: Annotated[int, typer.Option(help="Number of steps done, which is the next step to load.")] = 0,
+    step: Annotated[
+        int, typer.Option(help="Number of steps done, which is the next step to load.")
+    ] = 0,
     document: Annotated[
         list[int] | None,
-        typer.Option(help="Show the earlier steps that trained on this document instead (repeatable).", metavar="I"),
+        typer.Option(
+            help="Show the earlier steps that trained on this document instead (repeatable).",
+            metavar="I",
+        ),
     ] = None,
     component: Annotated[
-        str | None, typer.Option(help="Source of the documents, if there are several sources.", metavar="NAME")
+        str | None,
+        typer.Option(help="Source of the documents, if there are several sources.", metavar="NAME"),
     ] = None,
     run: SameRun = None,
     as_json: AsJson = False,
@@ -64,7 +70,9 @@ def command(
         _show(Console(highlight=False), position)
 
 
-def _find(config: LmDataConfig, step: int, documents: list[int], component: str | None, as_json: bool) -> None:
+def _find(
+    config: LmDataConfig, step: int, documents: list[int], component: str | None, as_json: bool
+) -> None:
     """Prints the steps that trained on documents."""
     import numpy as np
 
@@ -77,23 +85,35 @@ def _find(config: LmDataConfig, step: int, documents: list[int], component: str 
     if not documents or min(documents) < 0:
         cure = "Give a number, from 0 on: --document 4711; headrace inspect CACHE --id ID --json finds one by its id."
         raise ConfigError("names no document", field="--document", value=documents, cure=cure)
-    if component is None and len(family(next(iter(config.components)), config.components)) < len(config.components):
+    if component is None and len(family(next(iter(config.components)), config.components)) < len(
+        config.components
+    ):
         cure = f"Name one of {names}: --component {next(iter(config.components))}."
-        raise ConfigError("is missing: documents are numbered in each source", field="--component", cure=cure)
+        raise ConfigError(
+            "is missing: documents are numbered in each source", field="--component", cure=cure
+        )
     dataset = config.dataset()
     order = "locality" if config.row_order == "locality" else "stream"
     name = component or next(iter(config.components))
     with working("searching the steps"):
-        all_sightings = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)
+        all_sightings = sightings(
+            dataset, name, Intervals.of_numbers(np.array(documents)), step, order
+        )
     if as_json:
-        typer.echo(json.dumps({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}))
+        typer.echo(
+            json.dumps(
+                {"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}
+            )
+        )
         return
     for one in all_sightings:
         suffix = ", already removed" if one.removed else ""
         where = f"step {one.step:,}, row {one.row:,}"
         typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{suffix}")
     documents_seen = {one.document for one in all_sightings if not one.removed}
-    typer.echo(f"{len(documents_seen):,} of {len({*documents}):,} documents were trained on before step {step:,}")
+    typer.echo(
+        f"{len(documents_seen):,} of {len({*documents}):,} documents were trained on before step {step:,}"
+    )
 
 
 def _show(console: Console, here: Whereabouts) -> None:
@@ -101,18 +121,31 @@ def _show(console: Console, here: Whereabouts) -> None:
 
     of = "" if here.num_steps is None else f" of {here.num_steps:,}"
     name = f" {here.stage_name!r}" if here.stage_name else ""
-    console.print(Text(f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step {here.stage_step:,}"))
-    console.print(Text(f"{format_count(here.tokens, 'token')} in {format_count(here.rows, 'row')} so far"))
+    console.print(
+        Text(
+            f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step {here.stage_step:,}"
+        )
+    )
+    console.print(
+        Text(f"{format_count(here.tokens, 'token')} in {format_count(here.rows, 'row')} so far")
+    )
     if here.step == here.num_steps:
         console.print(Text("the run is over"))
     else:
         console.print(Text(f"next: a batch of {here.batch_size:,} rows of {here.seq_len:,} tokens"))
-    table = figures_table("source", "weight", "share so far", "rows next", "rows", "tokens", "epochs")
+    table = figures_table(
+        "source", "weight", "share so far", "rows next", "rows", "tokens", "epochs"
+    )
     for source, one in here.sources.items():
         epochs = "-" if one.epochs is None else f"{one.epochs:.3f}"
         table.add_row(
-            Text(source), f"{one.weight:.4f}", f"{one.share:.4f}", f"{one.rows_in_step:,}", f"{one.rows:,}",
-            f"{one.tokens:,}", epochs,
-        )  # fmt: skip
+            Text(source),
+            f"{one.weight:.4f}",
+            f"{one.share:.4f}",
+            f"{one.rows_in_step:,}",
+            f"{one.rows:,}",
+            f"{one.tokens:,}",
+            epochs,
+        )
     console.print(table)
     console.print(Text(f"fingerprint {here.fingerprint}", "dim"), soft_wrap=True)

@@ -46,39 +46,57 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
             if part in components or (part != name and part in config.components):
                 cure = "Rename one of them."
                 raise ConfigError(
-                    "is the name of two components", field=f"components.{name}.buckets", value=part, cure=cure
+                    "is the name of two components",
+                    field=f"components.{name}.buckets",
+                    value=part,
+                    cure=cure,
                 )
             components[part] = part_config
-    blends = {name: {part: weight for part, (_, weight) in parts.items()} for name, parts in groups.items()}
+    blends = {
+        name: {part: weight for part, (_, weight) in parts.items()}
+        for name, parts in groups.items()
+    }
     weights = config.weights
     _check_places(config, groups)
     if weights is None and not config.stages:
         later = added_later(config.amendments)
         written = {n: c.weight for n, c in config.components.items()}
-        weights = {n: 1 if w is None else w for n, w in written.items() if w is not None or n not in later}
+        weights = {
+            n: 1 if w is None else w for n, w in written.items() if w is not None or n not in later
+        }
         components = {n: dataclasses.replace(c, weight=None) for n, c in components.items()}
     replace = dataclasses.replace
     return {
         "components": components,
         "weights": None if weights is None else _grouped(weights, blends),
-        "stages": [replace(stage, weights=_grouped(stage.weights, blends)) for stage in config.stages],
+        "stages": [
+            replace(stage, weights=_grouped(stage.weights, blends)) for stage in config.stages
+        ],
         "amendments": [replace(a, add=_grouped(a.add, blends)) for a in config.amendments],
     }
 
 
 def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
     """Raises ConfigError if weights are given twice, or follow from the sizes of sources that are groups."""
-    blends = {"weights": config.weights, **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)}}
+    blends = {
+        "weights": config.weights,
+        **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)},
+    }
     for path, blend in blends.items():
         if blend is not None and is_size_rule(blend, config.components):
             name = next(iter(groups))
             cure = f"Give each source a weight; {{repeat: 1}} is one that follows from its rows: {name}: {{repeat: 1}}."
-            raise ConfigError("does not go with sources that have buckets", field=path, value=blend, cure=cure)
+            raise ConfigError(
+                "does not go with sources that have buckets", field=path, value=blend, cure=cure
+            )
     paths = [path for path, blend in blends.items() if blend is not None]
     for name in groups if paths else ():
         if (weight := config.components[name].weight) is not None:
-            problem, path = f"is given beside {paths[0].partition('[')[0]}", f"components.{name}.weight"
-            raise ConfigError(problem, field=path, value=weight, cure="Say the weights in one place.")
+            problem = f"is given beside {paths[0].partition('[')[0]}"
+            path = f"components.{name}.weight"
+            raise ConfigError(
+                problem, field=path, value=weight, cure="Say the weights in one place."
+            )
 
 
 def _is_group(component: ComponentConfig) -> bool:
@@ -92,23 +110,34 @@ def _grouped(weights: Mapping[str, Any], blends: Mapping[str, Mapping[str, Any]]
         if inner := blend_of(value):
             grouped[name] = {**value, "blend": _grouped(inner, blends)}
         else:
-            grouped[name] = {"weight": value, "blend": dict(blends[name])} if name in blends else value
+            grouped[name] = (
+                {"weight": value, "blend": dict(blends[name])} if name in blends else value
+            )
     return grouped
 
 
-def _split(name: str, source: ComponentConfig, config: LmDataConfig) -> dict[str, tuple[ComponentConfig, Any]]:
+def _split(
+    name: str, source: ComponentConfig, config: LmDataConfig
+) -> dict[str, tuple[ComponentConfig, Any]]:
     """The components of a source with buckets by name, and the weight of each within the source."""
     buckets = source.buckets
     assert buckets is not None
     for field in ("max_tokens", "max_share"):
         if (value := getattr(source, field)) is not None:
             cure = f"Leave it out; max_epochs, and weights of {name}/... in an amendment, bound single buckets."
-            raise ConfigError("does not go with buckets", field=f"components.{name}.{field}", value=value, cure=cure)
+            raise ConfigError(
+                "does not go with buckets",
+                field=f"components.{name}.{field}",
+                value=value,
+                cure=cure,
+            )
     if buckets.levels is None and buckets.repeats is None:
         names = buckets.names or [str(k) for k in range(buckets.count)]
         weights = buckets.weights or [{REPEAT: 1}] * buckets.count
         parts = zip(names, range(buckets.count), weights, strict=True)
-        return {f"{name}/{part}": (_keeping(source, buckets, [k]), weight) for part, k, weight in parts}
+        return {
+            f"{name}/{part}": (_keeping(source, buckets, [k]), weight) for part, k, weight in parts
+        }
     if config.validation is not None and config.validation.by == "blocks":
         raise ConfigError(
             f"would hold out blocks of one layer of {name!r} whose documents others train on",
@@ -116,16 +145,23 @@ def _split(name: str, source: ComponentConfig, config: LmDataConfig) -> dict[str
             value="blocks",
             cure="Hold out the same documents of all: validation.by: documents.",
         )
-    repeats, parts, reached = expected_repeats(buckets), {}, 0.0
+    repeats = expected_repeats(buckets)
+    parts = {}
+    reached = 0.0
     epochs = config.max_epochs if source.max_epochs is None else source.max_epochs
     for level in sorted({*repeats.tolist()} - {0.0}):
-        pace, reached = level - reached, level
-        layer = _keeping(source, buckets, [k for k, times in enumerate(repeats.tolist()) if times >= level])
+        pace = level - reached
+        reached = level
+        layer = _keeping(
+            source, buckets, [k for k, times in enumerate(repeats.tolist()) if times >= level]
+        )
         layer = dataclasses.replace(layer, max_epochs=None if epochs is None else epochs * pace)
         parts[f"{name}/x{level:g}"] = layer, {REPEAT: pace}
     return parts
 
 
-def _keeping(source: ComponentConfig, buckets: BucketsConfig, keep: Sequence[int]) -> ComponentConfig:
+def _keeping(
+    source: ComponentConfig, buckets: BucketsConfig, keep: Sequence[int]
+) -> ComponentConfig:
     chosen = dataclasses.replace(buckets, weights=None, repeats=None, names=None, keep=[*keep])
     return dataclasses.replace(source, buckets=chosen)

@@ -47,7 +47,16 @@ _ELSEWHERE = {
     "nanoschnack": "Its order is policy: least_consumed: docs/coming_from/nanoschnack.md.",
 }
 _OF_RUN = ("validation", "subset", "max_epochs", "amendments")
-_OF_COMPONENT = ("packing", "buckets", "subset", "shuffle", "max_epochs", "max_tokens", "max_share", "remove")
+_OF_COMPONENT = (
+    "packing",
+    "buckets",
+    "subset",
+    "shuffle",
+    "max_epochs",
+    "max_tokens",
+    "max_share",
+    "remove",
+)
 
 
 @dataclass(frozen=True)
@@ -79,16 +88,25 @@ class CompatConfig:
     def __post_init__(self) -> None:
         if self.system in _ELSEWHERE:
             cure = _ELSEWHERE[self.system]
-            raise ConfigError("is no order of documents", field="compat.system", value=self.system, cure=cure)
+            raise ConfigError(
+                "is no order of documents", field="compat.system", value=self.system, cure=cure
+            )
         check_choice("compat.system", self.system, POLICY_OF)
         if self.split is not None:
             if self.system != "megatron":
                 cure = "Leave it out, or build caches of the shards that train."
-                raise ConfigError(f"is not known to {self.system}", field="compat.split", value=self.split, cure=cure)
+                raise ConfigError(
+                    f"is not known to {self.system}",
+                    field="compat.split",
+                    value=self.split,
+                    cure=cure,
+                )
             split_documents(self.split, 0)
         if self.system != "megatron" and not self.extra_token:
             cure = "Leave it out: windows do not overlap."
-            raise ConfigError(f"is not known to {self.system}", field="compat.extra_token", value=False, cure=cure)
+            raise ConfigError(
+                f"is not known to {self.system}", field="compat.extra_token", value=False, cure=cure
+            )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -104,9 +122,13 @@ class CompatConfig:
         for field in fields(config):
             if field.name in self.settings:
                 value = self.settings[field.name]
-                default = field.default if field.default_factory is MISSING else field.default_factory()
+                default = (
+                    field.default if field.default_factory is MISSING else field.default_factory()
+                )
                 if getattr(config, field.name) not in (value, default):
-                    self._refuse(field.name, getattr(config, field.name), f"Write {value}, or leave it out.")
+                    self._refuse(
+                        field.name, getattr(config, field.name), f"Write {value}, or leave it out."
+                    )
                 object.__setattr__(config, field.name, value)
         for name in (*_OF_RUN, *(("stages",) if self.system == "megatron" else ())):
             if getattr(config, name):
@@ -119,10 +141,16 @@ class CompatConfig:
             self._refuse("seq_len", config.seq_len, "Give one number.")
         if self.system == "megatron" and config.num_steps is None:
             cure = "Give the steps of the whole run: its order follows from the number of samples."
-            raise ConfigError("is missing, and Megatron's order needs it", field="num_steps", cure=cure)
+            raise ConfigError(
+                "is missing, and Megatron's order needs it", field="num_steps", cure=cure
+            )
 
-    def _refuse(self, field: str, value: object, cure: str = "Leave it out, or leave compat out.") -> NoReturn:
-        raise ConfigError(f"cannot be combined with compat: {self.system}", field=field, value=value, cure=cure)
+    def _refuse(
+        self, field: str, value: object, cure: str = "Leave it out, or leave compat out."
+    ) -> NoReturn:
+        raise ConfigError(
+            f"cannot be combined with compat: {self.system}", field=field, value=value, cure=cure
+        )
 
 
 def compat_datasets(
@@ -140,16 +168,21 @@ def compat_datasets(
     """
     from headrace.data.listed import ListedDataset
 
-    compat, seq_len = config.compat, config.phases[0][1]
+    compat = config.compat
+    seq_len = config.phases[0][1]
     assert compat is not None
     if compat.system == "nmoe":
         if side == "validation":
             cure = "Keep shards apart, and make a config of them."
-            raise ConfigError("has no validation side", field="compat", value=compat.system, cure=cure)
+            raise ConfigError(
+                "has no validation side", field="compat", value=compat.system, cure=cure
+            )
         listings = {name: _lapping(cache, seq_len) for name, cache in caches.items()}
     else:
         samples = _samples(config) if side == "train" else dict.fromkeys(caches)
-        listings = {n: _gpt(cache, n, compat, config, samples[n], side) for n, cache in caches.items()}
+        listings = {
+            n: _gpt(cache, n, compat, config, samples[n], side) for n, cache in caches.items()
+        }
     own_columns = {name: component.columns or {} for name, component in config.components.items()}
     columns = columns_by_component(caches, config.columns or {}, own_columns)
     return {
@@ -168,23 +201,34 @@ def compat_datasets(
 
 def _samples(config: LmDataConfig) -> dict[str, int | None]:
     """Samples that Megatron-LM requests from each component; with several, a few more than the blend draws."""
-    names, steps = [*config.components], config.num_steps or 0
+    names = [*config.components]
+    steps = config.num_steps or 0
     batch = BatchSchedule(config.batch_size)
     target = batch.rows_at(steps)[0]
     if len(names) == 1:
         return {names[0]: target}
     nothing = [None] * len(names)
     stages = config.resolved_stages({})
-    weights = stage_weights(PolicyInputs(names, stages, batch, nothing, nothing, config.phases[0][1]), "greedy")
-    return {name: size for name, [size] in zip(names, megatron_sizes(weights, [target]), strict=True)}
+    weights = stage_weights(
+        PolicyInputs(names, stages, batch, nothing, nothing, config.phases[0][1]), "greedy"
+    )
+    return {
+        name: size for name, [size] in zip(names, megatron_sizes(weights, [target]), strict=True)
+    }
 
 
 def _gpt(
-    cache: TokenCache, name: str, compat: CompatConfig, config: LmDataConfig, samples: int | None, side: str
+    cache: TokenCache,
+    name: str,
+    compat: CompatConfig,
+    config: LmDataConfig,
+    samples: int | None,
+    side: str,
 ) -> Listing:
     from headrace.data.listed import Listing
 
-    overlap, seq_len = int(compat.extra_token), config.phases[0][1]
+    overlap = int(compat.extra_token)
+    seq_len = config.phases[0][1]
     documents = split_documents(compat.split or "1", cache.num_documents)[side == "validation"]
     if not documents:
         cure = "Give this part a share, or leave compat.split out."
@@ -193,13 +237,21 @@ def _gpt(
     first = first_tokens(cache)
     lengths = np.diff(first)
     index = GptIndex(
-        lengths, np.arange(documents.start, documents.stop), stride=seq_len - overlap, samples=samples,
-        seed=config.seed, overlap=overlap,
-    )  # fmt: skip
+        lengths,
+        np.arange(documents.start, documents.stop),
+        stride=seq_len - overlap,
+        samples=samples,
+        seed=config.seed,
+        overlap=overlap,
+    )
     described = {
-        "compat": "megatron", "documents": [documents.start, documents.stop], "samples": samples, "seed": config.seed,
-    }  # fmt: skip
-    start, size = first[index.documents], lengths[index.documents]
+        "compat": "megatron",
+        "documents": [documents.start, documents.stop],
+        "samples": samples,
+        "seed": config.seed,
+    }
+    start = first[index.documents]
+    size = lengths[index.documents]
     return Listing(start, size, seq_len - overlap, index.order, index.order.size, described)
 
 
@@ -211,7 +263,10 @@ def _lapping(cache: TokenCache, seq_len: int) -> Listing:
     total = int(size.sum())
     if not total:
         raise ConfigError(
-            "holds no tokens", field="cache", value=cache.path, cure="Build it from texts that hold some."
+            "holds no tokens",
+            field="cache",
+            value=cache.path,
+            cure="Build it from texts that hold some.",
         )
     windows = total // math.gcd(total, seq_len)
     return Listing(np.cumsum(size) - size, size, seq_len, None, windows, {"compat": "nmoe"})

@@ -140,7 +140,9 @@ class ComponentConfig:
         if len(counts) != len(self.caches) or min(counts, default=0) < 1:
             cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
             problem = f"is not how many generations its {format_count(len(self.caches), 'cache')} can have"
-            raise ConfigError(problem, field=f"{path}.generations", value=self.generations, cure=cure)
+            raise ConfigError(
+                problem, field=f"{path}.generations", value=self.generations, cure=cure
+            )
         return [*counts]
 
     def begins_with(self, name: str, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
@@ -149,8 +151,14 @@ class ComponentConfig:
         """
         if self.generations is not None:
             return number_of_each(self.generations)
-        extension = next((amendment.extend[name] for amendment in amendments if name in amendment.extend), None)
-        return None if extension is None else [max(number - 1, 1) for number in number_of_each(extension)]
+        extension = next(
+            (amendment.extend[name] for amendment in amendments if name in amendment.extend), None
+        )
+        return (
+            None
+            if extension is None
+            else [max(number - 1, 1) for number in number_of_each(extension)]
+        )
 
     @property
     def shown_cache(self) -> str:
@@ -159,7 +167,9 @@ class ComponentConfig:
 
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
         """Builds missing caches and finishes unfinished ones; see ``LmDataConfig.build_caches``."""
-        for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
+        for path in (
+            self.caches if self.source is not None or not self.replicas else ()
+        ):  # a copy is not built
             if cache_of_generation(path):  # appending builds it
                 continue
             ledger = ledger_state(path)
@@ -168,7 +178,9 @@ class ComponentConfig:
             if self.source is not None:
                 with _named_in_config():
                     build_cache(self.source, tokenizer, path, progress=progress)
-            elif ledger is None and not is_levanter(path):  # opening one begun by hand tells how to finish it
+            elif ledger is None and not is_levanter(
+                path
+            ):  # opening one begun by hand tells how to finish it
                 raise ConfigError(
                     "does not exist, and there is no source to build it from",
                     field=f"components.{name}.cache",
@@ -181,11 +193,17 @@ class ComponentConfig:
         if self.remove is None:
             return None
         count = self.remove_not_found == "count"
-        return DocumentFilter.load(self.remove, name=f"components.{name}.remove", count_not_found=count)
+        return DocumentFilter.load(
+            self.remove, name=f"components.{name}.remove", count_not_found=count
+        )
 
     def of_braid_version(self, version: int) -> ComponentConfig:
         """This component with this version set in its own braid, if that has none."""
-        return self if self.shuffle is None else replace(self, shuffle=braid_of_version(self.shuffle, version))
+        return (
+            self
+            if self.shuffle is None
+            else replace(self, shuffle=braid_of_version(self.shuffle, version))
+        )
 
     def subset_in(self, name: str, default: SubsetConfig | None) -> tuple[SubsetConfig, str] | None:
         """Its subset, its own or the config's, and the path of that field; None if all is trained on."""
@@ -196,18 +214,26 @@ class ComponentConfig:
     def check(self, path: str, row_tokens: int) -> None:
         """Raises ConfigError for a value that can never be met; ``path`` is the component's, for the error."""
         if not self.caches:
-            raise ConfigError("is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches.")
+            raise ConfigError(
+                "is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches."
+            )
         if self.replicas and self.caches[1:]:
             cure = "Make each cache a component of its own, with its replicas."
-            raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
+            raise ConfigError(
+                "go with one cache, and there are several", field=f"{path}.replicas", cure=cure
+            )
         self.generation_counts(path)
         paths = [self.caches[0], *(self.replicas or [])]
         if twice := [one for n, one in enumerate(paths) if one in paths[:n]]:
             cure = "Name each place once."
             raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
         if self.source is not None and self.caches[1:]:
-            cure = "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
-            raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
+            cure = (
+                "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
+            )
+            raise ConfigError(
+                "cannot be built into several caches", field=f"{path}.source", cure=cure
+            )
         if self.weight is not None:
             check_weight(self.weight, f"{path}.weight")
         for number, weight in enumerate((self.buckets and self.buckets.weights) or ()):
@@ -236,7 +262,10 @@ def counts_of_padding(config: LmDataConfig) -> tuple[list[str], list[str]]:
         "policy": config.policy == "least_consumed",
         "weights": config.weights is not None and is_size_rule(config.weights, components),
         "stages": any(stage.tokens is not None for stage in config.stages),
-        **{f"components.{name}.max_tokens": components[name].max_tokens is not None for name in packed},
+        **{
+            f"components.{name}.max_tokens": components[name].max_tokens is not None
+            for name in packed
+        },
     }
     fields = [field for field, counts in counts_tokens.items() if counts]
     return (fields, packed) if packed and config.unit in ("examples", "tokens") else ([], [])
@@ -246,10 +275,16 @@ def log_counts_of_padding(config: LmDataConfig) -> None:
     """Warns of fields that count padding, which ``config check`` finds too."""
     fields, packed = counts_of_padding(config)
     if fields:
-        _LOG.warning("%s: counts padding of packed rows (%s); unit: content_tokens does not", fields[0], packed[0])
+        _LOG.warning(
+            "%s: counts padding of packed rows (%s); unit: content_tokens does not",
+            fields[0],
+            packed[0],
+        )
 
 
-def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | None) -> dict[str, int]:
+def sizes_of(
+    trained: Mapping[str, PlannedDataset], counted: CountedTokens | None
+) -> dict[str, int]:
     """Tokens in an epoch of each component: positions of its rows, or those counted one by one."""
     from headrace.data.row_tokens import RowTokens
 
@@ -258,9 +293,15 @@ def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | Non
     return {name: RowTokens(dataset, counted, name).total for name, dataset in trained.items()}
 
 
-def braid_of_version(shuffle: shuffle_config.ShuffleConfig, version: int) -> shuffle_config.ShuffleConfig:
+def braid_of_version(
+    shuffle: shuffle_config.ShuffleConfig, version: int
+) -> shuffle_config.ShuffleConfig:
     """A shuffle with this braid version set, if it is a braid without one."""
-    return shuffle.of_version(version) if isinstance(shuffle, shuffle_config.BraidShuffleConfig) else shuffle
+    return (
+        shuffle.of_version(version)
+        if isinstance(shuffle, shuffle_config.BraidShuffleConfig)
+        else shuffle
+    )
 
 
 NOT_WITH_PHASES = "does not go with a seq_len that changes"
@@ -277,7 +318,11 @@ def subsets_of(
     components: Mapping[str, ComponentConfig], default: SubsetConfig | None
 ) -> dict[str, tuple[SubsetConfig, str]]:
     """The subset of each component that has one; see :meth:`ComponentConfig.subset_in`."""
-    return {n: subset for n, component in components.items() if (subset := component.subset_in(n, default)) is not None}
+    return {
+        n: subset
+        for n, component in components.items()
+        if (subset := component.subset_in(n, default)) is not None
+    }
 
 
 def left_out(
@@ -287,7 +332,11 @@ def left_out(
     removed: dict[str, RemovedDocuments | None] = {}
     for name, component in components.items():
         listed = component.document_filter(name)
-        removed[name] = None if listed is None else listed.of(caches[name], filter_reader(component.remove or ""))
+        removed[name] = (
+            None
+            if listed is None
+            else listed.of(caches[name], filter_reader(component.remove or ""))
+        )
     buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
     return without_others(caches, buckets, removed) if buckets else removed
 
@@ -295,9 +344,15 @@ def left_out(
 def check_any(components: Mapping[str, ComponentConfig]) -> None:
     """Raises ConfigError if there are no components, or one without a name."""
     if "" in components:
-        raise ConfigError("has no name", field="components", value="", cure="Write NAME: {cache: PATH}.")
+        raise ConfigError(
+            "has no name", field="components", value="", cure="Write NAME: {cache: PATH}."
+        )
     if not components:
-        raise ConfigError("is missing or empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
+        raise ConfigError(
+            "is missing or empty",
+            field="components",
+            cure="Name at least one: {code: {cache: PATH}}.",
+        )
 
 
 def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
@@ -309,20 +364,29 @@ def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict
     components = config.components
     check_any(components)
     if not isinstance(instead, Mapping):
-        raise ConfigError("is not a mapping", field="instead", value=instead, cure="Give {NAME: CACHE}.")
+        raise ConfigError(
+            "is not a mapping", field="instead", value=instead, cure="Give {NAME: CACHE}."
+        )
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
-    as_begun = {n: replace(c, generations=c.begins_with(n, config.amendments)) for n, c in components.items()}
+    as_begun = {
+        n: replace(c, generations=c.begins_with(n, config.amendments))
+        for n, c in components.items()
+    }
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
     try:
-        caches = _opened({n: c for n, c in as_begun.items() if n not in instead and n not in newcomers}, config)
+        caches = _opened(
+            {n: c for n, c in as_begun.items() if n not in instead and n not in newcomers}, config
+        )
     except ConfigError as error:
         raise _of_amendment(error, config) from error
     if newcomers:
         lists = _generations(caches)
         _check_known(config, lists)
-        caches |= _opened({n: c for n, c in as_begun.items() if n in newcomers and n not in instead}, config)
+        caches |= _opened(
+            {n: c for n, c in as_begun.items() if n in newcomers and n not in instead}, config
+        )
         for member in (one for name in newcomers if name in caches for one in caches[name].members):
             if contents := lists.get(cache_of_generation(member.path)):
                 check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
@@ -333,8 +397,12 @@ def _of_amendment(error: ConfigError, config: LmDataConfig) -> ConfigError:
     """An error about generations that only an amendment names, in its words; any other as it is."""
     for at, amendment in enumerate(config.amendments):
         for name, generations in amendment.extend.items():
-            if error.field == f"components.{name}.generations" and config.components[name].generations is None:
-                field, cure = f"amendments[{at}].extend.{name}", (error.cure or "").partition("; ")[2]
+            if (
+                error.field == f"components.{name}.generations"
+                and config.components[name].generations is None
+            ):
+                field = f"amendments[{at}].extend.{name}"
+                cure = (error.cure or "").partition("; ")[2]
                 cure = f"To make another: {cure.removesuffix(' makes another.')}"
                 return ConfigError(error.problem, field=field, value=generations, cure=cure)
     return error
@@ -353,13 +421,17 @@ def _named_in_config() -> Iterator[None]:
         raise ConfigError(error.problem, field=field, value=error.value, cure=cure) from error
 
 
-def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> dict[str, TokenCache]:
+def _opened(
+    components: Mapping[str, ComponentConfig], config: LmDataConfig
+) -> dict[str, TokenCache]:
     replicas = {c.caches[0]: c.replicas for c in components.values() if c.replicas}
     counts = {n: c.generation_counts(f"components.{n}") for n, c in components.items()}
     copies = {n: (*c.caches, *(c.replicas or ()), *counts[n]) for n, c in components.items()}
     first = {paths: n for n, paths in reversed(copies.items())}  # components may share a cache
     paths = {n: components[n].caches for n in components if n in first.values()}
-    shared = open_components(paths, config.cache_catalog, replicas, ledger_reader(), counts, generation_reader())
+    shared = open_components(
+        paths, config.cache_catalog, replicas, ledger_reader(), counts, generation_reader()
+    )
     caches = {n: shared[first[copies[n]]] for n in components}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and config.tokenizer is None:
@@ -375,7 +447,8 @@ def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> 
 
 def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
     """The content of all existing generations of each cache that components name, by path."""
-    lists, read = dict[str, Sequence[str]](), generation_reader()
+    lists = dict[str, Sequence[str]]()
+    read = generation_reader()
     for cache in caches.values():
         firsts = np.cumsum([0, *cache.generations[:-1]]).tolist()
         lists |= {cache.members[at].path: generations_of(cache.members[at], read) for at in firsts}
@@ -386,8 +459,15 @@ def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> No
     """Raises ConfigError for a generation that does not exist."""
     for at, amendment in enumerate(config.amendments):
         for name, generations in amendment.extend.items():
-            for number, path in zip(number_of_each(generations), config.components[name].caches, strict=True):
+            for number, path in zip(
+                number_of_each(generations), config.components[name].caches, strict=True
+            ):
                 if path in known and number > len(known[path]):
                     cure = f"To make another: headrace build SOURCE --output {path} --append"
                     problem = f"is not a generation of {path}, which has {len(known[path])}"
-                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=generations, cure=cure)
+                    raise ConfigError(
+                        problem,
+                        field=f"amendments[{at}].extend.{name}",
+                        value=generations,
+                        cure=cure,
+                    )

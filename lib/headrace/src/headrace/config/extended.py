@@ -48,35 +48,74 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
         for name, generations in amendment.extend.items():
             field = f"amendments[{number}].extend.{name}"
             if name not in reached and name in components:
-                base = next(base for one in config.amendments for base, new in one.newcomers.items() if new == name)
+                base = next(
+                    base
+                    for one in config.amendments
+                    for base, new in one.newcomers.items()
+                    if new == name
+                )
                 cure = f"Extend that: {{{base}: {generations}}}."
-                raise ConfigError(f"is itself what extends {base}", field=field, value=generations, cure=cure)
+                raise ConfigError(
+                    f"is itself what extends {base}", field=field, value=generations, cure=cure
+                )
             _check_extends(name, generations, field, components)
             numbers = number_of_each(generations)
             paths = _new_paths(components[name], reached[name], numbers, (field, generations))
-            newcomer, reached[name] = amendment.newcomers[name], numbers
+            newcomer = amendment.newcomers[name]
+            reached[name] = numbers
             if newcomer in (weights := config.weights or {}):
                 cure = f"Leave it out: {field} brings it in, with a share of {name}'s weight."
-                raise ConfigError("is not there yet", field=f"weights.{newcomer}", value=weights[newcomer], cure=cure)
+                raise ConfigError(
+                    "is not there yet",
+                    field=f"weights.{newcomer}",
+                    value=weights[newcomer],
+                    cure=cure,
+                )
             written_out = config.components.get(newcomer)
             _check_free(newcomer, written_out, components[name], field)
-            one = replace(components[name], cache=paths, weight=None, source=None, expected_tokens=None, remove=None)
+            one = replace(
+                components[name],
+                cache=paths,
+                weight=None,
+                source=None,
+                expected_tokens=None,
+                remove=None,
+            )
             if one.replicas:
-                copies = [copy + paths[0].removeprefix(components[name].caches[0]) for copy in one.replicas]
+                copies = [
+                    copy + paths[0].removeprefix(components[name].caches[0])
+                    for copy in one.replicas
+                ]
                 one = replace(one, replicas=None if paths[1:] else copies)
-            one = replace(one, generations=[1] * len(paths), tombstones=written_out.tombstones if written_out else None)
+            one = replace(
+                one,
+                generations=[1] * len(paths),
+                tombstones=written_out.tombstones if written_out else None,
+            )
             first = [n for n in components if n not in later]
-            last = [n for n in components if n in later]  # components of later amendments come after it
-            order = {n: components[n] for n in first} | {newcomer: one} | {n: components[n] for n in last}
+            last = [
+                n for n in components if n in later
+            ]  # components of later amendments come after it
+            order = (
+                {n: components[n] for n in first}
+                | {newcomer: one}
+                | {n: components[n] for n in last}
+            )
             components = order
     return {"components": components}
 
 
-def _check_extends(name: str, generations: object, field: str, components: Mapping[str, ComponentConfig]) -> None:
+def _check_extends(
+    name: str, generations: object, field: str, components: Mapping[str, ComponentConfig]
+) -> None:
     """Raises ConfigError for a name that is not a component, or a component that cannot be extended."""
     if name not in components:
         buckets = [n for n in components if n.startswith(f"{name}/")]
-        cure = f"Extend its buckets one by one: {', '.join(buckets)}." if buckets else did_you_mean(name, components)
+        cure = (
+            f"Extend its buckets one by one: {', '.join(buckets)}."
+            if buckets
+            else did_you_mean(name, components)
+        )
         raise ConfigError("is not a component", field=field, value=generations, cure=cure)
     component = components[name]
     apart = f"{generation_path(component.caches[0], 2)}"
@@ -84,12 +123,18 @@ def _check_extends(name: str, generations: object, field: str, components: Mappi
         if getattr(component, setting) is not None:
             cure = f"Make the new documents a component of their own, with {setting} or without: cache: {apart}."
             raise ConfigError(
-                f"does not go with components.{name}.{setting}", field=field, value=generations, cure=cure
+                f"does not go with components.{name}.{setting}",
+                field=field,
+                value=generations,
+                cure=cure,
             )
 
 
 def _new_paths(
-    component: ComponentConfig, before: Sequence[int] | None, after: Sequence[int], said: tuple[str, object]
+    component: ComponentConfig,
+    before: Sequence[int] | None,
+    after: Sequence[int],
+    said: tuple[str, object],
 ) -> list[str]:
     """Paths of the generations that an amendment adds to a component."""
     caches = component.caches
@@ -97,17 +142,24 @@ def _new_paths(
         cure = f"Give one number for each: {[2] * len(caches)}."
         problem = f"does not say it of its {format_count(len(caches), 'cache')}"
         raise ConfigError(problem, field=said[0], value=said[1], cure=cure)
-    if any(late < early for early, late in zip(before, after, strict=True)) or [*before] == [*after]:
+    if any(late < early for early, late in zip(before, after, strict=True)) or [*before] == [
+        *after
+    ]:
         problem = f"is not later than generation {max(before)}, which the run has by then"
-        cure = "Name a later one, or leave it out: headrace inspect CACHE shows those that there are."
+        cure = (
+            "Name a later one, or leave it out: headrace inspect CACHE shows those that there are."
+        )
         raise ConfigError(problem, field=said[0], value=said[1], cure=cure)
     spans = zip(caches, before, after, strict=True)
-    return [generation_path(path, n) for path, early, late in spans for n in range(early + 1, late + 1)]
+    return [
+        generation_path(path, n) for path, early, late in spans for n in range(early + 1, late + 1)
+    ]
 
 
 def _check_free(name: str, held: ComponentConfig | None, base: ComponentConfig, field: str) -> None:
     """Raises ConfigError if the user has a component of this name."""
     folders = tuple(generation_path(path, 2)[:-1] for path in base.caches)
     if held is not None and not all(path.startswith(folders) for path in held.caches):
-        problem, cure = "is the name of what extends a component", f"Rename components.{name}."
+        problem = "is the name of what extends a component"
+        cure = f"Rename components.{name}."
         raise ConfigError(problem, field=field, value=name, cure=cure)

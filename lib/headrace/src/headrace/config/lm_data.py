@@ -47,7 +47,13 @@ from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, ti
 from headrace.mix.phases import phase_block
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.policies.registry import POLICIES, check_unit, policy_kind
-from headrace.mix.schedule import BatchSchedule, CountedTokens, ExchangeSetting, RowOrder, WeightUnit
+from headrace.mix.schedule import (
+    BatchSchedule,
+    CountedTokens,
+    ExchangeSetting,
+    RowOrder,
+    WeightUnit,
+)
 from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
@@ -162,8 +168,12 @@ class LmDataConfig:
             component.check(f"components.{name}", 1 if self.counted else self.phases[0][1])
         if self.micro_batches is not None:
             self.micro_batches.check(max(dict(self.phases).values()))
-        if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
-            raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
+        if self.phases[1:] and (
+            subsets := [path for _, path in subsets_of(self.components, self.subset).values()]
+        ):
+            raise ConfigError(
+                NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out."
+            )
         check_epochs("max_epochs", self.max_epochs)
         vars(self).update(written_out(self))  # it is frozen
         vars(self).update(extended(self))
@@ -205,7 +215,9 @@ class LmDataConfig:
             weights=self.weights,
             stages=self.stages,
             amendments=self.amendments,
-            max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
+            max_share={
+                n: c.max_share for n, c in self.components.items() if c.max_share is not None
+            },
             num_steps=self.num_steps,
             sizes=cache(lambda: sizes_of(self.train_datasets(instead), self.counted)),
             counted=self.counted,
@@ -243,20 +255,29 @@ class LmDataConfig:
         """
         from headrace.data.component import stored_rows
 
-        caches, components = self.open_caches(instead), self.components
+        caches = self.open_caches(instead)
+        components = self.components
         if self.compat:
             return ByComponent(compat_datasets(self, caches, "train"))
         own_columns = {name: one.columns or {} for name, one in components.items()}
-        columns, removed = columns_by_component(caches, self.columns or {}, own_columns), left_out(components, caches)
-        length, split = self.phases[0][1], self.split_documents
+        columns = columns_by_component(caches, self.columns or {}, own_columns)
+        removed = left_out(components, caches)
+        length = self.phases[0][1]
+        split = self.split_documents
         stored: dict[str, TokenSeqDataset | PackedTokenDataset] = ByComponent()
         for name, one in components.items():
-            how: dict[str, Any] = {"packing": one.packing, "removed": removed[name], "loss_mask": one.loss_mask}
+            how: dict[str, Any] = {
+                "packing": one.packing,
+                "removed": removed[name],
+                "loss_mask": one.loss_mask,
+            }
             how |= {"name": name, "split_documents": split, "columns": columns[name]}
             stored[name] = stored_rows(caches[name], length, **how)
         return stored
 
-    def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
+    def train_datasets(
+        self, instead: Mapping[str, TokenCache] | None = None
+    ) -> dict[str, PlannedDataset]:
         """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
         sides = {n: self._sides(n, dataset, None) for n, dataset in self.datasets(instead).items()}
         return ByComponent({name: self._trained(name, train) for name, (train, _) in sides.items()})
@@ -268,7 +289,9 @@ class LmDataConfig:
         datasets = self.datasets(instead)
         sides = {name: self._sides(name, dataset, None) for name, dataset in datasets.items()}
         return {
-            n: account(datasets[n], train, validation if self.validation else None, self._trained(n, train))
+            n: account(
+                datasets[n], train, validation if self.validation else None, self._trained(n, train)
+            )
             for n, (train, validation) in sides.items()
         }
 
@@ -287,8 +310,12 @@ class LmDataConfig:
         if self.compat:
             return ByComponent(compat_datasets(self, self.open_caches(instead), "validation"))
         if self.validation is None:
-            raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
-        return ByComponent({n: self._sides(n, ds, seq_len)[1] for n, ds in self.datasets(instead).items()})
+            raise ConfigError(
+                "is not set", field="validation", cure="Write validation: {one_in: 100}."
+            )
+        return ByComponent(
+            {n: self._sides(n, ds, seq_len)[1] for n, ds in self.datasets(instead).items()}
+        )
 
     def _sides(
         self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
@@ -299,13 +326,17 @@ class LmDataConfig:
         block = None
         if self.validation is not None and len(self.phases) > 1:
             lengths = [length for _, length in self.phases]
-            block = phase_block(dataset.cache.layout.chunk_elements, lengths, self._shuffle(name).io_block_size)
+            block = phase_block(
+                dataset.cache.layout.chunk_elements, lengths, self._shuffle(name).io_block_size
+            )
         return component_sides(name, dataset, self.validation, block_tokens=block, seq_len=seq_len)
 
     def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
         from headrace.data.component import subset_side
 
-        return subset_side(name, train, *(self.components[name].subset_in(name, self.subset) or (None, "")))
+        return subset_side(
+            name, train, *(self.components[name].subset_in(name, self.subset) or (None, ""))
+        )
 
     def _shuffle(self, name: str) -> Shuffle:
         own_shuffle = self.components[name].shuffle
@@ -317,8 +348,12 @@ class LmDataConfig:
         from headrace.data.mixture import mixture_of
         from headrace.data.phased_mixture import RunRecipe, run_dataset
 
-        opened, components = self.open_caches(instead), self.components
-        epochs = {n: self.max_epochs if c.max_epochs is None else c.max_epochs for n, c in components.items()}
+        opened = self.open_caches(instead)
+        components = self.components
+        epochs = {
+            n: self.max_epochs if c.max_epochs is None else c.max_epochs
+            for n, c in components.items()
+        }
         bounded = {n: most for n, most in epochs.items() if most is not None}
         tokens = {n: c.max_tokens for n, c in components.items() if c.max_tokens is not None}
         recipe = RunRecipe(
@@ -330,7 +365,9 @@ class LmDataConfig:
             own_shuffles={name for name, c in components.items() if c.shuffle is not None},
             validation=self.validation,
             subsets=subsets_of(self.components, self.subset),
-            max_epochs=bounded if any(c.max_epochs is not None for c in components.values()) else self.max_epochs,
+            max_epochs=bounded
+            if any(c.max_epochs is not None for c in components.values())
+            else self.max_epochs,
             max_tokens=tokens,
             stop_strategy=self.stop_strategy,
             num_steps=self.run_steps,
@@ -339,17 +376,29 @@ class LmDataConfig:
         if recipe.num_steps is not None and self.stop_strategy == "restart":
             sizes = {name: cache.num_tokens for name, cache in opened.items()}
             for name in recipe.subsets:
-                sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
+                sizes[name] = (
+                    recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len)
+                    * dataset.seq_len
+                )
             if self.counted and (mixture := mixture_of(dataset)) is not None:
                 sizes = {name: mixture.tokens_of_pass(name) or 0 for name in sizes}
             with_own_limit = {name for name, c in components.items() if c.max_epochs is not None}
-            require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit))
-        weighed = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
-        run = erase_removed(dataset.with_loss_weights(weighed), self.components, self.amendments, opened)
-        run.as_begun, run.config = partial(dataset_as_begun, run, instead), self
+            require_steps(
+                dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit)
+            )
+        weighed = {
+            name: c.loss_weight for name, c in components.items() if c.loss_weight is not None
+        }
+        run = erase_removed(
+            dataset.with_loss_weights(weighed), self.components, self.amendments, opened
+        )
+        run.as_begun = partial(dataset_as_begun, run, instead)
+        run.config = self
         return run
 
-    def as_begun(self, braid_version: int | None, *has: Mapping[str, Sequence[int]]) -> LmDataConfig:
+    def as_begun(
+        self, braid_version: int | None, *has: Mapping[str, Sequence[int]]
+    ) -> LmDataConfig:
         """This config, with settings it leaves open taken from the start of a run (:mod:`headrace.run.beginning`)."""
         config = self if braid_version is None else self.of_braid_version(braid_version)
         return replace(config, components=components_as_begun(config.components, *has))
@@ -387,7 +436,11 @@ class LmDataConfig:
             sharding=sharding,
             prefetch_bytes=self.prefetch_bytes,
             row_order="locality" if self.row_order == "locality" else "stream",
-            **{"row_exchange": self.exchange_setting, "micro_batches": self.micro_batches, **options},
+            **{
+                "row_exchange": self.exchange_setting,
+                "micro_batches": self.micro_batches,
+                **options,
+            },
         )
         OpenBytes.of(dataset).check(self.prefetch_bytes, loader.local_share)
         return loader
@@ -417,4 +470,6 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache
         'caches/a'
     """
-    return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides, LmDataConfig))
+    return decode(
+        LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides, LmDataConfig)
+    )

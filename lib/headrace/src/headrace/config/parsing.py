@@ -44,8 +44,11 @@ def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
 def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any]:
     """As :func:`read_mapping`; ``including``: the files that include this one, outermost first; None: not foreign."""
     if not isinstance(path, str | PathLike):
-        raise ConfigError("is not a path", field="config", value=path, cure="Give the path of a YAML file.")
-    raw, problem = None, "does not exist"
+        raise ConfigError(
+            "is not a path", field="config", value=path, cure="Give the path of a YAML file."
+        )
+    raw = None
+    problem = "does not exist"
     try:
         raw = files.read_bytes(path)
     except OSError as error:
@@ -53,17 +56,25 @@ def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any
         problem = "is a folder" if folder else f"cannot be read ({error.strerror or error})"
     if raw is None:
         raise ConfigError(problem, field="config", value=path, cure="Give the path of a YAML file.")
-    loader = None if including is None else type("_Including", (_ForeignLoader,), {"files": (*including, path)})
+    loader = (
+        None
+        if including is None
+        else type("_Including", (_ForeignLoader,), {"files": (*including, path)})
+    )
     value = _yaml(raw.decode(errors="replace"), path, loader)
     if value is None:
         return {}
     if not isinstance(value, dict):
         cure = "Write lines of NAME: VALUE, such as seq_len: 2048."
-        raise ConfigError("is not a mapping of names to values", field="config", value=path, cure=cure)
+        raise ConfigError(
+            "is not a mapping of names to values", field="config", value=path, cure=cure
+        )
     return cast("dict[str, Any]", value)
 
 
-def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: type[Any] | None = None) -> dict[str, Any]:
+def with_overrides(
+    config: Mapping[str, Any], overrides: Sequence[str], cls: type[Any] | None = None
+) -> dict[str, Any]:
     """``config`` with dotted settings applied, left to right: ``a.b=1``, ``--a.b=1``, or two items ``--a.b`` and ``1``.
 
     Raises:
@@ -74,22 +85,34 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
         {'a': {'b': 2}, 'c': [1, 2]}
     """
     if isinstance(overrides, str):
-        raise ConfigError("is not a list", field="overrides", value=overrides, cure=f"Give [{overrides!r}].")
+        raise ConfigError(
+            "is not a list", field="overrides", value=overrides, cure=f"Give [{overrides!r}]."
+        )
     result = dict(config)
     items = list(overrides)
     while items:
         item = items.pop(0)
         if not isinstance(item, str):
-            raise ConfigError("is not a setting", field="override", value=item, cure="Write 'name.of.field=value'.")
+            raise ConfigError(
+                "is not a setting",
+                field="override",
+                value=item,
+                cure="Write 'name.of.field=value'.",
+            )
         name, equals, text = item.removeprefix("--").partition("=")
         if not equals and item.startswith("--") and items and not items[0].startswith("--"):
-            text, equals = items.pop(0), "="
+            text = items.pop(0)
+            equals = "="
         if not equals or not name:
-            raise ConfigError("is not a setting", field="override", value=item, cure="Write name.of.field=value.")
+            raise ConfigError(
+                "is not a setting", field="override", value=item, cure="Write name.of.field=value."
+            )
         *parents, last = name.split(".")
-        target, slot = result, None if cls is None else slot_of(cls)
+        target = result
+        slot = None if cls is None else slot_of(cls)
         for depth, parent in enumerate(parents):
-            key, slot = _key_in(target, parent), _slot_under(slot, parent)
+            key = _key_in(target, parent)
+            slot = _slot_under(slot, parent)
             child = target.get(key, {})
             if (short := shorthand_of(slot)) is not None and isinstance(child, str | list):
                 child = {short: child}
@@ -100,7 +123,9 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
                     value=item,
                     cure=f"Set {parent} as a whole, or leave one of the settings out.",
                 )
-            target[key] = target = dict(cast("dict[Any, Any]", child))  # copied: the config itself is not changed
+            target[key] = target = dict(
+                cast("dict[Any, Any]", child)
+            )  # copied: the config itself is not changed
         target[_key_in(target, last)] = _yaml(text, name)
     return result
 
@@ -131,7 +156,9 @@ def _yaml(text: str, where: str, loader: type[yaml.SafeLoader] | None = None) ->
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         cure = "Write lines of NAME: VALUE, indented with spaces; a text with special characters in quotes."
         cure = "Keep one of them." if "twice" in problem else cure
-        raise ConfigError(f"is not YAML ({problem}{line})", field="config", value=where, cure=cure) from error
+        raise ConfigError(
+            f"is not YAML ({problem}{line})", field="config", value=where, cure=cure
+        ) from error
 
 
 def _load(text: str) -> Any:
@@ -139,7 +166,9 @@ def _load(text: str) -> Any:
         return yaml.load(text, Loader=_FastLoader)
     except yaml.constructor.ConstructorError:
         raise
-    except yaml.YAMLError:  # libyaml does not tell what it met, nor always the line: the slower parser does
+    except (
+        yaml.YAMLError
+    ):  # libyaml does not tell what it met, nor always the line: the slower parser does
         return yaml.load(text, Loader=_Loader)
 
 
@@ -147,7 +176,9 @@ class _OnceEach(yaml.constructor.SafeConstructor):
     """Refuses a key written twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<: *other": other keys win
+        keys = [
+            key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"
+        ]  # "<<: *other": other keys win
         merged = len(keys) < len(node.value)
         mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
         seen_keys: set[Any] = set()
@@ -193,7 +224,9 @@ def _included(loader: _ForeignLoader, node: yaml.Node) -> dict[str, Any]:
     path = name if name.startswith("/") else f"{folder}{slash}{name}"
     if "://" in name or path in loader.files:
         problem = "includes itself" if path in loader.files else "is not read from here"
-        raise ConfigError(problem, field="!include", value=name, cure="Write what it holds in its place.")
+        raise ConfigError(
+            problem, field="!include", value=name, cure="Write what it holds in its place."
+        )
     return _read_mapping(path, loader.files)
 
 
@@ -228,11 +261,18 @@ class Field(NamedTuple):
     @property
     def required(self) -> bool:
         """Whether it has no default."""
-        return (self.declared.default, self.declared.default_factory) == (dataclasses.MISSING, dataclasses.MISSING)
+        return (self.declared.default, self.declared.default_factory) == (
+            dataclasses.MISSING,
+            dataclasses.MISSING,
+        )
 
 
 _SCALARS: dict[Any, tuple[str, tuple[type, ...], Callable[[Any], Any]]] = {
-    bool: ("true or false", (bool, str), lambda v: v if isinstance(v, bool) else ("false", "true").index(v) == 1),
+    bool: (
+        "true or false",
+        (bool, str),
+        lambda v: v if isinstance(v, bool) else ("false", "true").index(v) == 1,
+    ),
     int: ("a whole number", (int, str), int),
     float: ("a number", (int, float, str), float),
     str: ("a text", (str, int, float, datetime.date), str),
@@ -243,7 +283,8 @@ _SCALARS: dict[Any, tuple[str, tuple[type, ...], Callable[[Any], Any]]] = {
 @functools.cache
 def slot_of(hint: Any) -> Slot:
     """What a type hint accepts: plain types, ``Literal``, lists, dicts, unions and dataclasses; otherwise TypeError."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint in _SCALARS:
         return Slot(hint, _SCALARS[hint][0])
     if hint is Any:
@@ -256,13 +297,17 @@ def slot_of(hint: Any) -> Slot:
         parts = tuple(map(slot_of, arguments))
         return Slot(
             origin,
-            "a list" if origin is list else f"a mapping such as {describe_entry(parts[0].form, parts[1].form)}",
+            "a list"
+            if origin is list
+            else f"a mapping such as {describe_entry(parts[0].form, parts[1].form)}",
             parts,
         )
     if origin not in (Union, types.UnionType):
         raise TypeError(f"a config cannot hold a {hint}")
     members = tuple(slot_of(a) for a in arguments if a is not type(None))
-    expected = join_choices([(m.form, m.parts[1].form if m.form is dict else None, m.expected) for m in members])
+    expected = join_choices(
+        [(m.form, m.parts[1].form if m.form is dict else None, m.expected) for m in members]
+    )
     return Slot(Union, expected, members, optional=type(None) in arguments)
 
 
@@ -270,7 +315,9 @@ def slot_of(hint: Any) -> Slot:
 def fields_of(cls: type[Any]) -> dict[str, Field]:
     """The fields of a dataclass by name."""
     hints = typing.get_type_hints(cls)
-    return {field.name: Field(slot_of(hints[field.name]), field) for field in dataclasses.fields(cls)}
+    return {
+        field.name: Field(slot_of(hints[field.name]), field) for field in dataclasses.fields(cls)
+    }
 
 
 def shorthand_of(slot: Slot | None) -> str | None:
@@ -291,7 +338,9 @@ def read(slot: Slot, value: Any, path: str = "") -> Any:
     if value is None:
         if slot.optional:
             return None
-        raise ConfigError("has no value", field=path, cure=f"Give {slot.expected}, or leave the name out.")
+        raise ConfigError(
+            "has no value", field=path, cure=f"Give {slot.expected}, or leave the name out."
+        )
     if slot.form is Any:
         return value
     if slot.form is Union:
@@ -299,13 +348,20 @@ def read(slot: Slot, value: Any, path: str = "") -> Any:
     if slot.form is list:
         if not isinstance(value, list):
             raise ConfigError("is not a list", field=path, value=value, cure=f"Write [{value}].")
-        return [read(slot.parts[0], item, f"{path}[{n}]") for n, item in enumerate(cast("list[Any]", value))]
+        return [
+            read(slot.parts[0], item, f"{path}[{n}]")
+            for n, item in enumerate(cast("list[Any]", value))
+        ]
     if slot.form is dict or dataclasses.is_dataclass(slot.form):
         if (short := shorthand_of(slot)) is not None and isinstance(value, str | list):
             value = {short: value}
         if not isinstance(value, Mapping):
-            raise ConfigError("is not a mapping", field=path, value=value, cure=f"Give {slot.expected}.")
-        return (_read_entries if slot.form is dict else _read_record)(slot, cast("Mapping[Any, Any]", value), path)
+            raise ConfigError(
+                "is not a mapping", field=path, value=value, cure=f"Give {slot.expected}."
+            )
+        return (_read_entries if slot.form is dict else _read_record)(
+            slot, cast("Mapping[Any, Any]", value), path
+        )
     with contextlib.suppress(ValueError, OverflowError):
         return _read_scalar(slot, value)
     raise _wrong_type(slot, value, path)
@@ -329,7 +385,9 @@ def _read_entries(slot: Slot, values: Mapping[Any, Any], path: str) -> dict[Any,
         try:
             name = read(slot.parts[0], key, path)
         except ConfigError as error:
-            raise ConfigError("cannot be a key here", field=path, value=key, cure=error.cure) from None
+            raise ConfigError(
+                "cannot be a key here", field=path, value=key, cure=error.cure
+            ) from None
         if name in entries:
             cure = f"Write each {'number' if isinstance(name, int) else 'name'} once."
             raise ConfigError(f"names {name!r} twice", field=path, value=values, cure=cure)
@@ -338,14 +396,19 @@ def _read_entries(slot: Slot, values: Mapping[Any, Any], path: str) -> dict[Any,
 
 
 def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
-    fields, prefix = fields_of(slot.form), f"{path}." if path else ""
+    fields = fields_of(slot.form)
+    prefix = f"{path}." if path else ""
     for name, value in values.items():
         if name not in fields:
             raise _unknown_key(name, value, prefix, fields)
     for name, field in fields.items():
         if field.required and name not in values:
-            raise ConfigError("is missing", field=f"{prefix}{name}", cure=f"Give {field.slot.expected}.")
-    arguments = {name: read(fields[name].slot, value, f"{prefix}{name}") for name, value in values.items()}
+            raise ConfigError(
+                "is missing", field=f"{prefix}{name}", cure=f"Give {field.slot.expected}."
+            )
+    arguments = {
+        name: read(fields[name].slot, value, f"{prefix}{name}") for name, value in values.items()
+    }
     try:
         return slot.form(**arguments)
     except HeadraceError as error:
@@ -360,13 +423,23 @@ def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
 def _read_union(slot: Slot, value: Any, path: str) -> Any:
     if isinstance(value, list | Mapping):
         form = list if isinstance(value, list) else dict
-        members = [m for m in slot.parts if m.form is form or (form is dict and dataclasses.is_dataclass(m.form))]
+        members = [
+            m
+            for m in slot.parts
+            if m.form is form or (form is dict and dataclasses.is_dataclass(m.form))
+        ]
         if members:
-            member = members[0] if len(members) == 1 else _meant(members, cast("Mapping[Any, Any]", value), path)
+            member = (
+                members[0]
+                if len(members) == 1
+                else _meant(members, cast("Mapping[Any, Any]", value), path)
+            )
             return read(member, value, path)
     if len(slot.parts) == 1 and isinstance(value, str) and shorthand_of(slot.parts[0]) is not None:
         return read(slot.parts[0], value, path)
-    quoted = isinstance(value, str) and number_in(value) is not None  # YAML reads 1e-3 as a string, 3 only in quotes
+    quoted = (
+        isinstance(value, str) and number_in(value) is not None
+    )  # YAML reads 1e-3 as a string, 3 only in quotes
     for member in slot.parts:
         if not (quoted and member.form is float and len(slot.parts) > 1):
             with contextlib.suppress(ConfigError):
@@ -385,7 +458,10 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
             if others and kind not in others:
                 cure = f"It is a field of kind: {' and of kind: '.join(others)}."
                 raise ConfigError(
-                    f"is not a field of kind: {kind}", field=f"{path}.{key}", value=values[key], cure=cure
+                    f"is not a field of kind: {kind}",
+                    field=f"{path}.{key}",
+                    value=values[key],
+                    cure=cure,
                 )
         return kinds[kind]
     names = {kind: fields_of(slot.form).keys() for kind, slot in kinds.items()}
@@ -396,7 +472,12 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
     fitting = [kind for kind, fields in names.items() if fields >= values.keys()]
     if len(fitting) != 1:
         problem = f"can mean {' or '.join(fitting)}" if fitting else "mixes fields of several kinds"
-        raise ConfigError(problem, field=path, value=dict(values), cure=f"Say which: kind: {' or kind: '.join(kinds)}.")
+        raise ConfigError(
+            problem,
+            field=path,
+            value=dict(values),
+            cure=f"Say which: kind: {' or kind: '.join(kinds)}.",
+        )
     return kinds[fitting[0]]
 
 
@@ -404,16 +485,27 @@ def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
     forms = (slot.form, *(part.form for part in slot.parts))
     choices = [choice for part in (slot, *slot.parts) for choice in part.choices]
     if choices and isinstance(value, str) and {*forms} <= {Union, typing.Literal}:
-        return ConfigError("is not one of those", field=path, value=value, cure=did_you_mean(value, choices))
+        return ConfigError(
+            "is not one of those", field=path, value=value, cure=did_you_mean(value, choices)
+        )
     cure = f"Give {slot.expected}."
     if isinstance(value, bool) and str in forms:  # YAML 1.1 reads yes and no as bools
         cure = "Write the text in quotes."
-    elif isinstance(value, str) and any(part.form is list and part.parts[0].form is str for part in slot.parts):
+    elif isinstance(value, str) and any(
+        part.form is list and part.parts[0].form is str for part in slot.parts
+    ):
         cure = f"Write [{value}]."
-    elif isinstance(value, str) and type(number := number_in(value)) in (forms if float not in forms else (int, float)):
+    elif isinstance(value, str) and type(number := number_in(value)) in (
+        forms if float not in forms else (int, float)
+    ):
         cure = f"Write {number}."
     return ConfigError("is of the wrong type", field=path, value=value, cure=cure)
 
 
 def _unknown_key(key: Any, value: Any, prefix: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError("is not a field here", field=f"{prefix}{key}", value=value, cure=did_you_mean(str(key), known))
+    return ConfigError(
+        "is not a field here",
+        field=f"{prefix}{key}",
+        value=value,
+        cure=did_you_mean(str(key), known),
+    )

@@ -49,19 +49,33 @@ def erase_removed(
     for number, amendment in enumerate(amendments):
         for group, generation in amendment.remove.items():
             _check_count(
-                f"amendments[{number}].remove.{group}", generation, [removals[n] for n in family(group, caches)]
+                f"amendments[{number}].remove.{group}",
+                generation,
+                [removals[n] for n in family(group, caches)],
             )
     erasures: dict[str, list[tuple[int, Erasure]]] = {}
     for name, removal in removals.items():
         steps = [(0, f"components.{name}.tombstones", components[name].tombstones)]
         for number, amendment in enumerate(amendments):
-            named = [(group, n) for group, n in amendment.remove.items() if name in _named(group, components)]
+            named = [
+                (group, n)
+                for group, n in amendment.remove.items()
+                if name in _named(group, components)
+            ]
             named = [(group, _share(name, group, n, caches)) for group, n in named]
-            steps += [(amendment.step, f"amendments[{number}].remove.{group}", n) for group, n in named if n != []]
+            steps += [
+                (amendment.step, f"amendments[{number}].remove.{group}", n)
+                for group, n in named
+                if n != []
+            ]
         generations = [(step, removal.generations(named, field)) for step, field, named in steps]
-        for (_, earlier), (_, later), (_, field, named) in zip(generations, generations[1:], steps[1:], strict=False):
+        for (_, earlier), (_, later), (_, field, named) in zip(
+            generations, generations[1:], steps[1:], strict=False
+        ):
             if any(late < early for early, late in zip(earlier, later, strict=True)):
-                cure = f"Name a later one: headrace inspect {caches[name].members[0].path} shows them."
+                cure = (
+                    f"Name a later one: headrace inspect {caches[name].members[0].path} shows them."
+                )
                 problem = f"is older than generation {max(earlier)}, which the run has by then"
                 raise ConfigError(problem, field=field, value=named, cure=cure)
         if any(map(any, (numbers for _, numbers in generations))):
@@ -75,7 +89,9 @@ def erase_removed(
 
 
 def components_as_begun(
-    components: Mapping[str, ComponentConfig], tombstones: _Numbers, generations: _Numbers | None = None
+    components: Mapping[str, ComponentConfig],
+    tombstones: _Numbers,
+    generations: _Numbers | None = None,
 ) -> dict[str, ComponentConfig]:
     """Components that start with these generations of tombstones (empty: none) and this many generations of each of
     their caches (empty: one), unless they set these themselves.
@@ -91,21 +107,33 @@ def components_as_begun(
             resolved[name] = replace(resolved[name], tombstones=[*numbers] or 0)
     for name, counts in (generations or {}).items():
         if name in resolved and resolved[name].generations is None:
-            resolved[name] = replace(resolved[name], generations=[*counts] or [1] * len(resolved[name].caches))
+            resolved[name] = replace(
+                resolved[name], generations=[*counts] or [1] * len(resolved[name].caches)
+            )
     return resolved
 
 
 def dataset_as_begun(
-    run: RunDataset, instead: Mapping[str, TokenCache] | None, beginning: tuple[int | None, _Numbers, _Numbers]
+    run: RunDataset,
+    instead: Mapping[str, TokenCache] | None,
+    beginning: tuple[int | None, _Numbers, _Numbers],
 ) -> RunDataset | None:
     """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are the config's, or
     ``instead``; see :class:`headrace.run.beginning.Beginning`.
     """
     (version, *began), config, described = beginning, run.config, run.describe()
-    removed, first = described.get("tombstones", {}), described.get("phases", [{"dataset": described}])[0]["dataset"]
-    newest = {name: of.get("0", {}).get("generation", []) for name, of in removed.items()}, first.get("generations", {})
+    removed = described.get("tombstones", {})
+    first = described.get("phases", [{"dataset": described}])[0]["dataset"]
+    newest = (
+        {name: of.get("0", {}).get("generation", []) for name, of in removed.items()},
+        first.get("generations", {}),
+    )
     tombstones, generations = (
-        {name: then[name] for name in config.components if name in then and then[name] != now.get(name, [])}
+        {
+            name: then[name]
+            for name in config.components
+            if name in then and then[name] != now.get(name, [])
+        }
         for then, now in zip(began, newest, strict=True)
     )
     first_config = config.as_begun(version, tombstones, generations)
@@ -118,7 +146,9 @@ def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:
     return [name for name in components if name.startswith(f"{group}/")] + family(group, components)
 
 
-def _share(name: str, group: str, given: int | list[int], caches: Mapping[str, TokenCache]) -> int | list[int]:
+def _share(
+    name: str, group: str, given: int | list[int], caches: Mapping[str, TokenCache]
+) -> int | list[int]:
     """The part of numbers for the caches of a component and its extensions that concerns one of these; caches after the
     last number get none.
     """
@@ -132,11 +162,14 @@ def _share(name: str, group: str, given: int | list[int], caches: Mapping[str, T
     return given
 
 
-def _check_names(components: Mapping[str, ComponentConfig], amendments: Sequence[AmendmentConfig]) -> None:
+def _check_names(
+    components: Mapping[str, ComponentConfig], amendments: Sequence[AmendmentConfig]
+) -> None:
     for number, amendment in enumerate(amendments):
         for name, generation in amendment.remove.items():
             if not _named(name, components):
-                field, cure = f"amendments[{number}].remove.{name}", did_you_mean(name, components)
+                field = f"amendments[{number}].remove.{name}"
+                cure = did_you_mean(name, components)
                 raise ConfigError("is not a component", field=field, value=generation, cure=cure)
 
 
@@ -157,12 +190,16 @@ class _Removals:
     """The tombstones of the caches of a component."""
 
     def __init__(self, name: str, config: ComponentConfig, cache: TokenCache) -> None:
-        self._cache, self._unit = cache, 1 if config.packing is None else config.packing.unit
+        self._cache = cache
+        self._unit = 1 if config.packing is None else config.packing.unit
 
     @cached_property
     def _of_member(self) -> list[Tombstones]:
         read = tombstone_reader()
-        return [Tombstones() if one.is_virtual else tombstones_of(one, read) for one in self._cache.members]
+        return [
+            Tombstones() if one.is_virtual else tombstones_of(one, read)
+            for one in self._cache.members
+        ]
 
     @property
     def newest(self) -> list[int]:
@@ -182,10 +219,16 @@ class _Removals:
             raise _miscounted(field, given, len(numbers), newest)
         for number, last, cache in zip(numbers, newest, self._cache.members, strict=True):
             if not 0 <= number <= last:
-                has = f"{cache.path} has {last} of them" if last else f"nothing was removed from {cache.path}"
+                has = (
+                    f"{cache.path} has {last} of them"
+                    if last
+                    else f"nothing was removed from {cache.path}"
+                )
                 choices = f"0 to {last}" if last else "0"
                 cure = f"Give {choices}, or leave it out; headrace remove {cache.path} ID makes another."
-                raise ConfigError(f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure)
+                raise ConfigError(
+                    f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure
+                )
         return list(numbers)
 
     def erasure(self, generations: Sequence[int], field: str) -> Erasure:
@@ -200,9 +243,18 @@ class _Removals:
             )
         ]
         stored = [(stored_documents(cache, documents), at) for cache, documents, at in of_members]
-        documents = Intervals.union([Intervals(one.start + at, one.stop + at) for one, at in stored])
-        units = Intervals(documents.start // self._unit * self._unit, -(-documents.stop // self._unit) * self._unit)
+        documents = Intervals.union(
+            [Intervals(one.start + at, one.stop + at) for one, at in stored]
+        )
+        units = Intervals(
+            documents.start // self._unit * self._unit,
+            -(-documents.stop // self._unit) * self._unit,
+        )
         units = Intervals(units.start, np.minimum(units.stop, self._cache.num_documents))
         digests = [s.digest(number) for s, number in zip(self._of_member, generations, strict=True)]
-        record = {"generation": [*generations], "documents": units.total, "digest": "-".join(digests)}
+        record = {
+            "generation": [*generations],
+            "documents": units.total,
+            "digest": "-".join(digests),
+        }
         return Erasure(token_ranges(self._cache, units), units.total, record, field)

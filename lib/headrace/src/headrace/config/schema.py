@@ -30,17 +30,26 @@ def _object(properties: Schema, **more: Any) -> Schema:
 
 
 def _by_step(values: Schema, **more: Any) -> Schema:
-    return {"type": "object", "patternProperties": {"^[0-9][0-9_]*$": values}, "additionalProperties": False, **more}
+    return {
+        "type": "object",
+        "patternProperties": {"^[0-9][0-9_]*$": values},
+        "additionalProperties": False,
+        **more,
+    }
 
 
 def _one_of(*schemas: Schema, **more: Any) -> Schema:
     return {"anyOf": [*schemas], **more}
 
 
-_NUMBER = _one_of({"type": "number"}, {"type": "string", "pattern": r"^[+-]?[0-9._]+([eE][+-]?[0-9]+)?$"})
+_NUMBER = _one_of(
+    {"type": "number"}, {"type": "string", "pattern": r"^[+-]?[0-9._]+([eE][+-]?[0-9]+)?$"}
+)
 """YAML 1.1 reads 1e10 as a string; either is accepted as a number."""
 _PAIR: Schema = {"type": "array", "minItems": 2, "maxItems": 2}
-_POINTS = _one_of(_by_step(_NUMBER, minProperties=1), {"type": "array", "items": _PAIR, "minItems": 1})
+_POINTS = _one_of(
+    _by_step(_NUMBER, minProperties=1), {"type": "array", "items": _PAIR, "minItems": 1}
+)
 _WEIGHT = _one_of(
     _NUMBER,
     _object(
@@ -49,7 +58,9 @@ _WEIGHT = _one_of(
     ),
     description="A number, or a function of the global step.",
 )
-_GROUP = _object({"weight": {"$ref": "#/$defs/Weight"}, "blend": {"$ref": "#/$defs/Blend"}}, minProperties=1)
+_GROUP = _object(
+    {"weight": {"$ref": "#/$defs/Weight"}, "blend": {"$ref": "#/$defs/Blend"}}, minProperties=1
+)
 _BLEND: Schema = {
     "description": "Weights by name; an entry may be a blend of others: {weight: 3, blend: {cc: 1, wiki: 2}}.",
     "type": "object",
@@ -57,7 +68,10 @@ _BLEND: Schema = {
 }
 _RULE = _one_of(
     _object({"temperature": _NUMBER}, required=["temperature"]),
-    _object({"unimax": _one_of(_NUMBER, _object({"max_epochs": _NUMBER, "tokens": _NUMBER}))}, required=["unimax"]),
+    _object(
+        {"unimax": _one_of(_NUMBER, _object({"max_epochs": _NUMBER, "tokens": _NUMBER}))},
+        required=["unimax"],
+    ),
     description="Weights that follow from the sizes of the sources.",
 )
 _EXTRA_DEFS = {"Weight": _WEIGHT, "Blend": _BLEND, "SizeRule": _RULE}
@@ -73,7 +87,9 @@ _FIELDS: dict[tuple[str, str], Schema] = {
     ("LmDataConfig", "row_order"): {"enum": [*get_args(RowOrder)]},
     ("LmDataConfig", "row_exchange"): {"enum": [*get_args(ExchangeSetting), True, False, None]},
     ("PackingConfig", "algorithm"): {"enum": [*get_args(Algorithm)]},
-    ("PackingConfig", "long"): {"enum": [policy for policy in get_args(LongPolicy) if policy != "keep"]},
+    ("PackingConfig", "long"): {
+        "enum": [policy for policy in get_args(LongPolicy) if policy != "keep"]
+    },
     ("BlockShuffleConfig", "perm_type"): {"enum": [*PERMUTATIONS]},
 }
 """Fields whose annotation says less than they accept."""
@@ -105,7 +121,8 @@ def json_schema(cls: type[Any]) -> Schema:
 
 def _define(cls: type[Any], definitions: dict[str, Schema]) -> Schema:
     """A reference to a dataclass; its definition is added if missing."""
-    name, fields = cls.__name__, fields_of(cls)
+    name = cls.__name__
+    fields = fields_of(cls)
     if name not in definitions:
         definitions[name] = {}  # a dataclass may contain itself
         texts = attribute_texts(cls)
@@ -125,26 +142,43 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> Schema:
 
 def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
     if isinstance(slot.form, type) and dataclasses.is_dataclass(slot.form):
-        full, short = _define(slot.form, definitions), shorthand_of(slot)
-        return full if short is None else _one_of(full, _schema(fields_of(slot.form)[short].slot, definitions))
+        full = _define(slot.form, definitions)
+        short = shorthand_of(slot)
+        return (
+            full
+            if short is None
+            else _one_of(full, _schema(fields_of(slot.form)[short].slot, definitions))
+        )
     parts = [_schema(part, definitions) for part in slot.parts]
     if slot.form is Union:
         return {"anyOf": [*parts, *([{"type": "null"}] if slot.optional else [])]}
     if slot.form is dict:
-        return _by_step(parts[1]) if slot.parts[0].form is int else {"type": "object", "additionalProperties": parts[1]}
+        return (
+            _by_step(parts[1])
+            if slot.parts[0].form is int
+            else {"type": "object", "additionalProperties": parts[1]}
+        )
     if slot.form is list:
         return {"type": "array", "items": parts[0]}
     if slot.form is Literal:
         return {"enum": [*slot.choices]}
-    plain: dict[Any, Schema] = {bool: {"type": "boolean"}, int: {"type": "integer"}, str: {"type": "string"}}
+    plain: dict[Any, Schema] = {
+        bool: {"type": "boolean"},
+        int: {"type": "integer"},
+        str: {"type": "string"},
+    }
     return {**plain, float: _NUMBER, Any: {}}[slot.form]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     """The default of a field as JSON."""
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    default = (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
     return (
-        dataclasses.asdict(default) if dataclasses.is_dataclass(default) and not isinstance(default, type) else default
+        dataclasses.asdict(default)
+        if dataclasses.is_dataclass(default) and not isinstance(default, type)
+        else default
     )
 
 
@@ -158,8 +192,12 @@ def attribute_texts(cls: type[Any]) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     flags = re.MULTILINE | re.DOTALL
-    section = re.search(r"^Attributes:\n(.*?)(?=^\w+:|\Z)", inspect.cleandoc(cls.__doc__ or ""), flags)
-    for name, text in re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", section[1] if section else "", flags):
+    section = re.search(
+        r"^Attributes:\n(.*?)(?=^\w+:|\Z)", inspect.cleandoc(cls.__doc__ or ""), flags
+    )
+    for name, text in re.findall(
+        r"^    (\w+): (.*?)(?=^    \w|\Z)", section[1] if section else "", flags
+    ):
         texts[name] = _unmarked(" ".join(text.split()))
     return texts
 

@@ -11,7 +11,12 @@ from typing import Any, Union, cast
 from headrace.config.parsing import Slot, fields_of
 from headrace.errors import ConfigError, did_you_mean
 
-_SCALARS: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str,), bool: (bool,)}
+_SCALARS: dict[Any, tuple[type, ...]] = {
+    int: (Integral,),
+    float: (Real,),
+    str: (str,),
+    bool: (bool,),
+}
 
 
 def check_fields(config: Any, path: str = "") -> None:
@@ -49,14 +54,18 @@ def _fits(slot: Slot, value: Any) -> bool:
     if slot.form is typing.Literal:
         return value in slot.choices
     if slot.form in _SCALARS:
-        return isinstance(value, _SCALARS[slot.form]) and (slot.form is bool or not isinstance(value, bool))
+        return isinstance(value, _SCALARS[slot.form]) and (
+            slot.form is bool or not isinstance(value, bool)
+        )
     forms: dict[Any, Any] = {list: (list, tuple), dict: Mapping, Union: object}
     return isinstance(value, forms.get(slot.form, slot.form))
 
 
 def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
     if slot.choices and isinstance(value, str):
-        return ConfigError("is not one of those", field=path, value=value, cure=did_you_mean(value, slot.choices))
+        return ConfigError(
+            "is not one of those", field=path, value=value, cure=did_you_mean(value, slot.choices)
+        )
     is_class = dataclasses.is_dataclass(slot.form)
     cure = f"Give a {slot.form.__name__}." if is_class else f"Give {slot.expected}."
     return ConfigError("is of the wrong type", field=path, value=value, cure=cure)

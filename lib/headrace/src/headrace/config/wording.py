@@ -7,9 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_UNITS = {"": 1, "%": 0.01} | {
-    prefix + "ib": 1024**power for power, prefix in enumerate("kmgt", 1)
-} | {prefix + unit: 1000**power for power, prefix in enumerate("kmgt", 1) for unit in ("b", "")}  # fmt: skip
+_UNITS = (
+    {"": 1, "%": 0.01}
+    | {prefix + "ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
+    | {prefix + unit: 1000**power for power, prefix in enumerate("kmgt", 1) for unit in ("b", "")}
+)
 _NUMBER = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>%|[A-Za-z]*)")
 
 
@@ -34,7 +36,11 @@ def describe_entry(key: Any, value: Any) -> str:
         >>> describe_entry(int, float), describe_entry(str, str)
         ('{0: ...}', '{NAME: ...}')
     """
-    entry = f"{{{dataclasses.fields(value)[0].name}: ...}}" if dataclasses.is_dataclass(value) else "..."
+    entry = (
+        f"{{{dataclasses.fields(value)[0].name}: ...}}"
+        if dataclasses.is_dataclass(value)
+        else "..."
+    )
     return f"{{{'0' if key is int else 'NAME'}: {entry}}}"
 
 
@@ -53,6 +59,8 @@ def join_choices(choices: Sequence[tuple[Any, Any, str]]) -> str:
         if kind := getattr(form, "kind", None):  # among several dataclasses, the kind decides
             words.append(f"{{kind: {kind}}}")
         else:
-            words.append("a mapping such as {linear: {0: 1, 1000: 2}}" if value is Any else expected)
+            words.append(
+                "a mapping such as {linear: {0: 1, 1000: 2}}" if value is Any else expected
+            )
     words = [*dict.fromkeys(words)]
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -27,7 +27,8 @@ def given_fields(config: Any) -> dict[str, Any]:
     """
     fields_set: dict[str, Any] = {}
     for field in dataclasses.fields(config):
-        value, factory = getattr(config, field.name), field.default_factory
+        value = getattr(config, field.name)
+        factory = field.default_factory
         if value != (field.default if factory is dataclasses.MISSING else factory()):
             fields_set[field.name] = _plain(value)
     return fields_set

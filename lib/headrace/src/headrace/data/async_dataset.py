@@ -112,14 +112,26 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         try:
             if bool in map(type, ends):
                 raise TypeError
-            bounds = index.indices(MAX_LENGTH) if isinstance(index, slice) else (operator.index(index),)
+            bounds = (
+                index.indices(MAX_LENGTH) if isinstance(index, slice) else (operator.index(index),)
+            )
         except (TypeError, ValueError):
-            cure = "Give a number or a slice: ds[3], ds[3:8]; for rows of any numbers ds.read([3, 8])."
+            cure = (
+                "Give a number or a slice: ds[3], ds[3:8]; for rows of any numbers ds.read([3, 8])."
+            )
             raise ConfigError("is not an index", field="index", value=index, cure=cure) from None
         if not isinstance(index, slice):
-            return self.read([bounds[0] + self._finite_length("an index from the end") if bounds[0] < 0 else bounds[0]])
+            return self.read(
+                [
+                    bounds[0] + self._finite_length("an index from the end")
+                    if bounds[0] < 0
+                    else bounds[0]
+                ]
+            )
         n = self.length
-        if n is None and (index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0):
+        if n is None and (
+            index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0
+        ):
             n = self._finite_length("a slice that is counted from the end")
         return self.read(np.arange(*(bounds if n is None else index.indices(n))))
 
@@ -134,7 +146,12 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.reordered(Feistel(self._finite_length("shuffle"), seed, perm_type))
 
     def block_shuffle(
-        self, *, io_block_size: int | None = None, window_blocks: int = 512, seed: int, perm_type: str = "feistel"
+        self,
+        *,
+        io_block_size: int | None = None,
+        window_blocks: int = 512,
+        seed: int,
+        perm_type: str = "feistel",
     ) -> AsyncDataset[T_co]:
         """Shuffles blocks, then examples within windows of blocks; see
         :class:`~headrace.order.block_shuffle.BlockShuffle`.
@@ -151,7 +168,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         n = self._finite_length("block_shuffle")
         size = io_block_size if io_block_size is not None else self.default_io_block_size()
         return self.block_aligned(size).reordered(
-            BlockShuffle(n, io_block_size=size, window_blocks=window_blocks, seed=seed, perm_type=perm_type)
+            BlockShuffle(
+                n, io_block_size=size, window_blocks=window_blocks, seed=seed, perm_type=perm_type
+            )
         )
 
     def braid_shuffle(
@@ -191,7 +210,13 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         order: PendingBraid | BraidShuffle
         if strands is not None:
             order = BraidShuffle(
-                n, io_block_size=size, strands=strands, seed=seed, lap=lap, first_strand=first_strand, version=version
+                n,
+                io_block_size=size,
+                strands=strands,
+                seed=seed,
+                lap=lap,
+                first_strand=first_strand,
+                version=version,
             )
         else:
             order = PendingBraid(n, io_block_size=size, seed=seed, version=version)
@@ -199,7 +224,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
                 order = order.in_batches(batch_size, first_strand)
             elif lap is not None or first_strand is not None:
                 name, value = ("lap", lap) if lap is not None else ("first_strand", first_strand)
-                raise ConfigError("needs strands", field=name, value=value, cure="Give strands, or leave it out.")
+                raise ConfigError(
+                    "needs strands", field=name, value=value, cure="Give strands, or leave it out."
+                )
         return self.block_aligned(size).reordered(order)
 
     @property
@@ -211,7 +238,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """This dataset with :attr:`pending_order` resolved."""
         return self
 
-    def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
+    def era_shuffle(
+        self, era_length: int, *, seed: int, perm_type: str = "feistel"
+    ) -> AsyncDataset[T_co]:
         """Permutes examples within consecutive eras."""
         check_seed(seed)
         check_whole("era_length", era_length)
@@ -291,7 +320,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             ConfigError: the examples are not in a store with chunks.
         """
         raise ConfigError(
-            "cannot be derived for this dataset", field="io_block_size", value=None, cure="Give a number of examples."
+            "cannot be derived for this dataset",
+            field="io_block_size",
+            value=None,
+            cure="Give a number of examples.",
         )
 
     def block_aligned(self, io_block_size: int) -> AsyncDataset[T_co]:
@@ -308,7 +340,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     def _finite_length(self, operation: str) -> int:
         if self.length is None:
             raise ConfigError(
-                f"{operation} needs a dataset with an end", field="dataset", cure="Apply it before repeat() and mixing."
+                f"{operation} needs a dataset with an end",
+                field="dataset",
+                cure="Apply it before repeat() and mixing.",
             )
         return self.length
 
@@ -328,8 +362,14 @@ class MappedDataset(AsyncDataset[U]):
 
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
         if not callable(fn):
-            raise ConfigError("is not a function", field="fn", value=fn, cure="Give one that takes and gives a batch.")
-        self.base, self.fn = base, fn
+            raise ConfigError(
+                "is not a function",
+                field="fn",
+                value=fn,
+                cure="Give one that takes and gives a batch.",
+            )
+        self.base = base
+        self.fn = fn
         if (as_begun := base.as_begun) is not None:
             self.as_begun = partial(_mapped_as_begun, as_begun, fn)
 

@@ -87,47 +87,85 @@ class BucketsConfig:
 
     def __post_init__(self) -> None:
         derive(self.seed)
-        settings = [name for name in ("edges", "quantiles", "levels") if getattr(self, name) is not None]
+        settings = [
+            name for name in ("edges", "quantiles", "levels") if getattr(self, name) is not None
+        ]
         if len(settings) != 1:
-            problem = "is given beside " + settings[0] if settings else "is missing, and so are quantiles and levels"
+            problem = (
+                "is given beside " + settings[0]
+                if settings
+                else "is missing, and so are quantiles and levels"
+            )
             cure = "Give one of them, e.g. edges: [0.5]."
             raise ConfigError(problem, field=settings[1] if settings else "edges", cure=cure)
-        least, most = {"edges": (-np.inf, np.inf), "quantiles": (0, 1), "levels": (0, np.inf)}[settings[0]]
+        least, most = {"edges": (-np.inf, np.inf), "quantiles": (0, 1), "levels": (0, np.inf)}[
+            settings[0]
+        ]
         _check_rising(settings[0], self.bounds, least, most)
         if self.count > MOST_BUCKETS:
             cure = f"Give at most {MOST_BUCKETS - 1}."
-            raise ConfigError(f"make more than {MOST_BUCKETS} buckets", field=settings[0], value=self.count, cure=cure)
+            raise ConfigError(
+                f"make more than {MOST_BUCKETS} buckets",
+                field=settings[0],
+                value=self.count,
+                cure=cure,
+            )
         self._check_together()
-        for name, values in (("weights", self.weights), ("repeats", self.repeats), ("names", self.names)):
+        for name, values in (
+            ("weights", self.weights),
+            ("repeats", self.repeats),
+            ("names", self.names),
+        ):
             if values is not None and len(values) != self.count:
                 problem = f"must be {self.count}, one for each bucket ({settings[0]} make one more than they are)"
-                raise ConfigError(problem, field=name, value=len(values), cure="Say one for each, from low to high.")
+                raise ConfigError(
+                    problem,
+                    field=name,
+                    value=len(values),
+                    cure="Say one for each, from low to high.",
+                )
         for value in self.repeats or ():
             if not 0 <= value < np.inf:
-                raise ConfigError("must be numbers from 0 up", field="repeats", value=value, cure="E.g. [0.5, 1, 2].")
+                raise ConfigError(
+                    "must be numbers from 0 up",
+                    field="repeats",
+                    value=value,
+                    cure="E.g. [0.5, 1, 2].",
+                )
         if self.repeats is not None and not any(self.repeats):
-            raise ConfigError("leave nothing", field="repeats", value=self.repeats, cure="Give one above 0.")
+            raise ConfigError(
+                "leave nothing", field="repeats", value=self.repeats, cure="Give one above 0."
+            )
         for name in self.names or ():
             if not name or "/" in name or (self.names or []).count(name) > 1:
                 cure = "Give each a name of its own without '/', e.g. [low, high]."
-                raise ConfigError("cannot be the name of a bucket", field="names", value=name, cure=cure)
+                raise ConfigError(
+                    "cannot be the name of a bucket", field="names", value=name, cure=cure
+                )
         for number in self.keep or ():
             if not 0 <= number < self.count:
                 raise ConfigError(
-                    "is no bucket", field="keep", value=number, cure=f"They count from 0 to {self.count - 1}."
+                    "is no bucket",
+                    field="keep",
+                    value=number,
+                    cure=f"They count from 0 to {self.count - 1}.",
                 )
 
     def _check_together(self) -> None:
         """Raises ConfigError if two fields contradict each other."""
         roads = [n for n in ("keep", "repeats", "weights") if getattr(self, n) is not None]
         if len(roads) > 1:
-            raise ConfigError(f"does not go with {roads[1]}", field=roads[0], cure="Say one of them.")
+            raise ConfigError(
+                f"does not go with {roads[1]}", field=roads[0], cure="Say one of them."
+            )
         if self.keep == []:
             raise ConfigError("leaves no bucket", field="keep", cure="Name one, e.g. keep: [1].")
         for name in ("weights", "repeats", "names"):
             if self.levels is not None and getattr(self, name) is not None:
                 cure = "Leave it out: levels say how often documents are seen."
-                raise ConfigError("does not go with levels", field=name, value=getattr(self, name), cure=cure)
+                raise ConfigError(
+                    "does not go with levels", field=name, value=getattr(self, name), cure=cure
+                )
 
     @property
     def bounds(self) -> list[float]:
@@ -141,14 +179,27 @@ class BucketsConfig:
 
 
 def _check_rising(name: str, values: Sequence[float], least: float, most: float) -> None:
-    bad = [v for v, previous in zip(values, [least, *values], strict=False) if not previous < v < most]
+    bad = [
+        v for v, previous in zip(values, [least, *values], strict=False) if not previous < v < most
+    ]
     if not values or bad:
         span = {"edges": "", "quantiles": " between 0 and 1", "levels": " above 0"}[name]
-        cure = {"edges": "E.g. [0.3, 0.7].", "quantiles": "E.g. [0.5, 0.9].", "levels": "E.g. [0.5, 1, 2]."}[name]
-        raise ConfigError(f"must be rising numbers{span}", field=name, value=bad[0] if bad else [*values], cure=cure)
+        cure = {
+            "edges": "E.g. [0.3, 0.7].",
+            "quantiles": "E.g. [0.5, 0.9].",
+            "levels": "E.g. [0.5, 1, 2].",
+        }[name]
+        raise ConfigError(
+            f"must be rising numbers{span}",
+            field=name,
+            value=bad[0] if bad else [*values],
+            cure=cure,
+        )
 
 
-def buckets_of(cache: TokenCache, config: BucketsConfig, path: str = "buckets") -> UInt8[np.ndarray, " n"]:
+def buckets_of(
+    cache: TokenCache, config: BucketsConfig, path: str = "buckets"
+) -> UInt8[np.ndarray, " n"]:
     """The bucket of each document, in the order of the cache.
 
     Args:
@@ -172,9 +223,12 @@ def buckets_of(cache: TokenCache, config: BucketsConfig, path: str = "buckets") 
         every = np.concatenate([np.zeros(0), *numbers])
         bounds = np.quantile(every, bounds, method="inverted_cdf") if every.size else bounds
         numbers = iter([every])
-    buckets, at = np.empty(cache.num_documents, np.uint8), 0
+    buckets = np.empty(cache.num_documents, np.uint8)
+    at = 0
     for chunk in numbers:
-        if config.levels is None:  # an edge that the column cannot hold means the nearest that it can
+        if (
+            config.levels is None
+        ):  # an edge that the column cannot hold means the nearest that it can
             edges = bounds.astype(chunk.dtype) if chunk.dtype.kind == "f" else bounds
             bucket = np.searchsorted(edges, chunk, side="right")
         else:
@@ -195,7 +249,11 @@ def _levels(
         number = numbers[bad[0]]
         problem = f"says {number:g} of document {documents[bad[0]]:,}, which is "
         problem += "below 0" if number < 0 else f"above the highest level, {levels[-1]:g}"
-        cure = "Give numbers from 0 up." if number < 0 else f"Add a level: levels: {[*config.bounds, float(number)]}."
+        cure = (
+            "Give numbers from 0 up."
+            if number < 0
+            else f"Add a level: levels: {[*config.bounds, float(number)]}."
+        )
         raise ConfigError(problem, field=f"{path}.by", value=config.by, cure=cure)
     below = np.minimum(np.searchsorted(levels, numbers, side="right") - 1, levels.size - 2)
     share = (numbers - levels[below]) / (levels[below + 1] - levels[below])
@@ -206,19 +264,30 @@ def _levels(
 def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
     """The number of each document as they lie in the cache, chunk after chunk."""
     if by == LENGTH:
-        yield from (cache.lengths(at, min(at + _CHUNK, cache.num_documents)) for at in _starts(cache))
+        yield from (
+            cache.lengths(at, min(at + _CHUNK, cache.num_documents)) for at in _starts(cache)
+        )
         return
     if by.endswith(".npy"):
         every = _sidecar(cache, by, path)
-        chunks = (every[cache.originals(np.arange(at, min(at + _CHUNK, every.size)))] for at in _starts(cache))
+        chunks = (
+            every[cache.originals(np.arange(at, min(at + _CHUNK, every.size)))]
+            for at in _starts(cache)
+        )
     else:
         if by not in cache.leaves:
             cure = f"{did_you_mean(by, [*cache.leaves, LENGTH])} Or name a file of numbers: scores.npy."
             raise ConfigError(f"is not a leaf of {cache.path}", field=path, value=by, cure=cure)
         leaf = cache.leaf(by)
         if leaf.kind != "fixed" or leaf.dtype.kind not in "iufb":
-            kind = "has not one number per document" if leaf.kind != "fixed" else f"holds {leaf.dtype}, and not numbers"
-            cure = f"Build it so (--leaf {by}=FIELD:float32), or name a file of numbers: scores.npy."
+            kind = (
+                "has not one number per document"
+                if leaf.kind != "fixed"
+                else f"holds {leaf.dtype}, and not numbers"
+            )
+            cure = (
+                f"Build it so (--leaf {by}=FIELD:float32), or name a file of numbers: scores.npy."
+            )
             raise ConfigError(kind, field=path, value=by, cure=cure)
         chunks = leaf.blocks(_CHUNK)
     at = 0
@@ -227,7 +296,9 @@ def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
         if flat.dtype.kind == "f" and not np.isfinite(flat).all():
             bad = int(np.flatnonzero(~np.isfinite(flat))[0])
             problem = f"says {flat[bad]} of the document at {at + bad:,}"
-            raise ConfigError(problem, field=path, value=by, cure="Give each document a finite number, e.g. 0.")
+            raise ConfigError(
+                problem, field=path, value=by, cure="Give each document a finite number, e.g. 0."
+            )
         yield flat
         at += flat.size
 
@@ -247,8 +318,15 @@ def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
         problem = f"is no list of numbers: {numbers.dtype} of shape {numbers.shape}"
         raise ConfigError(problem, field=path, value=url, cure=cure)
     if numbers.size != cache.num_documents:
-        problem = f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_documents:,} documents"
-        raise ConfigError(problem, field=path, value=url, cure="Make it from this cache: numbers belong to one build.")
+        problem = (
+            f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_documents:,} documents"
+        )
+        raise ConfigError(
+            problem,
+            field=path,
+            value=url,
+            cure="Make it from this cache: numbers belong to one build.",
+        )
     return numbers
 
 
@@ -264,11 +342,17 @@ def without_others(
     Raises:
         ConfigError: as :func:`buckets_of`; a bucket without documents.
     """
-    left_out = {name: one.of(caches[name]) if isinstance(one, DocumentFilter) else one for name, one in removed.items()}
+    left_out = {
+        name: one.of(caches[name]) if isinstance(one, DocumentFilter) else one
+        for name, one in removed.items()
+    }
     looked: list[tuple[TokenCache, BucketsConfig, UInt8[np.ndarray, " n"]]] = []
     for name, config in buckets.items():
-        cache, path = caches[name], f"components.{name}.buckets"
-        rule = BucketsConfig(config.by, config.edges, config.quantiles, config.levels, seed=config.seed)
+        cache = caches[name]
+        path = f"components.{name}.buckets"
+        rule = BucketsConfig(
+            config.by, config.edges, config.quantiles, config.levels, seed=config.seed
+        )
         of_document = next((b for c, r, b in looked if c is cache and r == rule), None)
         if of_document is None:
             of_document = buckets_of(cache, rule, path)
@@ -284,7 +368,9 @@ def without_others(
     return left_out
 
 
-def _is_other(kept: Bool[np.ndarray, " b"], of_document: UInt8[np.ndarray, " n"], first: int, stop: int) -> np.ndarray:
+def _is_other(
+    kept: Bool[np.ndarray, " b"], of_document: UInt8[np.ndarray, " n"], first: int, stop: int
+) -> np.ndarray:
     """Whether documents are in buckets that are not kept."""
     return ~kept[of_document[first:stop]]
 
@@ -292,7 +378,9 @@ def _is_other(kept: Bool[np.ndarray, " b"], of_document: UInt8[np.ndarray, " n"]
 def _sizes(of_document: UInt8[np.ndarray, " n"], buckets: int) -> list[int]:
     """Documents of each bucket."""
     chunks = (of_document[at : at + _CHUNK] for at in range(0, of_document.size, _CHUNK))
-    return sum((np.bincount(some, minlength=buckets) for some in chunks), np.zeros(buckets, np.int64)).tolist()
+    return sum(
+        (np.bincount(some, minlength=buckets) for some in chunks), np.zeros(buckets, np.int64)
+    ).tolist()
 
 
 def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:
@@ -302,4 +390,6 @@ def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:
         >>> expected_repeats(BucketsConfig("copies", levels=[0.5, 2])).tolist()
         [0.0, 0.5, 2.0]
     """
-    return np.asarray([0.0, *config.levels] if config.levels is not None else config.repeats, np.float64)
+    return np.asarray(
+        [0.0, *config.levels] if config.levels is not None else config.repeats, np.float64
+    )

@@ -52,12 +52,18 @@ class OpenBytes(NamedTuple):
     @classmethod
     def of(cls, dataset: PlannedDataset) -> OpenBytes:
         """The bytes of a dataset, with the weights of all steps; of its phases, the one that needs most."""
-        return max((cls._of_phase(phase) for _, phase in dataset.phases), key=lambda o: (o.window_bytes(), o.needed()))
+        return max(
+            (cls._of_phase(phase) for _, phase in dataset.phases),
+            key=lambda o: (o.window_bytes(), o.needed()),
+        )
 
     @classmethod
     def _of_phase(cls, dataset: PlannedDataset) -> OpenBytes:
         open_ = dataset.open_windows()
-        sizes = {name: window.rows * window.windows * row_bytes for name, (window, row_bytes) in open_.items()}
+        sizes = {
+            name: window.rows * window.windows * row_bytes
+            for name, (window, row_bytes) in open_.items()
+        }
         kinds: tuple[dict[str, int], ...] = ({}, {}, {})
         for name, (window, _) in open_.items():
             kinds[2 if window.everywhere else not window.blocks][name] = sizes[name]
@@ -65,7 +71,9 @@ class OpenBytes(NamedTuple):
 
     def needed(self, share: float = 1.0) -> int:
         """Bytes that a host with this share of each batch's rows needs to read each block once."""
-        return int((sum(self.windows.values()) + sum(self.others.values())) * share) + sum(self.everywhere.values())
+        return int((sum(self.windows.values()) + sum(self.others.values())) * share) + sum(
+            self.everywhere.values()
+        )
 
     def window_bytes(self, share: float = 1.0) -> int:
         """The part of these bytes that a loader requires."""
@@ -141,16 +149,21 @@ def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
     if not bounded and not any(stage.max_share for stage in mixture.stages):
         return
     if _ends_before(mixture, steps):
-        full_steps = bisect.bisect_left(range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step))
+        full_steps = bisect.bisect_left(
+            range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step)
+        )
         raise _too_small(mixture, full_steps, steps) or _short(mixture, full_steps, steps, bounds)
 
 
 def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
     """What to say of largest shares that leave a rest of step ``whole`` though no limit is reached in it or before."""
-    drawn, size = mixture.draws.starts_at(whole).tolist(), mixture.batch_schedule.rows_at(whole)[1]
+    drawn = mixture.draws.starts_at(whole).tolist()
+    size = mixture.batch_schedule.rows_at(whole)[1]
     limits = mixture.limits.values()
     shares = _shares_at(mixture, whole)
-    if not shares or any(limit is not None and n + size >= limit for n, limit in zip(drawn, limits, strict=True)):
+    if not shares or any(
+        limit is not None and n + size >= limit for n, limit in zip(drawn, limits, strict=True)
+    ):
         return None
     return ConfigError(
         f"cannot be met: at step {whole} all sources with weight are at their largest share and leave a rest, and the"
@@ -171,7 +184,9 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     needed = mixture.batch_schedule.rows_at(steps)[0]
     tokens_needed = _target_rows(mixture, steps)
     short = {
-        n: tokens_needed[n] - limit for n, limit in mixture.limits.items() if limit is not None and tokens_needed[n] > 0
+        n: tokens_needed[n] - limit
+        for n, limit in mixture.limits.items()
+        if limit is not None and tokens_needed[n] > 0
     }
     name = max(short, key=lambda n: short[n])
     limit = mixture.limits[name]

@@ -31,10 +31,20 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import CacheLeaf
 
-MASK, WEIGHT = "token_mask", "weight"
+MASK = "token_mask"
+WEIGHT = "weight"
 """Names of the columns for the loss mask and the loss weight."""
 NO_LEAF = "none"
-_RESERVED = (MASK, "loss_mask", "weights", "tokens", "labels", "position_ids", "segment_ids", "token_weights")
+_RESERVED = (
+    MASK,
+    "loss_mask",
+    "weights",
+    "tokens",
+    "labels",
+    "position_ids",
+    "segment_ids",
+    "token_weights",
+)
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,15 @@ class DocumentValues:
     """One number per document of one part of a cache, read when the first of them is needed."""
 
     def __init__(self, values: StoredArray, offsets: StoredArray, dtype: np.dtype[Any]) -> None:
-        self.values, self._offsets, self._dtype = values, offsets, dtype
+        self.values = values
+        self._offsets = offsets
+        self._dtype = dtype
 
     @cached_property
     def _loaded(self) -> tuple[np.ndarray, np.ndarray]:
-        values, offsets = (np.empty(array.length, array.dtype) for array in (self.values, self._offsets))
+        values, offsets = (
+            np.empty(array.length, array.dtype) for array in (self.values, self._offsets)
+        )
         self.values.fill(values, 0)
         self._offsets.fill(offsets, 0)
         if not np.can_cast(values.dtype, self._dtype) and values.dtype.kind in "iu" and values.size:
@@ -92,12 +106,18 @@ class DocumentValues:
         first = np.searchsorted(offsets, start, side="right") - 1
         count = np.searchsorted(offsets, stop - 1, side="right") - first
         run = np.repeat(np.arange(start.size), count)
-        document = np.repeat(first, count) + np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
+        document = (
+            np.repeat(first, count)
+            + np.arange(run.size)
+            - np.repeat(np.cumsum(count) - count, count)
+        )
         begin = np.maximum(offsets[document], start[run])  # empty documents have no tokens
         tokens = np.minimum(offsets[document + 1], stop[run]) - begin
         return DocumentRuns(run, begin - start[run], tokens, values[document])
 
-    def of_tokens(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> np.ndarray:
+    def of_tokens(
+        self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]
+    ) -> np.ndarray:
         """The value at each token of some runs of tokens of the part, end to end."""
         runs = self.runs(start, size)
         return np.repeat(runs.value, runs.size)
@@ -191,7 +211,9 @@ def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
             columns of one name with different numbers of values per token.
     """
     names = {name for source in sources for name in columns_of(source)}
-    return [_run_column(name, sources) for name in sorted(names, key=lambda name: (name != MASK, name))]
+    return [
+        _run_column(name, sources) for name in sorted(names, key=lambda name: (name != MASK, name))
+    ]
 
 
 def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
@@ -202,24 +224,35 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
     for source, column in having:
         if column.width != first.width:
             problem = f"has {column.width} values per token in {source.name}, and {first.width} in {having[0][0].name}"
-            raise ConfigError(problem, field=field, cure="Build these leaves alike, or name two columns.")
+            raise ConfigError(
+                problem, field=field, cure="Build these leaves alike, or name two columns."
+            )
     default = next((column.default for _, column in having if column.default is not None), None)
     lacking = next((source.name for source, column in of_sources if column is None), None)
     dtype = np.result_type(*{column.dtype for _, column in having})
     if lacking is not None and default is None:
         cure = f"Give it a default: {_with_default(name, first.leaf)}."
         raise ConfigError(f"is not in {lacking}", field=field, value=first.leaf, cure=cure)
-    if default is not None and dtype.kind != "f" and (default != int(default) or not _holds(dtype, int(default))):
+    if (
+        default is not None
+        and dtype.kind != "f"
+        and (default != int(default) or not _holds(dtype, int(default)))
+    ):
         cure = f"Give a value of {dtype.name}."
         problem = f"is no value of {dtype.name}, as the column is"
         raise ConfigError(problem, field=f"{field}.default", value=default, cure=cure)
-    lists = [ArrayList.of(c.arrays) if c and c.arrays else ArrayList.missing(len(s.arrays)) for s, c in of_sources]
+    lists = [
+        ArrayList.of(c.arrays) if c and c.arrays else ArrayList.missing(len(s.arrays))
+        for s, c in of_sources
+    ]
     documents = [(len(s.arrays), c.documents if c else ()) for s, c in of_sources]
     return RunColumn(name, first.width, dtype, default or 0, ArrayList.join(lists), documents)
 
 
 def _holds(dtype: np.dtype[Any], value: int) -> bool:
-    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    low, high = (
+        (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    )
     return low <= value <= high
 
 
@@ -267,9 +300,17 @@ def open_columns(
 def check_column_name(name: str) -> None:
     """Raises ConfigError if a column cannot have this name in a batch."""
     if name in _RESERVED or not name.isidentifier():
-        cure = "Batches have a field of this name: use another." if name in _RESERVED else "Use letters, digits and _."
+        cure = (
+            "Batches have a field of this name: use another."
+            if name in _RESERVED
+            else "Use letters, digits and _."
+        )
         cure = "Say which tokens are trained on with loss_mask." if name in _RESERVED[:2] else cure
-        cure = f"Write {WEIGHT} if these are loss weights, else use another." if name == "weights" else cure
+        cure = (
+            f"Write {WEIGHT} if these are loss weights, else use another."
+            if name == "weights"
+            else cure
+        )
         raise ConfigError("cannot be the name of a column", field="columns", value=name, cure=cure)
 
 
@@ -288,12 +329,24 @@ def component_columns(
     for name, leaf in own.items():
         if name not in columns:
             cure = f"Name it for the run first: columns: {{{name}: {leaf}}}."
-            raise ConfigError("is no column of the run", field=f"{path}.columns.{name}", value=leaf, cure=cure)
+            raise ConfigError(
+                "is no column of the run", field=f"{path}.columns.{name}", value=leaf, cure=cure
+            )
         if leaf != NO_LEAF:
-            check_choice(f"{path}.columns.{name}", leaf, [*cache.leaves, NO_LEAF], f"is not a leaf of {cache.path}")
+            check_choice(
+                f"{path}.columns.{name}",
+                leaf,
+                [*cache.leaves, NO_LEAF],
+                f"is not a leaf of {cache.path}",
+            )
         elif configs[name].default is None:
             cure = f"Give it a default: {_with_default(name, _config_of(columns[name]).leaf)}."
-            raise ConfigError("leaves the column without values", field=f"{path}.columns.{name}", value=leaf, cure=cure)
+            raise ConfigError(
+                "leaves the column without values",
+                field=f"{path}.columns.{name}",
+                value=leaf,
+                cure=cure,
+            )
     return configs
 
 
@@ -306,7 +359,9 @@ def _with_default(name: str, leaf: str) -> str:
     return f"columns.{name}: {{leaf: {leaf}, default: {int(name == WEIGHT)}}}"
 
 
-def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
+def of_batch(
+    columns: Mapping[str, np.ndarray],
+) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
     """Columns in the form of a batch: its ``token_mask`` and its ``extras``, or None.
 
     Example:
@@ -314,7 +369,8 @@ def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict
         >>> mask.tolist(), [*extras]
         ([[1.0, 1.0]], ['score'])
     """
-    mask, weight = columns.get(MASK), columns.get(WEIGHT)
+    mask = columns.get(MASK)
+    weight = columns.get(WEIGHT)
     if mask is not None and mask.dtype != np.uint8:  # as Levanter's caches have it
         mask = (mask != 0).view(np.uint8)
     if weight is not None:
@@ -323,7 +379,9 @@ def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict
 
 
 def columns_by_component(
-    caches: Mapping[str, TokenCache], columns: Mapping[str, str | ColumnConfig], own: Mapping[str, Mapping[str, str]]
+    caches: Mapping[str, TokenCache],
+    columns: Mapping[str, str | ColumnConfig],
+    own: Mapping[str, Mapping[str, str]],
 ) -> dict[str, dict[str, ColumnConfig | Column]]:
     """The columns of a run for each of its components, whose ``own`` leaves have other names. A component without the
     leaf has the default, in the dtype and the width of the others, also in its own batches.
@@ -332,20 +390,29 @@ def columns_by_component(
         ConfigError: as :func:`component_columns`; no component has the leaf.
     """
     by_component: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in caches}
-    configs = {n: component_columns(c, columns, own.get(n, {}), f"components.{n}") for n, c in caches.items()}
+    configs = {
+        n: component_columns(c, columns, own.get(n, {}), f"components.{n}")
+        for n, c in caches.items()
+    }
     for column in columns:
-        having = [name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves]
+        having = [
+            name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves
+        ]
         if not having:
             leaf, leaves = (
                 _config_of(columns[column]).leaf,
                 {leaf for cache in caches.values() for leaf in cache.leaves},
             )
             cure = f"{did_you_mean(leaf, leaves)} Or leave the column out."
-            raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=leaf, cure=cure)
+            raise ConfigError(
+                "is a leaf of no component", field=f"columns.{column}", value=leaf, cure=cure
+            )
         for name in caches:
             config = configs[name][column]
             by_component[name][column] = config
-            if name in having or config.default is None:  # its dataset reports a missing leaf without default
+            if (
+                name in having or config.default is None
+            ):  # its dataset reports a missing leaf without default
                 continue
             like = _column(caches[having[0]], column, configs[having[0]][column])
             by_component[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
@@ -359,7 +426,8 @@ def describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:
 
 
 def _mask_column(cache: TokenCache, leaf: str) -> Column:
-    stored, field = cache.leaf(leaf), f"leaf {leaf!r} of {cache.path}"
+    stored = cache.leaf(leaf)
+    field = f"leaf {leaf!r} of {cache.path}"
     if stored.dtype.kind == "f":
         raise ConfigError(
             f"holds {stored.dtype.name} numbers, and a mask says 0 or 1",
@@ -369,13 +437,16 @@ def _mask_column(cache: TokenCache, leaf: str) -> Column:
         )
     if _width(cache, stored) != 1:
         cure = "Name another leaf as loss_mask, or none."
-        raise ConfigError("has not one number per token", field=field, value=stored.num_elements, cure=cure)
+        raise ConfigError(
+            "has not one number per token", field=field, value=stored.num_elements, cure=cure
+        )
     cure = "Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask: none."
     return Column(leaf, stored.dtype, 1, arrays=_token_arrays(cache, stored, 1, field, cure))
 
 
 def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
-    stored, field = cache.leaf(config.leaf), f"columns.{name}"
+    stored = cache.leaf(config.leaf)
+    field = f"columns.{name}"
     dtype = np.dtype("float32") if stored.dtype == np.float64 or name == WEIGHT else stored.dtype
     if stored.kind == "fixed":
         dtype = np.dtype(f"{dtype.kind}4") if dtype.kind in "iu" and dtype.itemsize == 8 else dtype
@@ -396,7 +467,9 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
         problem = f"holds {stored.dtype.name}, which devices do not take"
         raise ConfigError(problem, field=field, value=config.leaf, cure=cure)
     cure = f"Build it again: --leaf {config.leaf}=FIELD:{stored.dtype.name}:token{f':{width}' if width > 1 else ''}."
-    return Column(config.leaf, dtype, config.default, width, _token_arrays(cache, stored, width, field, cure))
+    return Column(
+        config.leaf, dtype, config.default, width, _token_arrays(cache, stored, width, field, cure)
+    )
 
 
 def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:
@@ -406,13 +479,19 @@ def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:
     return 1 if bool((leaf.arrays.lengths == cache.leaf(TOKENS).arrays.lengths).all()) else None
 
 
-def _document_values(cache: TokenCache, leaf: CacheLeaf, dtype: np.dtype[Any], part: int) -> DocumentValues:
+def _document_values(
+    cache: TokenCache, leaf: CacheLeaf, dtype: np.dtype[Any], part: int
+) -> DocumentValues:
     return DocumentValues(leaf.parts[part].data, cache.parts[part].offsets, dtype)
 
 
-def _token_arrays(cache: TokenCache, leaf: CacheLeaf, width: int, field: str, cure: str) -> ArrayList:
+def _token_arrays(
+    cache: TokenCache, leaf: CacheLeaf, width: int, field: str, cure: str
+) -> ArrayList:
     for run, tokens in zip(leaf.arrays.runs, cache.leaf(TOKENS).arrays.runs, strict=True):
         if run.chunk != width * tokens.chunk:
-            problem = f"lies in chunks of {run.chunk} elements, the tokens in chunks of {tokens.chunk}"
+            problem = (
+                f"lies in chunks of {run.chunk} elements, the tokens in chunks of {tokens.chunk}"
+            )
             raise ConfigError(problem, field=field, cure=cure)
     return leaf.arrays

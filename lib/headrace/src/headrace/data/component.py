@@ -55,7 +55,12 @@ def stored_rows(
         'PackedTokenDataset'
     """
     loss_mask = mask_leaf(cache, loss_mask, f"components.{name}.loss_mask") or "none"
-    settings: dict[str, Any] = {"name": name, "removed": removed, "loss_mask": loss_mask, "columns": columns}
+    settings: dict[str, Any] = {
+        "name": name,
+        "removed": removed,
+        "loss_mask": loss_mask,
+        "columns": columns,
+    }
     if packing is None:
         return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **settings)
     if cache.ledger.tokenizer.get("fingerprint") == "virtual":
@@ -77,10 +82,15 @@ def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigErr
     """An error of a planner, which knows lengths only, in terms of a config; other errors as they are."""
     if not (error.field or "").startswith("lengths"):
         return error
-    number, subject = (error.field or "").removeprefix("lengths").strip("[]"), ""
+    number = (error.field or "").removeprefix("lengths").strip("[]")
+    subject = ""
     if number:
         document = int(number) * unit
-        listed = f"document {document}" if unit == 1 else f"documents {document} to {document + unit - 1}"
+        listed = (
+            f"document {document}"
+            if unit == 1
+            else f"documents {document} to {document + unit - 1}"
+        )
         subject = f"{listed}, {error.value:,} tokens, "
     cure = (error.cure or "").replace("a larger capacity", "a longer seq_len")
     return ConfigError(f"{subject}{error.problem}", field=field, cure=cure)
@@ -109,9 +119,15 @@ def split_sides(
     """
     if split.by == "documents":
         train, validation = dataset.holdout_documents(split.groups_of, seed=split.seed)
-        return (train, validation) if seq_len is None else (train.with_rows(seq_len), validation.with_rows(seq_len))
+        return (
+            (train, validation)
+            if seq_len is None
+            else (train.with_rows(seq_len), validation.with_rows(seq_len))
+        )
     if block_tokens is None:
-        block_tokens = (split.io_block_size or dataset.holdout_block_size(split.groups_of)) * dataset.seq_len
+        block_tokens = (
+            split.io_block_size or dataset.holdout_block_size(split.groups_of)
+        ) * dataset.seq_len
     elif split.io_block_size not in (None, block_tokens // dataset.seq_len):
         raise ConfigError(
             f"differs from the blocks of {block_tokens // dataset.seq_len} rows in which seq_len changes",
@@ -121,7 +137,9 @@ def split_sides(
         )
     if seq_len not in (None, dataset.seq_len):
         dataset = dataset.with_rows(seq_len, block_tokens=block_tokens)
-    sides = dataset.holdout(split.groups_of, seed=split.seed, io_block_size=block_tokens // dataset.seq_len)
+    sides = dataset.holdout(
+        split.groups_of, seed=split.seed, io_block_size=block_tokens // dataset.seq_len
+    )
     return cast("tuple[PlannedDataset, PlannedDataset]", sides)
 
 
@@ -146,7 +164,9 @@ def component_sides(
         raise ConfigError(problem, field=field, cure=named.cure, **value) from error
 
 
-def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, path: str) -> PlannedDataset:
+def subset_side(
+    name: str, train: PlannedDataset, subset: SubsetConfig | None, path: str
+) -> PlannedDataset:
     """The rows of a component's train side that are trained on.
 
     Args:
@@ -166,22 +186,28 @@ def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, p
     """
     if subset is None:
         return train
-    length, rows = len(train), subset.rows_of(len(train))
+    length = len(train)
+    rows = subset.rows_of(len(train))
     if rows == 0:
         problem = f"leaves no row of component {name!r}, which has {length}"
         cure = f"Give at least {min(1.01 / length, 1):.3g}"
         cure += f", or leave the component as it is (components.{name}.subset: {{fraction: 1}})."
         raise ConfigError(problem, field=f"{path}.fraction", value=subset.fraction, cure=cure)
     if rows > length:
-        problem, cure = f"is more than the {length} rows of component {name!r}", "Give fewer, or leave it out."
+        problem = f"is more than the {length} rows of component {name!r}"
+        cure = "Give fewer, or leave it out."
         raise ConfigError(problem, field=f"{path}.rows", value=rows, cure=cure)
     if rows == length:
         return train
     if subset.by == "start":
         return train.reordered(Slice(length, 0, rows))
     chunk = train.default_io_block_size()
-    block = next(size for size in range(min(chunk, max(rows // LEAST_BLOCKS, 1)), 0, -1) if chunk % size == 0)
-    order = Subset(length, rows, block=block, seed=derive(subset.seed, name), blocks=train.full_blocks(block))
+    block = next(
+        size for size in range(min(chunk, max(rows // LEAST_BLOCKS, 1)), 0, -1) if chunk % size == 0
+    )
+    order = Subset(
+        length, rows, block=block, seed=derive(subset.seed, name), blocks=train.full_blocks(block)
+    )
     return train.block_aligned(block).reordered(order)
 
 
@@ -254,8 +280,11 @@ def account(
         >>> figures.train_tokens + figures.validation_tokens + figures.dropped_tokens == figures.tokens
         True
     """
-    removal, repeated = dataset.removal, dataset.repeated_tokens
-    validation_rows, validation_tokens = (0, 0) if validation is None else (len(validation), _tokens(validation))
+    removal = dataset.removal
+    repeated = dataset.repeated_tokens
+    validation_rows, validation_tokens = (
+        (0, 0) if validation is None else (len(validation), _tokens(validation))
+    )
     side_tokens = _tokens(train)
     train_tokens = side_tokens if subset is None else _tokens(subset)
     rows = len(train if subset is None else subset)
@@ -271,8 +300,14 @@ def account(
         train_tokens=train_tokens,
         validation_rows=validation_rows,
         validation_tokens=validation_tokens,
-        dropped_tokens=dataset.cache.num_tokens + repeated - dataset.removed_tokens - side_tokens - validation_tokens,
-        padding_tokens=(rows + validation_rows) * dataset.seq_len - train_tokens - validation_tokens,
+        dropped_tokens=dataset.cache.num_tokens
+        + repeated
+        - dataset.removed_tokens
+        - side_tokens
+        - validation_tokens,
+        padding_tokens=(rows + validation_rows) * dataset.seq_len
+        - train_tokens
+        - validation_tokens,
         incomplete_documents=dataset.incomplete_documents,
         incomplete_tokens=dataset.incomplete_tokens,
         unused_rows=len(train) - rows,

@@ -135,7 +135,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         Raises:
             ConfigError: a source is not in a cache.
         """
-        raise ConfigError("does not lie in a token cache", field="dataset", value=type(self).__name__)
+        raise ConfigError(
+            "does not lie in a token cache", field="dataset", value=type(self).__name__
+        )
 
     def opening_requests(self, hosts: int) -> int:
         """Requests with which this many hosts open it in a store over HTTP, in addition to those for its caches."""
@@ -168,7 +170,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     def open_window(self) -> OpenWindow:
         """The window that the order of a pass draws from at a time; in stored order, a chunk."""
-        chunk = max((run.chunk for s in self.sources for run in ArrayList.of(s.arrays).runs), default=1)
+        chunk = max(
+            (run.chunk for s in self.sources for run in ArrayList.of(s.arrays).runs), default=1
+        )
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
 
@@ -183,7 +187,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return {"": (self.open_window(), self.row_bytes)}
 
     @abc.abstractmethod
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
         """Where the rows of ``indices`` are stored. Pure, no I/O; indices are not checked.
 
         Args:
@@ -192,7 +198,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         """
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
-        return await self.read_located(self.locate(check_indices(indices, self.length)), self.read_stats)
+        return await self.read_located(
+            self.locate(check_indices(indices, self.length)), self.read_stats
+        )
 
     async def read_located(self, rows: Rows, stats: ReadStats) -> PackedBatch:
         """The batch of rows that :meth:`locate` returned, in their order; ``stats`` counts what is read."""
@@ -202,7 +210,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
             tokens = await read_rows(self.sources, rows, stats)
         segments = segments_of(self.sources, rows.source, rows.row)
         mask, extras = of_batch(await read_columns(self.sources, rows, stats))
-        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs, extras)
+        return pack_rows(
+            tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs, extras
+        )
 
     def preview(self, rows: int = 3, first: int = 0) -> Preview:
         """The text of a few examples, and the documents that they come from, to be printed.
@@ -216,7 +226,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         for field, number in (("rows", rows), ("first", first)):
             check_whole(field, number)
         check_at_least("rows", rows)
-        stop = first + rows if self.length is None else min(first + rows, max(self.length, first + 1))
+        stop = (
+            first + rows if self.length is None else min(first + rows, max(self.length, first + 1))
+        )
         return preview(self, check_indices(np.arange(first, stop), self.length))
 
     def block_aligned(self, io_block_size: int) -> PlannedDataset:
@@ -271,9 +283,12 @@ class ReorderedDataset(WrappingDataset):
     def __init__(self, base: PlannedDataset, order: Order) -> None:
         if base.length is not None and order.rows > base.length:
             raise ConfigError(
-                f"names {order.rows} rows of a dataset of {base.length}", field="order", value=type(order).__name__
+                f"names {order.rows} rows of a dataset of {base.length}",
+                field="order",
+                value=type(order).__name__,
             )
-        self.base, self.order = base, order
+        self.base = base
+        self.order = order
 
     @property
     def length(self) -> int | None:
@@ -367,25 +382,43 @@ class BatchOrder:
         row_order: str = "locality",
     ) -> None:
         if row_order not in get_args(RowOrder):
-            raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
+            raise ConfigError(
+                "is not an order",
+                field="row_order",
+                value=row_order,
+                cure="Use 'locality' or 'stream'.",
+            )
         own_schedule = dataset.own_schedule
-        schedule = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
+        schedule = (
+            batch_size
+            if isinstance(batch_size, BatchSchedule | None)
+            else BatchSchedule(batch_size)
+        )
         if own_schedule is not None and schedule is not None and schedule != own_schedule:
             cure = "Leave it out here."
             raise ConfigError(
-                f"differs from the mixture's {own_schedule}", field="batch_size", value=batch_size, cure=cure
+                f"differs from the mixture's {own_schedule}",
+                field="batch_size",
+                value=batch_size,
+                cure=cure,
             )
         schedule = schedule or own_schedule
         if schedule is None:
-            raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
-        self.schedule, pending = schedule, dataset.pending_order
+            raise ConfigError(
+                "is missing",
+                field="batch_size",
+                cure="Give the number of rows of the global batch.",
+            )
+        self.schedule = schedule
+        pending = dataset.pending_order
         if pending is not None:
             dataset = dataset.settled(lambda order: pending.in_batches(schedule.max_size))
         self.row_order: RowOrder = "locality" if row_order == "locality" else "stream"
         self._use(dataset)
 
     def _use(self, dataset: AsyncDataset[Any]) -> None:
-        self.dataset, self.functions = dataset, dataset.functions
+        self.dataset = dataset
+        self.functions = dataset.functions
         self.planned = cast(PlannedDataset | None, dataset.planned)
 
     def begin_as(self, beginning: Any) -> bool:

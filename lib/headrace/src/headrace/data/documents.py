@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.data.filter_files import RANGE_BITS, Listing, content_digest, is_large, listing_of, read_listing
+from headrace.data.filter_files import (
+    RANGE_BITS,
+    Listing,
+    content_digest,
+    is_large,
+    listing_of,
+    read_listing,
+)
 from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
 from headrace.errors import ConfigError
 from headrace.order.bits import Bits, NumberSet
@@ -35,7 +42,8 @@ from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 _RUN_CHUNKS = 16  # 2 MiB of offsets per read
-_TELL_S, _TELL_AGAIN_S = 2.0, 10.0
+_TELL_S = 2.0
+_TELL_AGAIN_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,7 +58,8 @@ def remove(
     which = documents
     if isinstance(which, Intervals) and which.start.size * RANGE_BITS > cache.num_documents:
         which = Bits.of_masks(which.mask, cache.num_documents)
-    tell_at, reads = time.monotonic() + _TELL_S, 0
+    tell_at = time.monotonic() + _TELL_S
+    reads = 0
 
     def tokens() -> Iterator[Intervals]:
         nonlocal tell_at, reads
@@ -59,16 +68,29 @@ def remove(
             if some.start.size and time.monotonic() > tell_at:
                 tell_at = time.monotonic() + _TELL_AGAIN_S
                 share = int(some.start[0]) / cache.num_documents
-                _LOG.warning("%s: looking up where %d documents lie: %.0f%%", cache.path, which.total, 100 * share)
+                _LOG.warning(
+                    "%s: looking up where %d documents lie: %.0f%%",
+                    cache.path,
+                    which.total,
+                    100 * share,
+                )
             yield token_ranges(cache, some)
 
-    most = which.start.size if isinstance(which, Intervals) else min(which.total, which.length // 2 + 1)
+    most = (
+        which.start.size
+        if isinstance(which, Intervals)
+        else min(which.total, which.length // 2 + 1)
+    )
     removal = Removal(cache.num_tokens, tokens(), most)
-    return RemovedDocuments(which, removal if removal.ranges else None, listed, repeated, not_found, requests=reads)
+    return RemovedDocuments(
+        which, removal if removal.ranges else None, listed, repeated, not_found, requests=reads
+    )
 
 
 def remove_others(
-    cache: TokenCache, removed: RemovedDocuments, others: Callable[[int, int], Bool[np.ndarray, " n"]]
+    cache: TokenCache,
+    removed: RemovedDocuments,
+    others: Callable[[int, int], Bool[np.ndarray, " n"]],
 ) -> RemovedDocuments:
     """Leaves out further documents, in addition to those of a filter.
 
@@ -77,7 +99,9 @@ def remove_others(
         removed: What is already left out.
         others: Returns which of the documents ``first .. stop`` to leave out.
     """
-    every = Bits.of_masks(lambda at, stop: others(at, stop) | removed.which.mask(at, stop), cache.num_documents)
+    every = Bits.of_masks(
+        lambda at, stop: others(at, stop) | removed.which.mask(at, stop), cache.num_documents
+    )
     return remove(cache, every, removed.listed, removed.repeated, removed.not_found)
 
 
@@ -110,11 +134,15 @@ class DocumentFilter:
         count_not_found: bool = False,
         content: str = "",
     ) -> None:
-        self.name, self._count_not_found, self._large_file = name, count_not_found, ""
+        self.name = name
+        self._count_not_found = count_not_found
+        self._large_file = ""
         self._listing = listing_of(documents, name, content)
 
     @classmethod
-    def load(cls, url: str, *, name: str | None = None, count_not_found: bool = False) -> DocumentFilter:
+    def load(
+        cls, url: str, *, name: str | None = None, count_not_found: bool = False
+    ) -> DocumentFilter:
         """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
         A line ``# cache: FINGERPRINT`` of the text names its cache; other lines with ``#`` are comments. Files of more
         than 16 MiB are read when their documents are needed.
@@ -123,7 +151,8 @@ class DocumentFilter:
             ConfigError: there is no such file, it cannot be read, or it is neither; names the line.
         """
         loaded = cls.__new__(cls)
-        loaded.name, loaded._count_not_found = name or "file", count_not_found
+        loaded.name = name or "file"
+        loaded._count_not_found = count_not_found
         loaded._large_file = url if is_large(url) else ""
         if not loaded._large_file:
             loaded._listing = read_listing(url, loaded.name)
@@ -135,10 +164,16 @@ class DocumentFilter:
 
     @cached_property
     def _listing(self) -> Listing:
-        content, listing = self._content, read_listing(self._large_file, self.name)
-        if content_digest(self._large_file, self.name) != content:  # else this would be saved as what the other lists
+        content = self._content
+        listing = read_listing(self._large_file, self.name)
+        if (
+            content_digest(self._large_file, self.name) != content
+        ):  # else this would be saved as what the other lists
             raise ConfigError(
-                "changed after it was opened", field=self.name, value=self._large_file, cure="Start again."
+                "changed after it was opened",
+                field=self.name,
+                value=self._large_file,
+                cure="Start again.",
             )
         return listing
 
@@ -165,7 +200,11 @@ class DocumentFilter:
             if self._large_file:
                 return {"cache": cache.fingerprint, "file": self._content}
             documents = self._listing.documents.digest()
-            content = {"documents": documents, "listed": self.listed, "bitmap": self._listing.bitmap_length}
+            content = {
+                "documents": documents,
+                "listed": self.listed,
+                "bitmap": self._listing.bitmap_length,
+            }
             return {"cache": cache.fingerprint, **content}
 
         removed = removed_once(cache.path, made_from, lambda: self._removed_from(cache), read_once)
@@ -174,11 +213,16 @@ class DocumentFilter:
         return removed
 
     def _removed_from(self, cache: TokenCache) -> RemovedDocuments:
-        listed, documents = self._listing.listed, self._listing.documents
+        listed = self._listing.listed
+        documents = self._listing.documents
         stored = self._among(self._numbered_to(cache))
         if cache.is_shuffled:
-            stored = stored_documents(cache, stored if isinstance(stored, Intervals) else stored.intervals())
-        return remove(cache, stored, listed, listed - documents.total, documents.total - stored.total)
+            stored = stored_documents(
+                cache, stored if isinstance(stored, Intervals) else stored.intervals()
+            )
+        return remove(
+            cache, stored, listed, listed - documents.total, documents.total - stored.total
+        )
 
     def of_numbers_in(self, cache: TokenCache) -> Intervals:
         """Numbers of documents of a cache; for a shuffled cache, numbers of its original.
@@ -190,16 +234,25 @@ class DocumentFilter:
 
     def _numbered_to(self, cache: TokenCache) -> int:
         """How many documents of a cache the list was made for."""
-        content, named = _numbered_in(cache), self._listing.cache
-        if named not in ("", content, _numbered_in(cache.members[0])):  # numbers continue through generations
+        content = _numbered_in(cache)
+        named = self._listing.cache
+        if named not in (
+            "",
+            content,
+            _numbered_in(cache.members[0]),
+        ):  # numbers continue through generations
             raise ConfigError(
                 f"is of another cache: it names {named}, and {cache.path} is {content}",
                 field=self.name,
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
-        generations = np.cumsum([member.num_documents for member in cache.members[: cache.generations[0]]])
+        generations = np.cumsum(
+            [member.num_documents for member in cache.members[: cache.generations[0]]]
+        )
         length = self._listing.bitmap_length
-        if length is not None and length in generations.tolist():  # it was made before the others were appended
+        if (
+            length is not None and length in generations.tolist()
+        ):  # it was made before the others were appended
             return length
         return cache.num_documents
 
@@ -213,14 +266,17 @@ class DocumentFilter:
         return numbers if isinstance(numbers, Intervals) else numbers.intervals()
 
     def _among(self, num_documents: int) -> NumberSet:
-        bitmap_length, documents = self._listing.bitmap_length, self._listing.documents
+        bitmap_length = self._listing.bitmap_length
+        documents = self._listing.documents
         if bitmap_length not in (None, num_documents):
             raise ConfigError(
                 f"is a bitmap of {bitmap_length:,} documents, but the cache has {num_documents:,}",
                 field=self.name,
                 cure="Make it from this cache: numbers and bitmaps belong to one build.",
             )
-        end = documents.length if isinstance(documents, Bits) else int(documents.stop.max(initial=0))
+        end = (
+            documents.length if isinstance(documents, Bits) else int(documents.stop.max(initial=0))
+        )
         if end <= num_documents:
             return documents
         if self._count_not_found:
@@ -269,7 +325,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     """
     ends = np.stack([documents.start, documents.stop], axis=1).ravel()  # rises strictly
     tokens = np.full(ends.size, cache.num_tokens, np.int64)
-    first_document, first_token = starts(cache.part_documents), starts(cache.part_tokens)
+    first_document = starts(cache.part_documents)
+    first_token = starts(cache.part_tokens)
     bounds = np.searchsorted(ends, first_document)
     flying: deque[tuple[slice, np.ndarray, int, ArrayFuture]] = deque()
 
@@ -283,9 +340,17 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
         assert offsets is not None  # tokens are ragged
         at = ends[low:high] - first_document[number]
         for run in _chunk_runs(at, offsets.chunk_elements):
-            first, last = int(at[run.start]), int(at[run.stop - 1])
+            first = int(at[run.start])
+            last = int(at[run.stop - 1])
             positions = slice(low + run.start, low + run.stop)
-            flying.append((positions, at[run] - first, int(first_token[number]), offsets.read(first, last + 1)))
+            flying.append(
+                (
+                    positions,
+                    at[run] - first,
+                    int(first_token[number]),
+                    offsets.read(first, last + 1),
+                )
+            )
             if len(flying) > _READS_IN_FLIGHT:
                 take()
     while flying:

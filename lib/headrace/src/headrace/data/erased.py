@@ -69,9 +69,13 @@ class ErasedRows:
     """
 
     def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure, fill: int = 0) -> None:
-        self.whole, self.fill = rows, fill
-        self.name, self.num_rows, self.row_elements = rows.name, rows.num_rows, rows.row_elements
-        self.arrays, self.columns = rows.arrays, {MASK: _TRAINED, **columns_of(rows)}
+        self.whole = rows
+        self.fill = fill
+        self.name = rows.name
+        self.num_rows = rows.num_rows
+        self.row_elements = rows.row_elements
+        self.arrays = rows.arrays
+        self.columns = {MASK: _TRAINED, **columns_of(rows)}
         self._first_token = starts(cache.part_tokens)
         self._left = erasure.tokens.complement(int(self._first_token[-1]))
 
@@ -116,7 +120,8 @@ class ErasedWindows(ErasedRows):
 
     def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure) -> None:
         super().__init__(rows, cache, erasure)
-        spans, gaps = erasure.tokens, erasure.documents
+        spans = erasure.tokens
+        gaps = erasure.documents
         if (in_stream := getattr(rows, "in_stream", None)) is not None:
             spans = cast(Intervals, in_stream(spans))
             reach = np.searchsorted(spans.start, spans.stop + (rows.row_elements - 1), side="left")
@@ -125,7 +130,8 @@ class ErasedWindows(ErasedRows):
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         """Elements of each row's segments, zeros behind the last."""
-        pieces, length = self.pieces(rows), self.row_elements
+        pieces = self.pieces(rows)
+        length = self.row_elements
         begin = pieces.row * (length + 1) + pieces.column
         edges, count = np.unique(np.concatenate([begin, begin + pieces.size]), return_counts=True)
         first = np.arange(rows.size) * (length + 1)  # adjacent ranges have no edge between them
@@ -141,7 +147,11 @@ class ErasedWindows(ErasedRows):
 def _erased(rows: RowSource, cache: TokenCache, erasure: Erasure, eos_id: int | None) -> RowSource:
     if hasattr(rows, "segment_lengths"):
         return ErasedPacks(rows, cache, erasure)
-    return ErasedWindows(rows, cache, erasure) if eos_id is None else ErasedRows(rows, cache, erasure, eos_id)
+    return (
+        ErasedWindows(rows, cache, erasure)
+        if eos_id is None
+        else ErasedRows(rows, cache, erasure, eos_id)
+    )
 
 
 def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int) -> None:
@@ -164,7 +174,9 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
             if not erasure.field.startswith("amendments"):
                 cure = f"Leave the source out, or train on what was removed: components.{name}.tombstones: 0."
             problem = f"leaves nothing of {cache.path}: all documents of {name!r} are removed"
-            raise ConfigError(problem, field=erasure.field, value=erasure.record["generation"], cure=cure)
+            raise ConfigError(
+                problem, field=erasure.field, value=erasure.record["generation"], cure=cure
+            )
 
 
 RunDataset: TypeAlias = "MixtureDataset | PhasedDataset | ErasedDataset"
@@ -197,13 +209,17 @@ class ErasedDataset(WrappingDataset):
         erasures: Mapping[str, Sequence[tuple[int, Erasure]]],
         drawn_from: Mapping[str, int] | None = None,
     ) -> None:
-        self.base, self.batch_schedule, self._erasures = base, base.batch_schedule, erasures
+        self.base = base
+        self.batch_schedule = base.batch_schedule
+        self._erasures = erasures
         self._drawn_from = drawn_from or {}
         self._from_step = {
             name: [(max(step, self._drawn_from.get(name, 0)), one) for step, one in of_component]
             for name, of_component in erasures.items()
         }
-        self._steps = sorted({0, *(step for of_component in self._from_step.values() for step, _ in of_component)})
+        self._steps = sorted(
+            {0, *(step for of_component in self._from_step.values() for step, _ in of_component)}
+        )
         self._served: dict[tuple[int, int], PlannedDataset] = {}
         self._checked: set[tuple[int, int]] = set()
 
@@ -219,14 +235,20 @@ class ErasedDataset(WrappingDataset):
         inner, until = self.base.at_step(step)
         number = int(np.searchsorted(self._steps, step, side="right")) - 1
         ends = [end for end in (until, *self._steps[number + 1 : number + 2]) if end is not None]
-        if (id(inner), number) not in self._checked:  # not before a step is requested: a run may have started with less
+        if (
+            id(inner),
+            number,
+        ) not in self._checked:  # not before a step is requested: a run may have started with less
             _check_left(cast(MixtureDataset, inner), self._past(number), self._steps[number])
             self._checked.add((id(inner), number))
         return self._variant(inner, number), min(ends, default=None)
 
     def _past(self, number: int) -> dict[str, Erasure]:
         """What is erased from each component from the ``number``-th erasing step on."""
-        past = {n: [one for first, one in ones if first <= self._steps[number]] for n, ones in self._from_step.items()}
+        past = {
+            n: [one for first, one in ones if first <= self._steps[number]]
+            for n, ones in self._from_step.items()
+        }
         return {name: ones[-1] for name, ones in past.items() if ones and ones[-1].tokens.total}
 
     def _variant(self, inner: PlannedDataset, number: int) -> PlannedDataset:
@@ -241,7 +263,9 @@ class ErasedDataset(WrappingDataset):
         for name, component in zip(mixture.names, mixture.components, strict=True):
             of_sources = zip(component.sources, component.caches(), strict=True)
             if (erasure := past.get(name)) is not None:
-                sources += [_erased(rows, cache, erasure, mixture.eos_id) for rows, cache in of_sources]
+                sources += [
+                    _erased(rows, cache, erasure, mixture.eos_id) for rows, cache in of_sources
+                ]
             else:
                 sources += component.sources
         return mixture.with_sources(sources) if past else mixture
@@ -272,7 +296,9 @@ class ErasedDataset(WrappingDataset):
         return self.base.length
 
     def describe(self) -> dict[str, Any]:
-        recorded = {n: {str(step): one.record for step, one in ones} for n, ones in self._erasures.items()}
+        recorded = {
+            n: {str(step): one.record for step, one in ones} for n, ones in self._erasures.items()
+        }
         return {**self.base.describe(), "tombstones": recorded}
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
@@ -281,7 +307,9 @@ class ErasedDataset(WrappingDataset):
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
         return self.base.open_windows(step)
 
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
         return self.base.locate(indices, epoch)
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:

@@ -27,11 +27,11 @@ _CHUNK = 1 << 20  # numbers that are a list of their own
 RANGE_BITS = 128
 """Bits of memory that a range of documents takes."""
 _WORTH_SAVING = 256  # ranges of documents
-_LARGE, _PIECE = 1 << 24, 1 << 22  # bytes: larger files are read only when needed, in pieces of this size
+# bytes: larger files are read only when needed, in pieces of this size
+_LARGE = 1 << 24
+_PIECE = 1 << 22
 _CACHE_LINE = re.compile(rb"^#\s*cache:\s*([\x21-\x7e]+)\s*$", re.MULTILINE)
-_CURE = (
-    "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
-)
+_CURE = "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Listing:
         return isinstance(self.documents, Bits) or self.documents.start.size >= _WORTH_SAVING
 
 
-def listing_of(documents: np.ndarray | Sequence[int] | Intervals, name: str, cache: str = "") -> Listing:
+def listing_of(
+    documents: np.ndarray | Sequence[int] | Intervals, name: str, cache: str = ""
+) -> Listing:
     """Parses a list or bitmap; ConfigError, with the field ``name``, if it is neither."""
     if isinstance(documents, Intervals):
         return Listing(documents, documents.total, None, cache)
@@ -57,7 +59,11 @@ def listing_of(documents: np.ndarray | Sequence[int] | Intervals, name: str, cac
     if numbers.size == 0:
         numbers = numbers.astype(np.int64).ravel()
     if numbers.ndim != 1 or numbers.dtype.kind not in "iub":
-        raise ConfigError(f"is no list of documents: {numbers.dtype} of shape {numbers.shape}", field=name, cure=_CURE)
+        raise ConfigError(
+            f"is no list of documents: {numbers.dtype} of shape {numbers.shape}",
+            field=name,
+            cure=_CURE,
+        )
     if numbers.dtype == np.bool_:
         bits = Bits.of_masks(lambda first, stop: numbers[first:stop], numbers.size)
         few = bits.total * RANGE_BITS <= numbers.size or numbers.size <= _CHUNK
@@ -112,7 +118,9 @@ def _as_config_errors(url: str, field: str) -> Iterator[None]:
     try:
         yield
     except (IsADirectoryError, PermissionError) as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", field=field, value=url, cure=_CURE) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", field=field, value=url, cure=_CURE
+        ) from error
     except FileNotFoundError as error:
         raise ConfigError("does not exist", field=field, value=url, cure=_CURE) from error
 
@@ -120,12 +128,22 @@ def _as_config_errors(url: str, field: str) -> Iterator[None]:
 def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
     """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if it is invalid."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of names of dtypes that go; dtypes are looked at later
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of names of dtypes that go; dtypes are looked at later
             if isinstance(raw, Path):
                 return np.load(raw, mmap_mode="r", allow_pickle=False)
             return np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:  # its head is Python
-        raise ConfigError(f"is not a .npy file of numbers ({error})", field=field, value=url, cure=cure) from error
+    except (
+        ValueError,
+        EOFError,
+        OSError,
+        SyntaxError,
+        tokenize.TokenError,
+    ) as error:  # its head is Python
+        raise ConfigError(
+            f"is not a .npy file of numbers ({error})", field=field, value=url, cure=cure
+        ) from error
 
 
 def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
@@ -135,7 +153,11 @@ def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
         stop = raw.find(b"\n", at + _PIECE) + 1 or len(raw)
         lines = [line for line in raw[at:stop].splitlines() if not line.startswith(b"#")]
         try:
-            some.append(np.array([number for line in lines if (number := line.strip())] or np.zeros(0), np.int64))
+            some.append(
+                np.array(
+                    [number for line in lines if (number := line.strip())] or np.zeros(0), np.int64
+                )
+            )
         except (ValueError, OverflowError):
             raise _bad_line(raw, field, url) from None
         if (some[-1] < 0).any():
@@ -146,6 +168,8 @@ def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
 
 def _bad_line(raw: bytes, field: str, url: str) -> ConfigError:
     lines = [b"" if line.startswith(b"#") else line.strip() for line in raw.splitlines()]
-    bad, line = next((n, x) for n, x in enumerate(lines, start=1) if x and not (x.isdigit() and len(x) < 19))
+    bad, line = next(
+        (n, x) for n, x in enumerate(lines, start=1) if x and not (x.isdigit() and len(x) < 19)
+    )
     problem = f"line {bad} is not a document number: {line[:40].decode(errors='replace')!r}"
     return ConfigError(problem, field=field, value=url, cure=_CURE)

@@ -24,7 +24,8 @@ from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
 from headrace.store.vectors import PiecedVector, VectorWriter
 
-_SUMS, _VECTOR = "sums.json", "sums.bin"
+_SUMS = "sums.json"
+_VECTOR = "sums.bin"
 _IN_RECORD = 4096  # numbers
 
 
@@ -66,7 +67,9 @@ def load_or_add_up(
         return add_up()
     request = json.loads(json.dumps(made_from))
     root = files.join(folder, _digest(request)[:32])
-    with contextlib.suppress(OSError, HeadraceError, ValueError, KeyError, TypeError, RecursionError):
+    with contextlib.suppress(
+        OSError, HeadraceError, ValueError, KeyError, TypeError, RecursionError
+    ):
         if (raw := files.read_bytes(files.join(root, _SUMS))) is not None:
             record = json.loads(raw)
             if record["made_from"] == request and record["sha256"] == _digest(record["numbers"]):
@@ -77,10 +80,18 @@ def load_or_add_up(
     numbers = add_up()
     if not worth(numbers):
         return numbers
-    with contextlib.suppress(OSError, HeadraceError):  # a run must not fail because they cannot be saved
-        listed = numbers.tolist() if numbers.size <= _IN_RECORD else _written(files.join(root, _VECTOR), numbers)
+    with contextlib.suppress(
+        OSError, HeadraceError
+    ):  # a run must not fail because they cannot be saved
+        listed = (
+            numbers.tolist()
+            if numbers.size <= _IN_RECORD
+            else _written(files.join(root, _VECTOR), numbers)
+        )
         text = json.dumps({"made_from": request, "numbers": listed, "sha256": _digest(listed)})
-        files.write_atomic(files.join(root, _SUMS), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+        files.write_atomic(
+            files.join(root, _SUMS), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}"
+        )
     return numbers
 
 

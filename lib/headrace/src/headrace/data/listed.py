@@ -97,7 +97,8 @@ class ListedDataset(CacheDataset["ListedRows"]):
     @property
     def _tokens_once(self) -> int:
         """Tokens that are in any row: all up to the end of the last window."""
-        size, last = self._listing.size, (self.length - 1) * self._listing.stride + self.seq_len
+        size = self._listing.size
+        last = (self.length - 1) * self._listing.stride + self.seq_len
         covered = np.clip(last - (np.cumsum(size) - size), 0, size)
         filled = size > 0
         documents, number = np.unique(self._listing.start[filled], return_inverse=True)
@@ -118,37 +119,54 @@ class ListedDataset(CacheDataset["ListedRows"]):
 
     def check_stored_order(self) -> None:
         cure = "Leave validation out: compat has a split of its own, or none."
-        raise ConfigError("are in the order of another system, and cannot be split", field="validation", cure=cure)
+        raise ConfigError(
+            "are in the order of another system, and cannot be split", field="validation", cure=cure
+        )
 
     def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
-        raise ConfigError("cannot change in the order of another system", field="seq_len", value=seq_len)
+        raise ConfigError(
+            "cannot change in the order of another system", field="seq_len", value=seq_len
+        )
 
 
 class ListedRows:
     """The windows of a listing: a :class:`~headrace.data.rows.RowSource`."""
 
     def __init__(
-        self, cache: TokenCache, seq_len: int, listing: Listing, name: str, columns: Mapping[str, Column]
+        self,
+        cache: TokenCache,
+        seq_len: int,
+        listing: Listing,
+        name: str,
+        columns: Mapping[str, Column],
     ) -> None:
-        self.name, self.row_elements, self.columns = name, seq_len, columns
+        self.name = name
+        self.row_elements = seq_len
+        self.columns = columns
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self._first_token = starts(cache.part_tokens)
-        self._listing, self._ends = listing, np.cumsum(listing.size)
+        self._listing = listing
+        self._ends = np.cumsum(listing.size)
 
     @property
     def num_rows(self) -> int:
         return self._listing.windows
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        windows = rows if self._listing.order is None else self._listing.order[rows].astype(np.int64)
+        windows = (
+            rows if self._listing.order is None else self._listing.order[rows].astype(np.int64)
+        )
         begin = windows * self._listing.stride
-        first, last = self._stretch_of(begin), self._stretch_of(begin + self.row_elements - 1)
+        first = self._stretch_of(begin)
+        last = self._stretch_of(begin + self.row_elements - 1)
         count = last - first + 1
         row = np.repeat(np.arange(rows.size), count)
         stretch = np.arange(row.size) + np.repeat(first - (np.cumsum(count) - count), count)
         lap, at = np.divmod(stretch, self._ends.size)
         size = self._listing.size[at]
-        low = lap * self._ends[-1] + self._ends[at] - size  # where the stretch begins in the endless stream
+        low = (
+            lap * self._ends[-1] + self._ends[at] - size
+        )  # where the stretch begins in the endless stream
         low_edge = np.maximum(low, begin[row])
         right = np.minimum(low + size, begin[row] + self.row_elements)
         some = right > low_edge  # a stretch may be empty

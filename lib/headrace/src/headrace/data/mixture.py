@@ -21,7 +21,13 @@ from headrace.data.provenance import Explained
 from headrace.data.row_tokens import MixtureTokens, measured_plan
 from headrace.data.rows import Rows, RowSource
 from headrace.data.strands import share_strands
-from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_choice, check_whole
+from headrace.errors import (
+    ConfigError,
+    IndexOutOfRangeError,
+    check_at_least,
+    check_choice,
+    check_whole,
+)
 from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
@@ -85,16 +91,25 @@ class MixtureDataset(WrappingDataset):
     ) -> None:
         if not isinstance(components, Mapping) or not components:
             cure = "Give datasets by name: {'web': TokenSeqDataset(CACHE, seq_len=2048)}."
-            raise ConfigError("is not a mapping of names to datasets", field="components", value=components, cure=cure)
+            raise ConfigError(
+                "is not a mapping of names to datasets",
+                field="components",
+                value=components,
+                cure=cure,
+            )
         for name, dataset in components.items():
             if not isinstance(dataset, AsyncDataset):
                 cure = "Give a dataset, e.g. TokenSeqDataset(CACHE, seq_len=2048)."
-                raise ConfigError("is not a dataset", field=f"components.{name}", value=dataset, cure=cure)
+                raise ConfigError(
+                    "is not a dataset", field=f"components.{name}", value=dataset, cure=cure
+                )
         check_whole("num_steps", num_steps)
         check_at_least("num_steps", num_steps, cure="Leave it out for a run without an end.")
         check_choice("stop_strategy", stop_strategy, STOP_STRATEGIES, "is no stop strategy")
         self.names = tuple(components)
-        self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
+        self.batch_schedule = (
+            batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
+        )
         plan = plan_of(weights, policy, self.names, self.batch_schedule)
         if plan.measure is not None:
             plan = measured_plan(plan, plan.measure, components)
@@ -109,28 +124,43 @@ class MixtureDataset(WrappingDataset):
         self.stop_strategy = stop_strategy
         self._tokens: MixtureTokens | None = None
         if plan.measure is not None:
-            self._tokens = MixtureTokens(plan.measure, dict(zip(self.names, self.components, strict=True)))
+            self._tokens = MixtureTokens(
+                plan.measure, dict(zip(self.names, self.components, strict=True))
+            )
             self.limits = self._tokens.bounded(self.limits)
-        rows, limits = [*sizes.values()], [*self.limits.values()]
-        inputs = PolicyInputs(self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len, plan.planned)
+        rows = [*sizes.values()]
+        limits = [*self.limits.values()]
+        inputs = PolicyInputs(
+            self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len, plan.planned
+        )
         if self._tokens is not None:
             inputs, end = self._tokens.timed(inputs, plan.make)
-            self.stages, num_steps = tuple(inputs.stages), end if num_steps is None else num_steps
+            self.stages = tuple(inputs.stages)
+            num_steps = end if num_steps is None else num_steps
         self.draws = Draws(plan.make(inputs))
         self._length = self._end(rows, num_steps)
         self._braids = Braids(self.components)
-        self._sources = tuple(source for component in self.components for source in component.sources)
+        self._sources = tuple(
+            source for component in self.components for source in component.sources
+        )
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
         self._loss_weights: dict[str, Weight] = {}
 
     def tokens_of_rows(self, name: str, rows: int) -> int:
         """Tokens of the first ``rows`` rows of a component: as the run's ``unit`` counts them, or with padding."""
-        return rows * self.seq_len if self._tokens is None else self._tokens.of_component[name].count_first(rows)
+        return (
+            rows * self.seq_len
+            if self._tokens is None
+            else self._tokens.of_component[name].count_first(rows)
+        )
 
     def tokens_of(self, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
         """The same for all components, with a number of rows for each."""
-        return np.array([self.tokens_of_rows(n, d) for n, d in zip(self.names, drawn.tolist(), strict=True)], np.int64)
+        return np.array(
+            [self.tokens_of_rows(n, d) for n, d in zip(self.names, drawn.tolist(), strict=True)],
+            np.int64,
+        )
 
     def tokens_of_pass(self, name: str) -> int | None:
         """Tokens of all rows of a component; None if it is endless."""
@@ -196,7 +226,9 @@ class MixtureDataset(WrappingDataset):
         return Explained(self.names, component.astype(np.int64), ordinal, epoch)
 
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
-        shares = np.ones(len(self.names)) if step is None else self.weights_at(np.asarray([step]))[0]
+        shares = (
+            np.ones(len(self.names)) if step is None else self.weights_at(np.asarray([step]))[0]
+        )
         return {
             name: (component.open_window(), component.row_bytes)
             for name, component, share in zip(self.names, self.components, shares, strict=True)
@@ -225,7 +257,9 @@ class MixtureDataset(WrappingDataset):
         for name in weights:
             check_choice("loss_weight", name, self.names, "is not a component")
         weighed = copy.copy(self)
-        weighed._loss_weights = {n: weight_from_config(w, f"components.{n}.loss_weight") for n, w in weights.items()}
+        weighed._loss_weights = {
+            n: weight_from_config(w, f"components.{n}.loss_weight") for n, w in weights.items()
+        }
         return weighed
 
     def with_sources(self, sources: Sequence[RowSource]) -> MixtureDataset:
@@ -248,12 +282,16 @@ class MixtureDataset(WrappingDataset):
 
     def describe(self) -> dict[str, Any]:
         weights = {name: weight.to_config() for name, weight in self._loss_weights.items()}
-        appended = appended_to(dict(zip(self.names, [c.caches() for c in self.components], strict=True)))
+        appended = appended_to(
+            dict(zip(self.names, [c.caches() for c in self.components], strict=True))
+        )
         return {
             **({"loss_weights": weights} if weights else {}),
             **({"generations": appended} if appended else {}),
             "names": list(self.names),  # sources are numbered in this order
-            "components": {n: c.describe() for n, c in zip(self.names, self.components, strict=True)},
+            "components": {
+                n: c.describe() for n, c in zip(self.names, self.components, strict=True)
+            },
             "stages": [stage.describe() for stage in self.stages],
             "batch_size": self.batch_schedule.to_config(),
             "limits": {name: limit for name, limit in self.limits.items() if limit is not None},
@@ -267,9 +305,11 @@ class MixtureDataset(WrappingDataset):
         first = np.asarray([stage.first_step for stage in self.stages])
         stage_of = np.searchsorted(first, steps, side="right") - 1
         for number in np.unique(stage_of).tolist():
-            stage, of_stage = self.stages[number], stage_of == number
+            stage = self.stages[number]
+            of_stage = stage_of == number
             columns = [self.names.index(name) for name in stage.blend.names]
-            weights, row_tokens = stage.blend.at(steps[of_stage]), stage.tokens_of_rows
+            weights = stage.blend.at(steps[of_stage])
+            row_tokens = stage.tokens_of_rows
             shares[np.ix_(of_stage, columns)] = (
                 weights if row_tokens is None else row_shares(weights, np.array(row_tokens))
             )
@@ -283,7 +323,9 @@ class MixtureDataset(WrappingDataset):
     def read_stats(self) -> ReadStats:
         return self._stats
 
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
         component, ordinal = self.draws.route(indices)
         located = Rows(np.empty_like(indices), np.empty_like(indices), np.empty(indices.size))
         part = self._braids.part_of(component, ordinal)
@@ -292,9 +334,12 @@ class MixtureDataset(WrappingDataset):
             ordinal, located.locality[:] = self._braids.resolve(part, ordinal)
         elif braided.any():
             ordinal = ordinal.copy()  # a table that others share
-            ordinal[braided], located.locality[braided] = self._braids.resolve(part[braided], ordinal[braided])
+            ordinal[braided], located.locality[braided] = self._braids.resolve(
+                part[braided], ordinal[braided]
+            )
         is_own_row = self._braids.own_rows[part]
-        located.source[:], located.row[:] = self._first_source[component], ordinal
+        located.source[:] = self._first_source[component]
+        located.row[:] = ordinal
         for number in np.flatnonzero(np.bincount(part[~is_own_row])).tolist():
             matches = np.flatnonzero(part == number)
             d = int(component[matches[0]])
@@ -363,28 +408,42 @@ class Braids:
 
     def __init__(self, components: Sequence[PlannedDataset]) -> None:
         runs = [component.ordered_runs() for component in components]
-        runs = [parts if all(type(part.order) in BATCHED for part in parts) else () for parts in runs]
+        runs = [
+            parts if all(type(part.order) in BATCHED for part in parts) else () for parts in runs
+        ]
         counts = np.asarray([max(len(parts), 1) for parts in runs])
         self.held = np.asarray([bool(parts) for parts in runs])
         self.below: list[PlannedDataset] = []
         for component, parts in zip(components, runs, strict=True):
             self.below += [part.dataset for part in parts] or [component]
-        self.own_rows = np.repeat(self.held, counts) & np.array([dataset.are_own_rows for dataset in self.below])
+        self.own_rows = np.repeat(self.held, counts) & np.array(
+            [dataset.are_own_rows for dataset in self.below]
+        )
         self._first_part = np.cumsum(counts) - counts
         self._second = counts > 1
         self._two = bool(self._second.any())
         # ordinals below belong to the first of two parts
         self._rest_ends = np.asarray([parts[1].first if len(parts) > 1 else 0 for parts in runs])
-        self._first, self._epoch, self._entry, self._table_of = np.zeros((4, len(self.below)), np.int64)
-        numbers = [number for number, is_braided in enumerate(np.repeat(self.held, counts).tolist()) if is_braided]
+        self._first, self._epoch, self._entry, self._table_of = np.zeros(
+            (4, len(self.below)), np.int64
+        )
+        numbers = [
+            number
+            for number, is_braided in enumerate(np.repeat(self.held, counts).tolist())
+            if is_braided
+        ]
         parts = dict(zip(numbers, (part for parts in runs for part in parts), strict=True))
         self._tables: list[BatchedOrders] = []
         for kind in dict.fromkeys(type(part.order) for part in parts.values()):
             members = [number for number, part in parts.items() if type(part.order) is kind]
-            self._entry[members], self._table_of[members] = np.arange(len(members)), len(self._tables)
+            self._entry[members], self._table_of[members] = (
+                np.arange(len(members)),
+                len(self._tables),
+            )
             self._tables.append(BATCHED[kind]([parts[number].order for number in members]))
         for number, part in parts.items():
-            self._first[number], self._epoch[number] = part.first, part.epoch
+            self._first[number] = part.first
+            self._epoch[number] = part.epoch
 
     def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
         """The part that serves each ordinal."""
@@ -397,10 +456,13 @@ class Braids:
         self, part: np.ndarray, ordinal: np.ndarray
     ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
         """Rows and localities of ordinals, all belonging to parts that are mapped together."""
-        drawn, epoch, entry = ordinal - self._first[part], self._epoch[part], self._entry[part]
+        drawn = ordinal - self._first[part]
+        epoch = self._epoch[part]
+        entry = self._entry[part]
         if len(self._tables) == 1:
             return self._tables[0](entry, drawn, epoch)
-        rows, locality = np.empty_like(ordinal), np.empty(ordinal.size)
+        rows = np.empty_like(ordinal)
+        locality = np.empty(ordinal.size)
         for number, table in enumerate(self._tables):
             chosen = self._table_of[part] == number
             rows[chosen], locality[chosen] = table(entry[chosen], drawn[chosen], epoch[chosen])

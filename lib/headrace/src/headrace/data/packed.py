@@ -124,9 +124,12 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         self.packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
         self.unit = unit = self.packing.unit
         self.cache.check_unit(unit)
-        spec, removed = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements), self.removal
+        spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
+        removed = self.removal
         digest = removed.documents_digest if removed.num_documents else ""
-        self.plan, self.plan_path = plan_of_cache(self.cache, spec, removed.which, self.packing.plans, unit, digest)
+        self.plan, self.plan_path = plan_of_cache(
+            self.cache, spec, removed.which, self.packing.plans, unit, digest
+        )
         if self.incomplete_tokens:
             self.incomplete_documents = incomplete_documents(self.cache, self.removal.which, unit)
             _LOG.info(
@@ -150,7 +153,9 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             "plan": self.plan.spec.describe(),
             "checksum": self.plan.checksum,
             **({} if self.unit == 1 else {"unit": self.unit}),
-            **({} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}),
+            **(
+                {} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}
+            ),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
             **describe_columns(self._opened),
             **({"pairs": True} if self.pairs else {}),
@@ -213,7 +218,11 @@ class PackedRows:
     """The rows of a plan: a :class:`~headrace.data.rows.SegmentedSource`. No pack exceeds its capacity."""
 
     def __init__(
-        self, cache: TokenCache, plan: PackPlan, name: str, columns: Mapping[str, Column] | None = None
+        self,
+        cache: TokenCache,
+        plan: PackPlan,
+        name: str,
+        columns: Mapping[str, Column] | None = None,
     ) -> None:
         self.name = name
         self.row_elements = plan.spec.capacity
@@ -246,12 +255,15 @@ class PackedRows:
         items, item_counts = self._plan.of_packs(rows)
         lengths = np.zeros((rows.size, self.max_segments), np.int32)
         row = np.repeat(np.arange(rows.size), item_counts)
-        lengths[row, np.arange(items.size) - np.repeat(np.cumsum(item_counts) - item_counts, item_counts)] = (
-            self._plan.items.size[items]
-        )
+        lengths[
+            row,
+            np.arange(items.size) - np.repeat(np.cumsum(item_counts) - item_counts, item_counts),
+        ] = self._plan.items.size[items]
         return lengths
 
-    def count_content(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def count_content(
+        self, first: int, stop: int
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Tokens and segments of each of the rows ``first .. stop``."""
         bounds = np.asarray(self._plan.bounds[first : stop + 1], np.int64)
         sizes = self._plan.items.size[int(bounds[0]) : int(bounds[-1])]
@@ -263,12 +275,15 @@ class PackedRows:
         for at in range(0, self.num_rows, _CHUNK):
             bounds = self._plan.bounds[at : at + _CHUNK + 1]
             items_here = slice(int(bounds[0]), int(bounds[-1]))
-            start, size = self._start[items_here], self._plan.items.size[items_here].astype(np.int64)
+            start = self._start[items_here]
+            size = self._plan.items.size[items_here].astype(np.int64)
             array = np.searchsorted(self._first_token, start, side="right") - 1
             start = start - self._first_token[array]
             first = start // self._chunk + (array << 40)
             last = (start + size - 1) // self._chunk + (array << 40)
-            previous = np.empty_like(last)  # the last chunk of the item before; items of a pack ascend
+            previous = np.empty_like(
+                last
+            )  # the last chunk of the item before; items of a pack ascend
             previous[1:] = last[:-1]
             previous[bounds[:-1] - bounds[0]] = -1
             touched += int((last - np.maximum(first, previous + 1) + 1).sum())
@@ -277,7 +292,11 @@ class PackedRows:
 
 def packed_datasets(datasets: Mapping[str, object]) -> dict[str, PackedTokenDataset]:
     """Those of a run's datasets that are packed."""
-    return {name: dataset for name, dataset in datasets.items() if isinstance(dataset, PackedTokenDataset)}
+    return {
+        name: dataset
+        for name, dataset in datasets.items()
+        if isinstance(dataset, PackedTokenDataset)
+    }
 
 
 def _item_starts(cache: TokenCache, plan: PackPlan) -> Int64[np.ndarray, " m"]:

@@ -35,7 +35,9 @@ def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | Non
             warn_of_parted(cache)
         return False
     if unit != 2:
-        raise ConfigError("parts the two documents of a pair", field="unit", value=unit, cure="Pack with unit=2.")
+        raise ConfigError(
+            "parts the two documents of a pair", field="unit", value=unit, cure="Pack with unit=2."
+        )
     if mask is None:
         raise ConfigError(
             "says that all tokens are trained on, those of the prompts too",

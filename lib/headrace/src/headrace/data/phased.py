@@ -57,16 +57,27 @@ class PhasedDataset(WrappingDataset):
     """
 
     def __init__(
-        self, phases: Sequence[tuple[int, PlannedDataset]], batch: BatchSchedule, changes: Sequence[PhaseChange] = ()
+        self,
+        phases: Sequence[tuple[int, PlannedDataset]],
+        batch: BatchSchedule,
+        changes: Sequence[PhaseChange] = (),
     ) -> None:
         steps = [step for step, _ in phases]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ConfigError("must begin at step 0 and be in order", field="phases", value=steps)
-        self._phases, self.batch_schedule, self._changes = tuple(phases), batch, tuple(changes)
+        self._phases = tuple(phases)
+        self.batch_schedule = batch
+        self._changes = tuple(changes)
         self.base = first = self._phases[0][1]
         for step, dataset in self._phases:
-            if (_urls(dataset), dataset.eos_id, dataset.pairs) != (_urls(first), first.eos_id, first.pairs):
-                raise ConfigError("lies in other arrays than the first phase", field=f"phases[{step}]")
+            if (_urls(dataset), dataset.eos_id, dataset.pairs) != (
+                _urls(first),
+                first.eos_id,
+                first.pairs,
+            ):
+                raise ConfigError(
+                    "lies in other arrays than the first phase", field=f"phases[{step}]"
+                )
         self._steps = np.asarray(steps, np.int64)
 
     @property
@@ -77,7 +88,9 @@ class PhasedDataset(WrappingDataset):
         """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be a mixture."""
         if not weights:
             return self
-        phases = [(step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases]
+        phases = [
+            (step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases
+        ]
         return PhasedDataset(phases, self.batch_schedule, self._changes)
 
     @property
@@ -98,7 +111,9 @@ class PhasedDataset(WrappingDataset):
         for step, dataset in self.phases:
             _, until = self.at_step(step)
             length = dataset.length
-            if length is not None and (until is None or length <= self.batch_schedule.rows_at(until)[0]):
+            if length is not None and (
+                until is None or length <= self.batch_schedule.rows_at(until)[0]
+            ):
                 return length
         return None
 
@@ -112,7 +127,11 @@ class PhasedDataset(WrappingDataset):
         return sum((dataset.read_stats for _, dataset in self.phases), ReadStats())
 
     def describe(self) -> dict[str, Any]:
-        return {"phases": [{"step": step, "dataset": dataset.describe()} for step, dataset in self.phases]}
+        return {
+            "phases": [
+                {"step": step, "dataset": dataset.describe()} for step, dataset in self.phases
+            ]
+        }
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
         return self._phase_of(example).explain(example)
@@ -120,7 +139,9 @@ class PhasedDataset(WrappingDataset):
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
         return self.at_step(step or 0)[0].open_windows(step)
 
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
         return self._phase_of(indices).locate(indices, epoch)
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
@@ -128,7 +149,9 @@ class PhasedDataset(WrappingDataset):
 
     def reordered(self, order: Order) -> PlannedDataset:
         raise ConfigError(
-            "cannot be reordered: rows change their length", field="phases", cure="Shuffle the components instead."
+            "cannot be reordered: rows change their length",
+            field="phases",
+            cure="Shuffle the components instead.",
         )
 
     def _phase_of(self, indices: Int64[np.ndarray, " n"]) -> PlannedDataset:
@@ -145,7 +168,12 @@ class PhasedDataset(WrappingDataset):
 
 def _urls(dataset: PlannedDataset) -> list[str]:
     """Of all arrays, tokens and columns."""
-    columns = [a for source in dataset.sources for column in columns_of(source).values() for a in column.stored]
+    columns = [
+        a
+        for source in dataset.sources
+        for column in columns_of(source).values()
+        for a in column.stored
+    ]
     return [a.url for a in (*(a for source in dataset.sources for a in source.arrays), *columns)]
 
 
@@ -159,8 +187,13 @@ class Continued(WrappingDataset):
         epoch: The epoch of ``rest``, or else of the first pass over ``whole``.
     """
 
-    def __init__(self, first: int, rest: PlannedDataset | None, whole: PlannedDataset, epoch: int) -> None:
-        self.first, self.rest, self.whole, self.epoch = first, rest, whole, epoch
+    def __init__(
+        self, first: int, rest: PlannedDataset | None, whole: PlannedDataset, epoch: int
+    ) -> None:
+        self.first = first
+        self.rest = rest
+        self.whole = whole
+        self.epoch = epoch
         self.base = whole
         self.rest_rows = 0 if rest is None else len(rest)
         self.whole_epoch = epoch + (rest is not None)
@@ -195,7 +228,9 @@ class Continued(WrappingDataset):
         if full_order is None or (self.rest is not None and rest is None):
             return ()
         last = full_order._replace(first=self.first + self.rest_rows, epoch=self.whole_epoch)
-        return (last,) if rest is None else (rest._replace(first=self.first, epoch=self.epoch), last)
+        return (
+            (last,) if rest is None else (rest._replace(first=self.first, epoch=self.epoch), last)
+        )
 
     def open_window(self) -> OpenWindow:
         windows = [side.open_window() for side in (self.whole, self.rest) if side is not None]
@@ -203,9 +238,16 @@ class Continued(WrappingDataset):
 
     def describe(self) -> dict[str, Any]:
         rest = None if self.rest is None else self.rest.describe()
-        return {"first": self.first, "epoch": self.epoch, "rest": rest, "whole": self.whole.describe()}
+        return {
+            "first": self.first,
+            "epoch": self.epoch,
+            "rest": rest,
+            "whole": self.whole.describe(),
+        }
 
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
         drawn = indices - self.first
         passes, position = np.divmod(drawn - self.rest_rows, len(self.whole))
         if self.rest is None or int(drawn.min(initial=self.rest_rows)) >= self.rest_rows:
@@ -215,5 +257,6 @@ class Continued(WrappingDataset):
         rest = self.rest.locate(drawn[in_rest], np.full(int(in_rest.sum()), self.epoch))
         full_rows = self.whole.locate(position[~in_rest], self.whole_epoch + passes[~in_rest])
         for field, early, late in zip(located, rest, full_rows, strict=True):
-            field[in_rest], field[~in_rest] = early, late
+            field[in_rest] = early
+            field[~in_rest] = late
         return located

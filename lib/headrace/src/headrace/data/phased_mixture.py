@@ -93,7 +93,10 @@ def run_dataset(
         if mixture.length is not None and mixture.length <= recipe.batch.rows_at(step)[0]:
             break  # limits end the mixture before
         drawn = mixture.draws.starts_at(step).tolist()
-        changes += [courses[name].change(step, length, n) for name, n in zip(mixture.names, drawn, strict=True)]
+        changes += [
+            courses[name].change(step, length, n)
+            for name, n in zip(mixture.names, drawn, strict=True)
+        ]
         mixture = _next_mixture(mixture, courses, recipe, number)
         phases.append((step, mixture))
     return PhasedDataset(phases, recipe.batch, changes)
@@ -105,8 +108,11 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
     shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
     budgets = {name: tokens // seq_len for name, tokens in recipe.max_tokens.items()}
     if (measure := recipe.plan.measure) is not None:
-        measure, budgets = dataclasses.replace(measure, max_tokens=recipe.max_tokens), {}
-        plan = measured_plan(recipe.plan, measure, {name: cut.dataset for name, cut in stored.items()})
+        measure = dataclasses.replace(measure, max_tokens=recipe.max_tokens)
+        budgets = {}
+        plan = measured_plan(
+            recipe.plan, measure, {name: cut.dataset for name, cut in stored.items()}
+        )
         recipe = dataclasses.replace(recipe, plan=plan)
     shuffled = _shuffled(stored, shuffles, recipe, recipe.batch, recipe.seed, recipe.own_shuffles)
     if len(recipe.phases) > 1:
@@ -128,7 +134,9 @@ def _next_mixture(
 ) -> MixtureDataset:
     """The mixture of a phase, made from that of the previous phase, which the courses have left."""
     step, length = recipe.phases[number]
-    size = int(recipe.batch.size_at(np.array([step]))[0])  # strands and laps of a phase follow its own batches
+    size = int(
+        recipe.batch.size_at(np.array([step]))[0]
+    )  # strands and laps of a phase follow its own batches
     batch = BatchSchedule({0: size, **{s - step: n for s, n in recipe.batch.points if s > step}})
     stored = {name: course.cut(length, first=False) for name, course in courses.items()}
     rests = {name: course.rest(stored[name]) for name, course in courses.items()}
@@ -141,7 +149,9 @@ def _next_mixture(
         name: course.enter(stored[name], rests[name], reshuffled[name], rest.get(name))
         for name, course in courses.items()
     }
-    limits = {name: _limit(name, component, mixture, recipe) for name, component in components.items()}
+    limits = {
+        name: _limit(name, component, mixture, recipe) for name, component in components.items()
+    }
     policy = mixture.draws.policy
     same_draws = limits == mixture.limits and not policy.follows_sizes
     return MixtureDataset(
@@ -173,10 +183,16 @@ class _Course:
     """One component on its way through the phases."""
 
     def __init__(
-        self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, shuffle: Shuffle, recipe: RunRecipe
+        self,
+        name: str,
+        dataset: TokenSeqDataset | PackedTokenDataset,
+        shuffle: Shuffle,
+        recipe: RunRecipe,
     ) -> None:
         validation = recipe.validation
-        self._name, self._shuffle, self._validation = name, shuffle, validation
+        self._name = name
+        self._shuffle = shuffle
+        self._validation = validation
         self._left: Order = Identity(0)
         self._block_tokens = 0
         if len(recipe.phases) == 1:  # blocks matter only where rows change their length
@@ -192,20 +208,30 @@ class _Course:
             )
         self._dataset = cast("TokenSeqDataset", dataset)  # what is packed keeps one length
         lengths = [length for _, length in recipe.phases]
-        self._block_tokens = phase_block(dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size)
+        self._block_tokens = phase_block(
+            dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size
+        )
         if validation is not None and validation.by == "documents":
-            self._dataset = self._dataset.holdout_documents(validation.groups_of, seed=validation.seed)[0]
+            self._dataset = self._dataset.holdout_documents(
+                validation.groups_of, seed=validation.seed
+            )[0]
             self._validation = None
 
     def cut(self, seq_len: int, *, first: bool) -> _Cut:
         """All of it; in the first phase as it would be cut without others."""
         if not self._block_tokens:
             return _blocks_first(self._train, Identity(0), 1)
-        rows, tokens = self._block_tokens // seq_len, self._block_tokens
+        rows = self._block_tokens // seq_len
+        tokens = self._block_tokens
         stored = self._dataset if first else self._dataset.with_rows(seq_len, block_tokens=tokens)
         blocks = stored.full_blocks(rows)
         if self._validation is None:
-            return _Cut(stored, Identity(blocks), rows, partial(stored.windows.block_behind, block_tokens=tokens))
+            return _Cut(
+                stored,
+                Identity(blocks),
+                rows,
+                partial(stored.windows.block_behind, block_tokens=tokens),
+            )
         train = split_sides(stored, self._validation, block_tokens=tokens)[0]
         return _blocks_first(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
 
@@ -217,13 +243,15 @@ class _Course:
 
     def begin(self, whole: _Cut, shuffled: PlannedDataset) -> None:
         """Enters the first phase."""
-        self._component, self._cuts = Continued(0, None, shuffled, 0), (whole, whole)
+        self._component = Continued(0, None, shuffled, 0)
+        self._cuts = (whole, whole)
 
     def change(self, step: int, seq_len: int, drawn: int) -> PhaseChange:
         """Leaves a phase after ``drawn`` examples in the whole run."""
         dataset, position, epoch = self._component.at(drawn)
         cut = self._cuts[dataset is not self._component.rest]
-        self._drawn, self._epoch = drawn, epoch
+        self._drawn = drawn
+        self._epoch = epoch
         skipped = 0
         self._left = Identity(0)
         if dataset is self._component.rest or position > 0:
@@ -237,7 +265,9 @@ class _Course:
             self._left = Compose(cut.blocks, untouched)
             skipped = (cut.rows - position - len(untouched) * cut.block) * self._component.seq_len
             self._epoch += len(untouched) == 0  # nothing to finish
-        return PhaseChange(step, self._name, seq_len, epoch, drawn, len(self._left), self._block_tokens, skipped)
+        return PhaseChange(
+            step, self._name, seq_len, epoch, drawn, len(self._left), self._block_tokens, skipped
+        )
 
     def rest(self, whole: _Cut) -> _Cut:
         """The remainder of the epoch, cut like the whole."""
@@ -245,7 +275,11 @@ class _Course:
         return _blocks_first(whole.dataset.reordered(rows), self._left, whole.block)
 
     def enter(
-        self, whole: _Cut, rest: _Cut, shuffled: PlannedDataset, shuffled_rest: PlannedDataset | None
+        self,
+        whole: _Cut,
+        rest: _Cut,
+        shuffled: PlannedDataset,
+        shuffled_rest: PlannedDataset | None,
     ) -> Continued:
         """Enters the next phase."""
         self._cuts = (rest, whole)
@@ -272,12 +306,17 @@ def _shuffled(
 ) -> dict[str, PlannedDataset]:
     stored = {name: cut.dataset for name, cut in cuts.items()}
     plan = recipe.plan
-    return shuffle_components(stored, shuffles, plan.stages, batch, seed, planned=plan.planned, own=own)
+    return shuffle_components(
+        stored, shuffles, plan.stages, batch, seed, planned=plan.planned, own=own
+    )
 
 
-def _limit(name: str, component: Continued, mixture: MixtureDataset, recipe: RunRecipe) -> int | None:
+def _limit(
+    name: str, component: Continued, mixture: MixtureDataset, recipe: RunRecipe
+) -> int | None:
     """Largest number of examples of a component in the run if its rows keep the new length; ``mixture`` ends here."""
-    limit, epochs = mixture.limits[name], recipe.max_epochs
+    limit = mixture.limits[name]
+    epochs = recipe.max_epochs
     if limit is None:
         return None
     rows = max(limit - component.first, 0) * mixture.seq_len // component.seq_len

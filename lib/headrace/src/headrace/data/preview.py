@@ -60,7 +60,9 @@ class Preview(tuple[PreviewRow, ...]):
         for row in self:
             lines.append(f"example {row.example:,}: {row.component or row.cache}")
             for span in row.spans:
-                where = f"  document {span.document:,}, {span.tokens:,} tokens from {span.offset:,}: "
+                where = (
+                    f"  document {span.document:,}, {span.tokens:,} tokens from {span.offset:,}: "
+                )
                 more = "..." if len(span.text) > self.shown_chars else ""
                 lines.append(where + repr(span.text[: self.shown_chars]) + more)
         return "\n".join(lines)

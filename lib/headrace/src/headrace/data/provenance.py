@@ -167,12 +167,23 @@ def rows_of_examples(
     rows = dataset.locate(example)
     if row_order == "locality":
         order = np.argsort(rows.locality, kind="stable")
-        example, rows = example[order], Rows(*(field[order] for field in rows))
+        example = example[order]
+        rows = Rows(*(field[order] for field in rows))
     names, component, ordinal, epoch = dataset.explain(example)
     return StepRows(
-        0, example.size, dataset.seq_len, dataset.sources, dataset.caches(), names,
-        example, component, ordinal, epoch, rows.source, rows.row,
-    )  # fmt: skip
+        0,
+        example.size,
+        dataset.seq_len,
+        dataset.sources,
+        dataset.caches(),
+        names,
+        example,
+        component,
+        ordinal,
+        epoch,
+        rows.source,
+        rows.row,
+    )
 
 
 def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = None) -> Spans:
@@ -188,10 +199,15 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
         (True, 128)
     """
     batch_rows = np.arange(len(rows)) if batch_rows is None else np.asarray(batch_rows, np.int64)
-    spans = [_spans_of_source(rows, number, batch_rows) for number in np.unique(rows.source[batch_rows]).tolist()]
+    spans = [
+        _spans_of_source(rows, number, batch_rows)
+        for number in np.unique(rows.source[batch_rows]).tolist()
+    ]
     if not spans:
         return Spans(*(np.zeros(0, np.int64) for _ in fields(Spans)))
-    joined = Spans(**{f.name: np.concatenate([getattr(s, f.name) for s in spans]) for f in fields(Spans)})
+    joined = Spans(
+        **{f.name: np.concatenate([getattr(s, f.name) for s in spans]) for f in fields(Spans)}
+    )
     return joined[np.lexsort((joined.column, joined.row))]
 
 
@@ -221,9 +237,13 @@ def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.nda
         stored = [() if column is None else column.arrays for column in arrays_of_sources]
         width = max(column.width for column in arrays_of_sources if column is not None)
         numbers = np.flatnonzero(np.asarray([bool(arrays) for arrays in stored])[spans.source])
-        for span, span_values in zip(numbers.tolist(), _read(spans[numbers], stored, width), strict=True):
+        for span, span_values in zip(
+            numbers.tolist(), _read(spans[numbers], stored, width), strict=True
+        ):
             values[span][name] = span_values if width == 1 else span_values.reshape(-1, width)
-        for span, (number, part) in enumerate(zip(spans.source.tolist(), spans.part.tolist(), strict=True)):
+        for span, (number, part) in enumerate(
+            zip(spans.source.tolist(), spans.part.tolist(), strict=True)
+        ):
             column = arrays_of_sources[number]
             if column is not None and column.documents:
                 one = spans[np.asarray([span])]
@@ -231,21 +251,30 @@ def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.nda
     return values
 
 
-def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]], width: int = 1) -> list[np.ndarray]:
+def _read(
+    spans: Spans, arrays: Sequence[Sequence[StoredArray]], width: int = 1
+) -> list[np.ndarray]:
     """Values of spans, from the arrays of each source, ``width`` for each token."""
     if len(spans) == 0:
         return []
     order = np.lexsort((spans.start, spans.part, spans.source))
-    source, part, start, size = (a[order] for a in (spans.source, spans.part, spans.start * width, spans.size * width))
+    source, part, start, size = (
+        a[order] for a in (spans.source, spans.part, spans.start * width, spans.size * width)
+    )
     apart = (np.diff(source) != 0) | (np.diff(part) != 0) | (start[1:] != (start + size)[:-1])
     first = np.flatnonzero(np.append(True, apart))
     total = np.add.reduceat(size, first)
-    ranges = zip(*(a.tolist() for a in (source[first], part[first], start[first], total)), strict=True)
+    ranges = zip(
+        *(a.tolist() for a in (source[first], part[first], start[first], total)), strict=True
+    )
     reads = [arrays[s][p].read(at, at + n) for s, p, at, n in ranges]
     runs = [read.result() for read in reads]
     run = np.repeat(np.arange(first.size), np.diff(np.append(first, len(spans))))
     begin = start - start[first][run]
-    tokens = [runs[r][at : at + n] for r, at, n in zip(run.tolist(), begin.tolist(), size.tolist(), strict=True)]
+    tokens = [
+        runs[r][at : at + n]
+        for r, at, n in zip(run.tolist(), begin.tolist(), size.tolist(), strict=True)
+    ]
     return [tokens[k] for k in np.argsort(order).tolist()]
 
 
@@ -261,7 +290,8 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
     """
     chunk = offsets.chunk_elements
     # The document is the last that begins at the token or before it, which leaves out empty ones.
-    low, high = np.zeros_like(tokens), np.full_like(tokens, -(-offsets.length // chunk))
+    low = np.zeros_like(tokens)
+    high = np.full_like(tokens, -(-offsets.length // chunk))
     while (open_ := high - low > 1).any():
         middle = (low + high) // 2
         begin = _elements(offsets, middle[open_] * chunk)
@@ -271,20 +301,27 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
     document = np.empty_like(tokens)
     for number, values in _chunks(offsets, np.unique(low)):
         in_part = low == number
-        document[in_part] = number * chunk + np.searchsorted(values, tokens[in_part], side="right") - 1
+        document[in_part] = (
+            number * chunk + np.searchsorted(values, tokens[in_part], side="right") - 1
+        )
     return document
 
 
 def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spans:
     """Spans of those rows at ``places`` that come from one source."""
-    source, cache = rows.sources[number], rows.caches[number]
+    source = rows.sources[number]
+    cache = rows.caches[number]
     own_rows = batch_rows[rows.source[batch_rows] == number]
-    pieces = getattr(source, "whole", source).pieces(rows.row[own_rows])  # also of documents that were removed
+    pieces = getattr(source, "whole", source).pieces(
+        rows.row[own_rows]
+    )  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     columns: list[dict[str, np.ndarray]] = []
     for part in np.unique(pieces.array).tolist():
         in_part = pieces.array == part
-        cut = _cut_by_documents(cache.parts[part].offsets, pieces.start[in_part], pieces.size[in_part])
+        cut = _cut_by_documents(
+            cache.parts[part].offsets, pieces.start[in_part], pieces.size[in_part]
+        )
         piece = cut.pop("piece")
         piece_start = pieces.start[in_part][piece]
         columns.append(
@@ -298,26 +335,39 @@ def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spa
                 "document": cut["document"] + int(first[part, 0]),
             }
         )
-    spans = Spans(**{f.name: np.concatenate([one[f.name] for one in columns]) for f in fields(Spans)})
+    spans = Spans(
+        **{f.name: np.concatenate([one[f.name] for one in columns]) for f in fields(Spans)}
+    )
     return _joined(spans[np.lexsort((spans.column, spans.row))])
 
 
-def _cut_by_documents(offsets: StoredArray, start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
+def _cut_by_documents(
+    offsets: StoredArray, start: np.ndarray, size: np.ndarray
+) -> dict[str, np.ndarray]:
     """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document, offset and length."""
     ends = documents_at(offsets, np.concatenate([start, start + size - 1]))
-    first, last = ends[: start.size], ends[start.size :]
+    first = ends[: start.size]
+    last = ends[start.size :]
     count = last - first + 1
     reads = [offsets.read(a, b + 2) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
     borders = np.concatenate([read.result() for read in reads])
     piece = np.repeat(np.arange(start.size), count)
     nth = np.arange(piece.size) - np.repeat(np.cumsum(count) - count, count)
-    at = nth + (np.cumsum(count + 1) - count - 1)[piece]  # each range has one border more than documents
-    begin, end = borders[at], borders[at + 1]
-    low, high = np.maximum(begin, start[piece]), np.minimum(end, (start + size)[piece])
+    at = (
+        nth + (np.cumsum(count + 1) - count - 1)[piece]
+    )  # each range has one border more than documents
+    begin = borders[at]
+    end = borders[at + 1]
+    low = np.maximum(begin, start[piece])
+    high = np.minimum(end, (start + size)[piece])
     cut = {
-        "piece": piece, "start": low, "size": high - low, "document": first[piece] + nth,
-        "offset": low - begin, "length": end - begin,
-    }  # fmt: skip
+        "piece": piece,
+        "start": low,
+        "size": high - low,
+        "document": first[piece] + nth,
+        "offset": low - begin,
+        "length": end - begin,
+    }
     has_tokens = high > low  # empty documents have no tokens
     return {name: values[has_tokens] for name, values in cut.items()}
 
@@ -333,7 +383,12 @@ def _joined(spans: Spans) -> Spans:
         goes_on &= np.diff(getattr(spans, name)) == spans.size[:-1]
     first = np.flatnonzero(np.append(True, ~goes_on))
     size = np.add.reduceat(spans.size, first)
-    return Spans(**{f.name: size if f.name == "size" else getattr(spans, f.name)[first] for f in fields(Spans)})
+    return Spans(
+        **{
+            f.name: size if f.name == "size" else getattr(spans, f.name)[first]
+            for f in fields(Spans)
+        }
+    )
 
 
 def _elements(array: StoredArray, at: np.ndarray) -> np.ndarray:

@@ -42,7 +42,9 @@ _CHUNK = 1 << 14  # rows that are looked at together
 _STRETCH = 1 << 14  # examples between two sums
 _PAGE = 256  # stretches that are added up together
 _SAVED_STRETCHES = 64  # stretches of a page whose sums are kept
-_MIN_LOOKUP = 1 << 10  # rows that are looked up at least: with many sources, few are requested at a time
+_MIN_LOOKUP = (
+    1 << 10
+)  # rows that are looked up at least: with many sources, few are requested at a time
 _READ = 1 << 24  # places of rows whose labels, once they were read, are kept
 _VERSION = 1  # of what is kept
 
@@ -79,8 +81,11 @@ class RowTokens:
         stored = _as_stored(dataset)
         if not stored.is_finite():
             cure = "Leave out repeat()."
-            raise ConfigError("has no end, so its tokens cannot be counted", field=f"components.{name}", cure=cure)
-        self.rows, self.counted = len(stored), counted
+            raise ConfigError(
+                "has no end, so its tokens cannot be counted", field=f"components.{name}", cure=cure
+            )
+        self.rows = len(stored)
+        self.counted = counted
         self._of_source: list[np.ndarray] = []
         full = not any(hasattr(source, "segment_lengths") for source in stored.sources)
         read = counted == "trained" and (_masked(stored) or stored.eos_id is not None)
@@ -91,8 +96,14 @@ class RowTokens:
         else:
             if read:
                 _check_there(stored, name)
-            self._of_source = _read(stored) if read else [_count_by_packs(source, counted) for source in stored.sources]
-            chunks = (np.arange(at, min(at + _CHUNK, self.rows)) for at in range(0, self.rows, _CHUNK))
+            self._of_source = (
+                _read(stored)
+                if read
+                else [_count_by_packs(source, counted) for source in stored.sources]
+            )
+            chunks = (
+                np.arange(at, min(at + _CHUNK, self.rows)) for at in range(0, self.rows, _CHUNK)
+            )
             self.total = sum(int(self.of(stored.locate(rows)).sum()) for rows in chunks)
         if self.total == 0:
             raise ConfigError(
@@ -133,12 +144,16 @@ class OrderedTokens:
     """
 
     def __init__(self, dataset: PlannedDataset, rows: RowTokens) -> None:
-        self.dataset, self.rows = dataset, rows
+        self.dataset = dataset
+        self.rows = rows
         # By epoch and page: tokens of the page before each of its stretches, and in all. Threads that meet store equal
         # values.
         self._pages: dict[tuple[int, int], Int64[np.ndarray, " s1"]] = {}
         self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-        self._looked_up: tuple[int, np.ndarray] = (0, np.zeros(0, np.int64))  # the first example, and tokens from it on
+        self._looked_up: tuple[int, np.ndarray] = (
+            0,
+            np.zeros(0, np.int64),
+        )  # the first example, and tokens from it on
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
         """Tokens of each of the examples ``first .. stop``; later ones are looked up too, for calls that go on."""
@@ -149,8 +164,11 @@ class OrderedTokens:
         begin, tokens = self._looked_up
         if not begin <= first <= stop <= begin + tokens.size:
             last = self.dataset.length
-            until = first + _MIN_LOOKUP if last is None else max(stop, min(first + _MIN_LOOKUP, last))
-            begin, tokens = first, self.rows.of(self.dataset.locate(np.arange(first, until)))
+            until = (
+                first + _MIN_LOOKUP if last is None else max(stop, min(first + _MIN_LOOKUP, last))
+            )
+            begin = first
+            tokens = self.rows.of(self.dataset.locate(np.arange(first, until)))
             self._looked_up = (begin, tokens)
         return tokens[first - begin : stop - begin]
 
@@ -163,21 +181,28 @@ class OrderedTokens:
         page, nth = divmod(stretch, _PAGE)
         tokens = sum(int(self._page(epoch, number)[-1]) for number in range(page))
         tokens += int(self._page(epoch, page)[nth]) if nth else 0
-        return epoch * self.rows.total + tokens + (int(self._running(epoch, stretch)[offset - 1]) if offset else 0)
+        return (
+            epoch * self.rows.total
+            + tokens
+            + (int(self._running(epoch, stretch)[offset - 1]) if offset else 0)
+        )
 
     def fitting(self, tokens: int) -> int:
         """Largest number of first examples with at most ``tokens`` tokens together."""
         if self.rows.each is not None:
             return tokens // self.rows.each
         epoch, tokens_left = divmod(tokens, self.rows.total)
-        page, last = 0, (self.rows.rows - 1) // (_STRETCH * _PAGE)
+        page = 0
+        last = (self.rows.rows - 1) // (_STRETCH * _PAGE)
         while page < last and self._page(epoch, page)[-1] <= tokens_left:
             tokens_left -= int(self._page(epoch, page)[-1])
             page += 1
         sums = self._page(epoch, page)
         nth = min(int(np.searchsorted(sums, tokens_left, side="right")), sums.size - 1) - 1
         stretch = page * _PAGE + nth
-        row = int(np.searchsorted(self._running(epoch, stretch), tokens_left - sums[nth], side="right"))
+        row = int(
+            np.searchsorted(self._running(epoch, stretch), tokens_left - sums[nth], side="right")
+        )
         return epoch * self.rows.rows + stretch * _STRETCH + row
 
     def _page(self, epoch: int, page: int) -> Int64[np.ndarray, " s1"]:
@@ -186,11 +211,20 @@ class OrderedTokens:
             stretches = range(first, min(first + _PAGE, -(-self.rows.rows // _STRETCH)))
 
             def add_up() -> Int64[np.ndarray, " s1"]:
-                return np.cumsum([0, *(int(self._running(epoch, stretch)[-1]) for stretch in stretches)])
+                return np.cumsum(
+                    [0, *(int(self._running(epoch, stretch)[-1]) for stretch in stretches)]
+                )
 
             folder = plans_of(self.dataset) if len(stretches) >= _SAVED_STRETCHES else None
-            made_from = {"along": self.dataset.describe(), "counted": self.rows.counted, "epoch": epoch, "page": page}
-            sums = self._pages[epoch, page] = load_or_add_up(folder, {**made_from, "version": _VERSION}, add_up)
+            made_from = {
+                "along": self.dataset.describe(),
+                "counted": self.rows.counted,
+                "epoch": epoch,
+                "page": page,
+            }
+            sums = self._pages[epoch, page] = load_or_add_up(
+                folder, {**made_from, "version": _VERSION}, add_up
+            )
         return sums
 
     def _running(self, epoch: int, stretch: int) -> Int64[np.ndarray, " n"]:
@@ -206,7 +240,11 @@ class OrderedTokens:
 
 def _as_stored(dataset: PlannedDataset) -> PlannedDataset:
     """The dataset below what only shuffles it."""
-    while (run := dataset.pass_order()) is not None and run.order.bijective and run.order.rows == run.dataset.length:
+    while (
+        (run := dataset.pass_order()) is not None
+        and run.order.bijective
+        and run.order.rows == run.dataset.length
+    ):
         dataset = run.dataset
     return dataset
 
@@ -245,7 +283,9 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
         for at in range(0, len(stored), _CHUNK):
             located = stored.locate(np.arange(at, min(at + _CHUNK, len(stored))))
-            tokens[first[located.source] + located.row] = run_blocking(_read_labels(stored, located))
+            tokens[first[located.source] + located.row] = run_blocking(
+                _read_labels(stored, located)
+            )
         return tokens
 
     first = np.cumsum([0] + [source.num_rows for source in stored.sources])
@@ -256,7 +296,8 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
 
 async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray, " n"]:
     """Labels of rows that are trained on, as their masks say."""
-    segments, stats = segments_of(stored.sources, located.source, located.row), ReadStats()
+    segments = segments_of(stored.sources, located.source, located.row)
+    stats = ReadStats()
     tokens = np.zeros((located.row.size, stored.seq_len), np.int32)
     if stored.eos_id is not None:
         tokens = await read_rows(stored.sources, located, stats)
@@ -303,7 +344,9 @@ class MixtureTokens:
 
     def __init__(self, measure: TokenMeasure, components: Mapping[str, PlannedDataset]) -> None:
         self._measure = measure
-        self.of_component = {name: OrderedTokens(d, measure.rows[name]) for name, d in components.items()}
+        self.of_component = {
+            name: OrderedTokens(d, measure.rows[name]) for name, d in components.items()
+        }
 
     def bounded(self, limits: Mapping[str, int | None]) -> dict[str, int | None]:
         """Largest number of rows of each component that does not exceed its ``max_tokens``.
@@ -313,12 +356,16 @@ class MixtureTokens:
         """
         bounded = dict(limits)
         for name, most in self._measure.max_tokens.items():
-            tokens, limit = self.of_component[name], limits[name]
+            tokens = self.of_component[name]
+            limit = limits[name]
             rows = tokens.fitting(most)
             if rows == 0:
-                field, first = f"components.{name}.max_tokens", tokens.count_first(1)
+                field = f"components.{name}.max_tokens"
+                first = tokens.count_first(1)
                 cure = f"Give at least {first} tokens."
-                raise ConfigError(f"holds no row: the first has {first}", field=field, value=most, cure=cure)
+                raise ConfigError(
+                    f"holds no row: the first has {first}", field=field, value=most, cure=cure
+                )
             bounded[name] = rows if limit is None else min(limit, rows)
         return bounded
 
@@ -353,7 +400,8 @@ class MixtureTokens:
         find: Callable[[], int],
     ) -> int:
         """The step at which the tokens of a stage are used up. Far steps, which may take long to reach, are saved."""
-        first, batch = next(iter(self.of_component.values())), inputs.batch
+        first = next(iter(self.of_component.values()))
+        batch = inputs.batch
         made_from = {
             "step_after": tokens,
             "counted": self._measure.counted,

@@ -128,7 +128,10 @@ class JoinedRows:
         self._first_part = starts(np.array([w.rows_of_part.size for w in known], np.int64))
 
     def pieces(
-        self, source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"], first_array: Int64[np.ndarray, " s"]
+        self,
+        source: Int64[np.ndarray, " n"],
+        row: Int64[np.ndarray, " n"],
+        first_array: Int64[np.ndarray, " s"],
     ) -> Pieces:
         """The pieces of rows, ordered by row and column. Arrays of source s are numbered from ``first_array[s]`` on."""
         if len(self._sources) == 1 or row.size == 0:  # a host may hold nothing but padding
@@ -144,7 +147,9 @@ class JoinedRows:
         for number in present[~joined].tolist():
             rows = np.flatnonzero(source == number)
             pieces = self._sources[number].pieces(row[rows])
-            of_sources.append(pieces._replace(row=rows[pieces.row], array=pieces.array + first_array[number]))
+            of_sources.append(
+                pieces._replace(row=rows[pieces.row], array=pieces.array + first_array[number])
+            )
         every = Pieces(*(np.concatenate(field) for field in zip(*of_sources, strict=True)))
         order = np.argsort(every.row, kind="stable")
         return Pieces(*(field[order] for field in every))
@@ -177,7 +182,12 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         first, spans = adjacent_runs(pieces.array, pieces.start, pieces.size)
         futures = [
             source.arrays[a].read(s, s + n)
-            for a, s, n in zip(pieces.array[first].tolist(), pieces.start[first].tolist(), spans.tolist(), strict=True)
+            for a, s, n in zip(
+                pieces.array[first].tolist(),
+                pieces.start[first].tolist(),
+                spans.tolist(),
+                strict=True,
+            )
         ]
         data = [await f for f in futures]
         # pieces are ordered by row and column: end to end they are the distinct rows
@@ -192,9 +202,14 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
     return out
 
 
-async def read_columns(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> dict[str, np.ndarray]:
+async def read_columns(
+    sources: Sequence[RowSource], rows: Rows, stats: ReadStats
+) -> dict[str, np.ndarray]:
     """The columns of rows by name, ``[n, S]`` or ``[n, S, K]``, in the order of ``rows``; adds reads to ``stats``."""
-    return {column.name: await _read_column(column, sources, rows, stats) for column in run_columns(sources)}
+    return {
+        column.name: await _read_column(column, sources, rows, stats)
+        for column in run_columns(sources)
+    }
 
 
 async def _read_column(
@@ -203,7 +218,8 @@ async def _read_column(
     length = sources[0].row_elements
     out = np.zeros((rows.row.size, length * column.width), column.dtype)
     for number in np.unique(rows.source).tolist():
-        source, of_source = sources[number], np.flatnonzero(rows.source == number)
+        source = sources[number]
+        of_source = np.flatnonzero(rows.source == number)
         source_column = columns_of(source).get(column.name)
         if source_column is not None and source_column.arrays:
             of_column = ReadStats()
@@ -218,10 +234,15 @@ async def _read_column(
             begin = np.cumsum(pieces.size) - pieces.size
             for array in np.unique(pieces.array).tolist():
                 some = np.flatnonzero(pieces.array == array)
-                runs = source_column.documents[array].of_tokens(pieces.start[some], pieces.size[some])
+                runs = source_column.documents[array].of_tokens(
+                    pieces.start[some], pieces.size[some]
+                )
                 values[runs_of_elements(begin[some], pieces.size[some])] = runs
         out[of_source] = _rows_of(
-            np.repeat(values, column.width), _widened(pieces, column.width), of_source.size, out.shape[1]
+            np.repeat(values, column.width),
+            _widened(pieces, column.width),
+            of_source.size,
+            out.shape[1],
         )
     return out if column.width == 1 else out.reshape(-1, length, column.width)
 
@@ -230,8 +251,12 @@ class _OfColumn:
     """A source whose elements are those of one of its columns."""
 
     def __init__(self, source: RowSource, column: Column) -> None:
-        self.name, self.num_rows, self.row_elements = source.name, source.num_rows, source.row_elements * column.width
-        self.arrays, self._source, self._width = column.arrays, source, column.width
+        self.name = source.name
+        self.num_rows = source.num_rows
+        self.row_elements = source.row_elements * column.width
+        self.arrays = column.arrays
+        self._source = source
+        self._width = column.width
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         return _widened(self._source.pieces(rows), self._width)
@@ -239,10 +264,14 @@ class _OfColumn:
 
 def _widened(pieces: Pieces, width: int) -> Pieces:
     """The same where each token has ``width`` elements."""
-    return pieces._replace(column=pieces.column * width, start=pieces.start * width, size=pieces.size * width)
+    return pieces._replace(
+        column=pieces.column * width, start=pieces.start * width, size=pieces.size * width
+    )
 
 
-def runs_of_elements(begin: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " e"]:
+def runs_of_elements(
+    begin: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]
+) -> Int64[np.ndarray, " e"]:
     """The elements of some runs, run after run.
 
     Example:
@@ -257,7 +286,9 @@ def fill_of(source: object) -> int:
     return getattr(source, "fill", 0)
 
 
-def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int, fill: int = 0) -> np.ndarray:
+def _rows_of(
+    elements: np.ndarray, pieces: Pieces, rows: int, length: int, fill: int = 0
+) -> np.ndarray:
     """Pieces, end to end, as rows; gaps have the value ``fill``."""
     if elements.size == rows * length:
         return elements.reshape(rows, length)

@@ -35,7 +35,9 @@ from headrace.store.layout import FILTERS_FOLDER
 from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged, names_in
 
 _LOG = logging.getLogger(__name__)
-_RECORD, _VERSION, _WHAT = "filter.json", 1, "filter"
+_RECORD = "filter.json"
+_VERSION = 1
+_WHAT = "filter"
 
 ReadOnce: TypeAlias = Callable[[str, Callable[[str], bytes]], bytes]
 """Returns what a function reads from a cache's folder; one process may read it for all."""
@@ -93,7 +95,13 @@ class RemovedDocuments:
     @cached_property
     def tokens_digest(self) -> str:
         """Digest of the tokens: SHA-256 as 64 hex digits."""
-        return self.digests["tokens"] if self.digests else "" if self.removal is None else self.removal.digest()
+        return (
+            self.digests["tokens"]
+            if self.digests
+            else ""
+            if self.removal is None
+            else self.removal.digest()
+        )
 
 
 def removed_once(
@@ -122,7 +130,9 @@ def removed_once(
                 opened.append(removed)
                 return raw
         worked_out.append(remove())
-        with contextlib.suppress(OSError, HeadraceError):  # a run must not fail because it cannot be saved
+        with contextlib.suppress(
+            OSError, HeadraceError
+        ):  # a run must not fail because it cannot be saved
             return b"" if files.is_web(root) else _save(folder, request, worked_out[0])
         return b""
 
@@ -160,7 +170,8 @@ def filter_findings(cache: str) -> list[tuple[str, str]]:
 
 
 def _vectors_of(removed: RemovedDocuments) -> dict[str, Integer[np.ndarray, " n"]]:
-    which, removal = removed.which, removed.removal
+    which = removed.which
+    removal = removed.removal
     if isinstance(which, Bits):
         vectors = {"documents": which.bits}
     else:
@@ -174,7 +185,9 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
     """Saves what is left out, and returns its record."""
     vectors: dict[str, Any] = {}
     for name, numbers in _vectors_of(removed).items():
-        writer = VectorWriter(files.join(folder, f"{name}.bin"), numbers.dtype.newbyteorder("<").str, _WHAT)
+        writer = VectorWriter(
+            files.join(folder, f"{name}.bin"), numbers.dtype.newbyteorder("<").str, _WHAT
+        )
         try:
             writer.append(numbers)
             vectors[name] = writer.finish()
@@ -195,7 +208,9 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
     return raw
 
 
-def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) -> RemovedDocuments | None:
+def _opened(
+    cache: str, raw: bytes, request: Mapping[str, Any] | None = None
+) -> RemovedDocuments | None:
     """The content of a record, as far as a start needs it; None if it is missing, damaged, or of another request."""
     try:
         record = json.loads(raw)
@@ -203,7 +218,10 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
             return None
         made_from = record["made_from"]
         folder = files.join(cache, FILTERS_FOLDER, _digest(made_from)[:32])
-        vectors = {n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT) for n, v in record["vectors"].items()}
+        vectors = {
+            n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT)
+            for n, v in record["vectors"].items()
+        }
         total, length = record["documents"]
         stored = vectors["documents"]
         which: NumberSet
@@ -219,15 +237,20 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
         return None
     in_pieces = {name.replace("first", "more") for name in vectors if name.endswith("first")}
     in_pieces |= {"documents"} if length is not None else set()
-    loaded = [one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces]
-    requests = 2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)  # the record, and that of stretches
+    loaded = [
+        one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces
+    ]
+    requests = (
+        2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)
+    )  # the record, and that of stretches
     return RemovedDocuments(which, removal, listed, repeated, not_found, folder, requests, digests)
 
 
 def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> Removal:
     sums: list[RunningSums] = []
     for name, size, total in zip(("kept", "gaps"), sizes[0::2], sizes[1::2], strict=True):
-        first, more = vectors.get(f"{name}-first"), vectors[f"{name}-more"]
+        first = vectors.get(f"{name}-first")
+        more = vectors[f"{name}-more"]
         if first is None:  # so few that they are searched as they are
             sums.append(RunningSums(size, total, np.zeros(0, np.int64), more.loaded()))
         else:

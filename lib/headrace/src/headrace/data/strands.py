@@ -25,7 +25,13 @@ from headrace.mix.stages import Stage
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.order import Order
 from headrace.order.seeds import derive
-from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, ShuffleConfig, Strands, shuffle_of
+from headrace.order.shuffle_config import (
+    BraidShuffleConfig,
+    Shuffle,
+    ShuffleConfig,
+    Strands,
+    shuffle_of,
+)
 
 
 def shuffle_components(
@@ -60,17 +66,25 @@ def shuffle_components(
     for name, dataset in components.items():
         shuffle = resolved[name]
         if shuffle.in_strands and name not in strands:
-            raise ConfigError("has no weight in any stage", field=f"components.{name}.weight", cure="Give it one.")
+            raise ConfigError(
+                "has no weight in any stage", field=f"components.{name}.weight", cure="Give it one."
+            )
         with placed([name], own, shuffle):
             key = derive(seed if isinstance(seed, int) else seed[name], "component", name)
             result[name] = _shuffled(dataset, shuffle, key, strands.get(name))
     return result
 
 
-def _shuffled(dataset: PlannedDataset, shuffle: Shuffle, seed: int, strands: Strands | None) -> PlannedDataset:
+def _shuffled(
+    dataset: PlannedDataset, shuffle: Shuffle, seed: int, strands: Strands | None
+) -> PlannedDataset:
     block = 0
     if shuffle.in_blocks:
-        block = dataset.default_io_block_size() if shuffle.io_block_size is None else shuffle.io_block_size
+        block = (
+            dataset.default_io_block_size()
+            if shuffle.io_block_size is None
+            else shuffle.io_block_size
+        )
         dataset = dataset.block_aligned(block)
     order = shuffle.order(len(dataset), block=block, seed=seed, strands=strands)
     return dataset.reordered(order) if order.reorders else dataset
@@ -86,7 +100,9 @@ def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iter
             raise
         field = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
         value = {} if error.value is None else {"value": error.value}
-        raise ConfigError(error.problem, field=f"{field}.{error.field}", cure=error.cure, **value) from error
+        raise ConfigError(
+            error.problem, field=f"{field}.{error.field}", cure=error.cure, **value
+        ) from error
 
 
 def _resolve_braids(
@@ -106,14 +122,20 @@ def _resolve_braids(
         shares = plan_shares(plan)
         new = [name for name in shares.largest if name in braided and name not in orders]
         by_config: dict[tuple[int | None, int | None], list[str]] = {}
-        for name in new:  # configs of their own: each kind as if it were alone, at its share of the batch
-            by_config.setdefault((braided[name].strands, braided[name].budget_bytes), []).append(name)
+        for (
+            name
+        ) in new:  # configs of their own: each kind as if it were alone, at its share of the batch
+            by_config.setdefault((braided[name].strands, braided[name].budget_bytes), []).append(
+                name
+            )
         resolved: dict[str, tuple[int, float]] = {}
         for (strands, budget), names in by_config.items():
             with placed(names, own, braided[names[0]]):
                 block_bytes = None
                 if budget is not None:
-                    block_bytes = np.asarray([_block_bytes(components[n], braided[n]) for n in names])
+                    block_bytes = np.asarray(
+                        [_block_bytes(components[n], braided[n]) for n in names]
+                    )
                     if orders:  # an amendment: its share of the budget, but a block for each component at least
                         share = sum(shares.largest[n] for n in names)
                         budget = max(int(budget * min(share, 1.0)), int(block_bytes.sum()))
@@ -124,14 +146,18 @@ def _resolve_braids(
                     strands=strands,
                     budget_bytes=budget,
                     block_bytes=block_bytes,
-                    usual_shares=None if shares.usual is None else np.asarray([shares.usual[n] for n in names]),
+                    usual_shares=None
+                    if shares.usual is None
+                    else np.asarray([shares.usual[n] for n in names]),
                 )
-            counts, laps = strand_plan.strands.tolist(), strand_plan.laps.tolist()
+            counts = strand_plan.strands.tolist()
+            laps = strand_plan.laps.tolist()
             resolved |= dict(zip(names, zip(counts, laps, strict=True), strict=True))
         orders |= {name: resolved[name] for name in new}
     first = accumulate((count for count, _ in orders.values()), initial=0)
     return {
-        name: Strands(count, lap, begin) for (name, (count, lap)), begin in zip(orders.items(), first, strict=False)
+        name: Strands(count, lap, begin)
+        for (name, (count, lap)), begin in zip(orders.items(), first, strict=False)
     }
 
 
@@ -141,7 +167,10 @@ def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
 
 
 def share_strands(
-    components: Mapping[str, AsyncDataset[Any]], stages: Sequence[Stage], batch: BatchSchedule, planned: int | None
+    components: Mapping[str, AsyncDataset[Any]],
+    stages: Sequence[Stage],
+    batch: BatchSchedule,
+    planned: int | None,
 ) -> dict[str, AsyncDataset[Any]]:
     """The components of a mixture, with pending orders resolved as in :func:`shuffle_components`.
 
@@ -155,12 +184,19 @@ def share_strands(
         >>> [dataset.shuffle_order().strands for dataset in shared.values()]
         [96, 32]
     """
-    pending = {name: order for name, d in components.items() if (order := d.pending_order) is not None}
-    braided = {n: BraidShuffleConfig(io_block_size=o.io_block_size, version=o.version) for n, o in pending.items()}
+    pending = {
+        name: order for name, d in components.items() if (order := d.pending_order) is not None
+    }
+    braided = {
+        n: BraidShuffleConfig(io_block_size=o.io_block_size, version=o.version)
+        for n, o in pending.items()
+    }
     shared = _resolve_braids(pending, braided, stages, batch, planned, ())
 
     def shuffle(name: str, order: Order) -> Order:
         key = derive(pending[name].seed, "component", name)
-        return braided[name].order(len(order), block=order.io_block_size, seed=key, strands=shared[name])
+        return braided[name].order(
+            len(order), block=order.io_block_size, seed=key, strands=shared[name]
+        )
 
     return {n: d.settled(partial(shuffle, n)) if n in pending else d for n, d in components.items()}

@@ -73,9 +73,12 @@ class TokenRows:
                 return np.concatenate([stretches, removal.kept_before(stretches)])
 
             made_from = {"stretches": self.clean_run, "version": _STRETCHES_VERSION}
-            stretches, tokens_left = np.split(load_or_add_up(removed.folder or None, made_from, find), 2)
+            stretches, tokens_left = np.split(
+                load_or_add_up(removed.folder or None, made_from, find), 2
+            )
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
-            self._first_stored, self._first_left = ends[self._array_of], tokens_left[:-1]
+            self._first_stored = ends[self._array_of]
+            self._first_left = tokens_left[:-1]
             self.stretch_tokens = np.diff(tokens_left)
         self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
 
@@ -92,7 +95,9 @@ class TokenRows:
         """Positions of tokens of the cache in the stream without gaps from which rows are cut."""
         if self._removal is None:
             return tokens
-        return Intervals(self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop))
+        return Intervals(
+            self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop)
+        )
 
     def pieces(self, rows: np.ndarray) -> Pieces:
         stretch, start = self.windows.locate(rows)

@@ -75,11 +75,17 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         check_at_least("seq_len", seq_len, 2, "E.g. 2048 tokens.")
         if not isinstance(removed, DocumentFilter | RemovedDocuments | None):
             cure = "Give DocumentFilter([3, 17]) or DocumentFilter.load(FILE)."
-            raise ConfigError("is not a filter of documents", field="removed", value=removed, cure=cure)
+            raise ConfigError(
+                "is not a filter of documents", field="removed", value=removed, cure=cure
+            )
         if not isinstance(columns, Mapping | None):
-            raise ConfigError("is not a mapping", field="columns", value=columns, cure="Give {NAME: LEAF}.")
+            raise ConfigError(
+                "is not a mapping", field="columns", value=columns, cure="Give {NAME: LEAF}."
+            )
         if not isinstance(removed, RemovedDocuments):
-            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
+            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(
+                self.cache
+            )
         self.removal = removed
         self.loss_mask = mask_leaf(self.cache, loss_mask)
         self.columns = dict(columns or {})
@@ -132,7 +138,9 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     def are_own_rows(self) -> bool:
         return True
 
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
         return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
 
     def default_io_block_size(self) -> int:
@@ -162,7 +170,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             >>> [side.removed_documents for side in dataset.holdout_documents(one_in=10)]
             [10, 90]
         """
-        documents, unit = self.cache.num_documents, self.unit
+        documents = self.cache.num_documents
+        unit = self.unit
 
         @functools.cache
         def validation() -> Intervals:
@@ -173,10 +182,13 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
         made_from = {"one_in": one_in, "seed": seed, "unit": unit}
         train = self._without(validation, {**made_from, "side": "train"})
-        return train, self._without(lambda: validation().complement(documents), {**made_from, "side": "validation"})
+        return train, self._without(
+            lambda: validation().complement(documents), {**made_from, "side": "validation"}
+        )
 
     def _without(self, documents: Callable[[], Intervals], made_from: Mapping[str, Any]) -> Self:
-        removal, cache = self.removal, self.cache
+        removal = self.removal
+        cache = self.cache
 
         def work_out() -> RemovedDocuments:
             if isinstance(removal.which, Intervals):
@@ -254,9 +266,16 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         if not isinstance(split_documents, bool):
             cure = "Give True or False."
-            raise ConfigError("is neither true nor false", field="split_documents", value=split_documents, cure=cure)
+            raise ConfigError(
+                "is neither true nor false",
+                field="split_documents",
+                value=split_documents,
+                cure=cure,
+            )
         warn_of_parted(self.cache)
-        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, self.removal, columns=self._opened, **cuts)
+        self._rows = TokenRows(
+            self.cache, seq_len, name or self.cache.path, self.removal, columns=self._opened, **cuts
+        )
         self._check_not_empty()
         self._eos_id = end_of_text(self.cache) if split_documents else None
 
@@ -323,7 +342,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
                 cure="The filter lists documents to leave out; invert a bitmap of those to keep.",
             )
         longest = int(self._rows.stretch_tokens.max(initial=0))
-        removed = f" once {self.removed_documents:,} documents are removed" if self.removed_tokens else ""
+        removed = (
+            f" once {self.removed_documents:,} documents are removed" if self.removed_tokens else ""
+        )
         raise ConfigError(
             f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest part{removed}",
             field="seq_len",
@@ -338,7 +359,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
     def _with(self, seq_len: int, removed: RemovedDocuments) -> TokenSeqDataset:
         return self._cut(seq_len, self.block_tokens, removed)
 
-    def _cut(self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments) -> TokenSeqDataset:
+    def _cut(
+        self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments
+    ) -> TokenSeqDataset:
         return TokenSeqDataset(
             self.cache,
             seq_len,
@@ -359,7 +382,9 @@ def end_of_text(cache: TokenCache) -> int:
     if eos_id is None:
         cure = f"Build {cache.path} again with --eos, or set split_documents: false."
         if record.get("path") == UNNAMED:
-            cure = f"{cache.path} does not name its tokenizer: do so with tokenizer: {{path: FILE}}."
+            cure = (
+                f"{cache.path} does not name its tokenizer: do so with tokenizer: {{path: FILE}}."
+            )
         raise ConfigError(
             "needs an end-of-text token, and this cache was built without one",
             field="split_documents",

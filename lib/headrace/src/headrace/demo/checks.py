@@ -48,17 +48,21 @@ def loss_falls(log: StepLog) -> Check:
     """The mean loss of the last tenth of the steps is below that of the first tenth."""
     losses = log.losses
     tenth = len(losses) // 10
-    first, last = float(losses[:tenth].mean()), float(losses[-tenth:].mean())
-    return Check("loss falls", f"{losses[0]:.2f} at first, {last:.2f} over the last {tenth} steps", last < first)
+    first = float(losses[:tenth].mean())
+    last = float(losses[-tenth:].mean())
+    return Check(
+        "loss falls",
+        f"{losses[0]:.2f} at first, {last:.2f} over the last {tenth} steps",
+        last < first,
+    )
 
 
 def same_batches(log: StepLog, digests: list[str]) -> Check:
     """The batches that were trained on are, step by step and bit by bit, those of a loader that never stopped."""
     equal = sum(a == b for a, b in zip(log.digests, digests, strict=True))
-    first_devices, last_devices = log.records[0].devices, log.records[-1].devices
-    figure = (
-        f"{equal} of {len(digests)} bit-identical: on {first_devices}, then {last_devices} devices, and unstopped on 1"
-    )
+    first_devices = log.records[0].devices
+    last_devices = log.records[-1].devices
+    figure = f"{equal} of {len(digests)} bit-identical: on {first_devices}, then {last_devices} devices, and unstopped on 1"  # noqa: E501
     return Check("same batches", figure, equal == len(digests))
 
 
@@ -81,7 +85,9 @@ def refuses_another_order(config: LmDataConfig, mesh: Mesh, state: LoaderState) 
         try:
             RunManifest.of(loader).check(state)
         except PlanMismatchError:
-            return Check("another order refused", f"seed {config.seed + 1} cannot resume this run", True)
+            return Check(
+                "another order refused", f"seed {config.seed + 1} cannot resume this run", True
+            )
     return Check("another order refused", f"seed {config.seed + 1} was let in", False)
 
 
@@ -104,9 +110,13 @@ def draw_picture(
         ax.axvline(stop - 0.5, color=_INK, linewidth=1, linestyle=":")
         ax.set_xlim(0, max(len(loss) - 1, 1))
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].text(stop + 0.01 * len(loss), 0.97, stop_label, va="top", transform=axes[0].get_xaxis_transform())
+    axes[0].text(
+        stop + 0.01 * len(loss), 0.97, stop_label, va="top", transform=axes[0].get_xaxis_transform()
+    )
     axes[1].set_xlabel("step")
-    figure.suptitle("headrace demo: a language model trained on Python's standard library", x=0.01, ha="left")
+    figure.suptitle(
+        "headrace demo: a language model trained on Python's standard library", x=0.01, ha="left"
+    )
     figure.savefig(path)
 
 
@@ -117,9 +127,11 @@ def rolling_mean(values: Float64[np.ndarray, " n"], width: int) -> Float64[np.nd
         >>> rolling_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3)
         array([1.5, 3. , 6. , 7.5])
     """
-    half, index = width // 2, np.arange(len(values))
+    half = width // 2
+    index = np.arange(len(values))
     sums = np.concatenate([np.zeros(1), np.cumsum(values)])
-    stop, start = np.minimum(index + half + 1, len(values)), np.maximum(index - half, 0)
+    stop = np.minimum(index + half + 1, len(values))
+    start = np.maximum(index - half, 0)
     return (sums[stop] - sums[start]) / (stop - start)
 
 
@@ -129,7 +141,13 @@ def _draw_loss(ax: Axes, loss: Float64[np.ndarray, " steps"]) -> None:
     ax.plot(smooth, color=_COLORS[0], linewidth=2, label="smoothed")
     ax.set_ylabel("training loss (nats a token)")
     ax.legend(frameon=False, loc="lower left")
-    ax.annotate(f"{smooth[-1]:.2f}", (len(loss) - 1, smooth[-1]), xytext=(0, 8), textcoords="offset points", ha="right")
+    ax.annotate(
+        f"{smooth[-1]:.2f}",
+        (len(loss) - 1, smooth[-1]),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="right",
+    )
 
 
 def _draw_mixture(ax: Axes, rows: np.ndarray, wanted: np.ndarray, names: Sequence[str]) -> None:
@@ -141,5 +159,11 @@ def _draw_mixture(ax: Axes, rows: np.ndarray, wanted: np.ndarray, names: Sequenc
     ax.set_ylim(0, 100)
     ax.set_ylabel("rows of each batch (%)")
     for name, low, high in zip(names, [0.0, *borders[-1, :-1]], borders[-1], strict=True):
-        ax.annotate(name, (steps[-1], (low + high) / 2), xytext=(5, 0), textcoords="offset points", va="center")
+        ax.annotate(
+            name,
+            (steps[-1], (low + high) / 2),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+        )
     ax.legend(lines[:1], ["wanted"], framealpha=0.9, loc="lower left")

@@ -35,7 +35,12 @@ _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 # Other packages, tables, and the topics that ``docs`` uses as text.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "encodings", "pydoc_data"})
 _FEW_TESTS = 1_000_000  # characters; below this, test files of installed packages are added
-_PACKAGES_WITH_TESTS = ("numpy", "matplotlib", "pandas", "scipy")  # numpy, the first, is always there
+_PACKAGES_WITH_TESTS = (
+    "numpy",
+    "matplotlib",
+    "pandas",
+    "scipy",
+)  # numpy, the first, is always there
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,9 @@ def write_text(folder: Path, max_chars: int) -> dict[str, SourceSummary]:
             chars = sum(len(document.text) for document in source.documents)
             summaries[name] = asdict(SourceSummary(len(source.documents), chars, source.origin))
         write_atomic(str(record), json.dumps(summaries, indent=1).encode())
-    return {name: SourceSummary(**summary) for name, summary in json.loads(record.read_text()).items()}
+    return {
+        name: SourceSummary(**summary) for name, summary in json.loads(record.read_text()).items()
+    }
 
 
 def text_file(folder: Path, source: str) -> Path:
@@ -142,7 +149,10 @@ def text_file(folder: Path, source: str) -> Path:
 def write_jsonl(documents: Iterable[Document], path: Path) -> None:
     """Writes documents as gzipped JSON lines ``{"name": ..., "text": ...}``; equal documents give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file, gzip.GzipFile("", "wb", compresslevel=3, fileobj=file, mtime=0) as lines:
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile("", "wb", compresslevel=3, fileobj=file, mtime=0) as lines,
+    ):
         for document in documents:
             lines.write(json.dumps(asdict(document)).encode() + b"\n")
 
@@ -153,7 +163,9 @@ def read_jsonl(path: Path) -> tuple[Document, ...]:
         return tuple(Document(**json.loads(line)) for line in lines)
 
 
-def train_bpe(texts: Iterable[Path], path: Path, *, vocab_size: int, chars_per_text: int = 1_500_000) -> None:
+def train_bpe(
+    texts: Iterable[Path], path: Path, *, vocab_size: int, chars_per_text: int = 1_500_000
+) -> None:
     """Trains a byte-level BPE on a sample of every text and writes it as a ``tokenizer.json``, unless it is there.
 
     Args:
@@ -173,7 +185,9 @@ def train_bpe(texts: Iterable[Path], path: Path, *, vocab_size: int, chars_per_t
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    sample = (document.text for text in texts for document in _capped(read_jsonl(text), chars_per_text))
+    sample = (
+        document.text for text in texts for document in _capped(read_jsonl(text), chars_per_text)
+    )
     tokenizer.train_from_iterator(sample, trainer)
     write_atomic(str(path), tokenizer.to_str().encode())
 
@@ -188,7 +202,10 @@ def _python_files(root: Path) -> tuple[list[Document], list[Document]]:
             continue
         try:
             text = path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError):  # the library tests its decoders with files that are not text
+        except (
+            UnicodeDecodeError,
+            OSError,
+        ):  # the library tests its decoders with files that are not text
             continue
         if text.strip():
             is_test = not _TEST_FOLDERS.isdisjoint(name.parts)
@@ -204,7 +221,9 @@ def _installed_tests() -> tuple[list[Document], str]:
         spec = importlib.util.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             _, tests = _python_files(Path(folder))
-            documents += [Document(f"{package}/{document.name}", document.text) for document in tests]
+            documents += [
+                Document(f"{package}/{document.name}", document.text) for document in tests
+            ]
             packages += [package] if tests else []
         if sum(len(document.text) for document in documents) >= _FEW_TESTS:
             break

@@ -51,11 +51,18 @@ class Attention(eqx.Module):
         self.heads = heads
 
     def __call__(
-        self, x: Float[Array, "seq dim"], positions: Int[Array, " seq"], mask: Bool[Array, "seq seq"]
+        self,
+        x: Float[Array, "seq dim"],
+        positions: Int[Array, " seq"],
+        mask: Bool[Array, "seq seq"],
     ) -> Float[Array, "seq dim"]:
         seq, dim = x.shape
-        q, k, v = jax.vmap(self.qkv)(x).reshape(seq, 3, self.heads, dim // self.heads).swapaxes(0, 1)
-        scores = jnp.einsum("qhd,khd->hqk", rotate(q, positions), rotate(k, positions)) / np.sqrt(dim // self.heads)
+        q, k, v = (
+            jax.vmap(self.qkv)(x).reshape(seq, 3, self.heads, dim // self.heads).swapaxes(0, 1)
+        )
+        scores = jnp.einsum("qhd,khd->hqk", rotate(q, positions), rotate(k, positions)) / np.sqrt(
+            dim // self.heads
+        )
         attention = jax.nn.softmax(jnp.where(mask, scores, -1e9))
         return jax.vmap(self.out)(jnp.einsum("hqk,khd->qhd", attention, v).reshape(seq, dim))
 
@@ -78,7 +85,10 @@ class Block(eqx.Module):
         self.mlp_norm = eqx.nn.RMSNorm(dim, use_bias=False)
 
     def __call__(
-        self, x: Float[Array, "seq dim"], positions: Int[Array, " seq"], mask: Bool[Array, "seq seq"]
+        self,
+        x: Float[Array, "seq dim"],
+        positions: Int[Array, " seq"],
+        mask: Bool[Array, "seq seq"],
     ) -> Float[Array, "seq dim"]:
         x = x + self.attention(jax.vmap(self.attention_norm)(x), positions, mask)
         hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.mlp_norm)(x)))
@@ -100,14 +110,19 @@ class Transformer(eqx.Module):
     blocks: tuple[Block, ...]
     norm: eqx.nn.RMSNorm
 
-    def __init__(self, vocab_size: int, *, dim: int, layers: int, heads: int, key: PRNGKeyArray) -> None:
+    def __init__(
+        self, vocab_size: int, *, dim: int, layers: int, heads: int, key: PRNGKeyArray
+    ) -> None:
         embedding_key, *block_keys = jax.random.split(key, layers + 1)
         self.embedding = 0.02 * jax.random.normal(embedding_key, (vocab_size, dim))
         self.blocks = tuple(Block(dim, heads, key=block_key) for block_key in block_keys)
         self.norm = eqx.nn.RMSNorm(dim, use_bias=False)
 
     def __call__(
-        self, tokens: Int[Array, " seq"], positions: Int[Array, " seq"], segments: Int[Array, " seq"]
+        self,
+        tokens: Int[Array, " seq"],
+        positions: Int[Array, " seq"],
+        segments: Int[Array, " seq"],
     ) -> Float[Array, "seq vocab"]:
         """Logits for the token after each position of one sequence."""
         order = jnp.arange(tokens.shape[0])
@@ -118,12 +133,16 @@ class Transformer(eqx.Module):
         return jax.vmap(self.norm)(x) @ self.embedding.T
 
 
-def rotate(x: Float[Array, "seq heads dim"], positions: Int[Array, " seq"]) -> Float[Array, "seq heads dim"]:
+def rotate(
+    x: Float[Array, "seq heads dim"], positions: Int[Array, " seq"]
+) -> Float[Array, "seq heads dim"]:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), halves rotated together."""
     half = x.shape[-1] // 2
     angles = positions[:, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
-    first, second = x[..., :half], x[..., half:]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first = x[..., :half]
+    second = x[..., half:]
+    cos = jnp.cos(angles)
+    sin = jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
@@ -136,13 +155,20 @@ def next_token_loss(model: Transformer, batch: Batch) -> Float[Array, ""]:
 
 def make_optimizer(steps: int, *, peak_lr: float) -> optax.GradientTransformation:
     """AdamW with a clipped gradient, a short warm-up and a cosine decay to a tenth over ``steps`` steps."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, peak_lr, max(1, steps // 20), steps, peak_lr / 10)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1))
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, peak_lr, max(1, steps // 20), steps, peak_lr / 10
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1)
+    )
 
 
 @eqx.filter_jit
 def train_step(
-    model: Transformer, opt_state: optax.OptState, optimizer: optax.GradientTransformation, batch: Batch
+    model: Transformer,
+    opt_state: optax.OptState,
+    optimizer: optax.GradientTransformation,
+    batch: Batch,
 ) -> tuple[Transformer, optax.OptState, Float[Array, ""]]:
     """One update: (model, optimizer state, loss before the update)."""
     loss, gradients = eqx.filter_value_and_grad(next_token_loss)(model, batch)

@@ -77,13 +77,17 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
             f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in {escape(str(stopped))}/"
         )
         line.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
-        run.train(Mesh(devices[: settings.devices_after], ("data",)), until=settings.steps, resume=stopped)
+        run.train(
+            Mesh(devices[: settings.devices_after], ("data",)), until=settings.steps, resume=stopped
+        )
         line.details.append(f"{settings.steps} steps, {log.tokens_per_s:,.0f} tokens/s")
 
     with screen.phase("check") as details:
         one_device = Mesh(devices[:1], ("data",))
         digests, data_tokens_per_s = data_alone(config, one_device, settings.steps)
-        details.append(f"the data once more, alone and without the stop: {data_tokens_per_s:,.0f} tokens/s")
+        details.append(
+            f"the data once more, alone and without the stop: {data_tokens_per_s:,.0f} tokens/s"
+        )
         checks = [
             loss_falls(log),
             same_batches(log, digests),
@@ -93,7 +97,15 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         ]
     with screen.phase("picture"):
         stop_label = f"stopped on {settings.devices} devices,\nresumed on {settings.devices_after}"
-        draw_picture(folder.picture, log.losses, log.rows, log.wanted, log.names, stop=stop, stop_label=stop_label)
+        draw_picture(
+            folder.picture,
+            log.losses,
+            log.rows,
+            log.wanted,
+            log.names,
+            stop=stop,
+            stop_label=stop_label,
+        )
 
     passed = all(check.passed for check in checks if check.decides)
     summary = {
@@ -112,16 +124,25 @@ def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDat
     """Everything before training: text, tokenizer, config and the caches that it names."""
     with screen.phase("text") as details:
         sources = corpus.write_text(folder.text, settings.scale.max_chars)
-        details += [f"{n}: {s.documents} documents, {s.chars / 1e6:.1f} MB, {s.origin}" for n, s in sources.items()]
+        details += [
+            f"{n}: {s.documents} documents, {s.chars / 1e6:.1f} MB, {s.origin}"
+            for n, s in sources.items()
+        ]
     with screen.phase("tokenizer") as details:
         texts = [corpus.text_file(folder.text, name) for name in sources]
         corpus.train_bpe(texts, folder.tokenizer, vocab_size=settings.scale.vocab_size)
         details.append(f"byte-level BPE, {settings.scale.vocab_size} entries")
     folder.config.write_text(data_config(folder, sources, settings).to_yaml())
-    config = load_config(str(folder.config))  # from here on, the file is the only description of the data
+    config = load_config(
+        str(folder.config)
+    )  # from here on, the file is the only description of the data
     with screen.phase("caches") as details:
         config.build_caches(progress=False)
-        details.append(", ".join(f"{n} {cache.num_tokens:,} tokens" for n, cache in config.open_caches().items()))
+        details.append(
+            ", ".join(
+                f"{n} {cache.num_tokens:,} tokens" for n, cache in config.open_caches().items()
+            )
+        )
     screen.say()
     return config
 
@@ -137,7 +158,10 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
             (folder.config.name, "the data of this run: copy it for yours"),
             (folder.metrics.name, "loss, rows, waiting and batch digest of each step"),
             (folder.summary.name, "this table, with the times of all phases"),
-            (f"{folder.caches.name}/, {folder.checkpoints.name}/", "token caches; model, optimizer and data state"),
+            (
+                f"{folder.caches.name}/, {folder.checkpoints.name}/",
+                "token caches; model, optimizer and data state",
+            ),
         ]
     )
     screen.say("\n[bold]What to type next[/]")
@@ -148,7 +172,10 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
     screen.show_pairs(
         [
             (f"{program} inspect {cache}", "what is in a token cache"),
-            (f"{program} cat {config} --step 12 --row 0", "what the model saw at a step, and where it comes from"),
+            (
+                f"{program} cat {config} --step 12 --row 0",
+                "what the model saw at a step, and where it comes from",
+            ),
         ]
     )
 
@@ -249,12 +276,19 @@ class TrainingRun:
                     self.log.add(record)
         return self._save(model, opt_state, manifest, until)
 
-    def _initial(self, optimizer: optax.GradientTransformation) -> tuple[Transformer, optax.OptState]:
-        scale, key = self.settings.scale, jax.random.key(self.settings.seed)
-        model = Transformer(scale.vocab_size, dim=scale.dim, layers=scale.layers, heads=scale.heads, key=key)
+    def _initial(
+        self, optimizer: optax.GradientTransformation
+    ) -> tuple[Transformer, optax.OptState]:
+        scale = self.settings.scale
+        key = jax.random.key(self.settings.seed)
+        model = Transformer(
+            scale.vocab_size, dim=scale.dim, layers=scale.layers, heads=scale.heads, key=key
+        )
         return model, optimizer.init(eqx.filter(model, eqx.is_array))
 
-    def _save(self, model: Transformer, opt_state: optax.OptState, manifest: RunManifest, step: int) -> Path:
+    def _save(
+        self, model: Transformer, opt_state: optax.OptState, manifest: RunManifest, step: int
+    ) -> Path:
         folder = self.checkpoints / f"step-{step}"
         folder.mkdir(parents=True)
         eqx.tree_serialise_leaves(folder / "model.eqx", (model, opt_state))

@@ -37,7 +37,9 @@ class Check:
     name: str
     figure: str
     passed: bool
-    decides: bool = True  # a figure that depends on how busy the machine is does not decide the exit status
+    decides: bool = (
+        True  # a figure that depends on how busy the machine is does not decide the exit status
+    )
 
 
 @dataclass
@@ -68,7 +70,9 @@ class Screen:
         """The training line; the time is booked under ``train``."""
         started = time.perf_counter()
         if self.console.is_terminal:
-            with Live(Text("compiling the model ..."), console=self.console, refresh_per_second=8) as live:
+            with Live(
+                Text("compiling the model ..."), console=self.console, refresh_per_second=8
+            ) as live:
                 line = TrainingLine(self, steps, live)
                 yield line
         else:
@@ -101,7 +105,9 @@ class TrainingLine:
     """The line that changes while the model trains; ``details`` are printed next to its time at the end."""
 
     def __init__(self, screen: Screen, steps: int, live: Live | None) -> None:
-        self._screen, self._steps, self._live = screen, steps, live
+        self._screen = screen
+        self._steps = steps
+        self._live = live
         self.details: list[str] = []
 
     def say(self, text: str) -> None:
@@ -115,8 +121,13 @@ class TrainingLine:
         if self._live is not None:
             bar = Table.grid(padding=(0, 2))
             progress = ProgressBar(total=self._steps, completed=step, width=24)
-            bar.add_row(Text("train", style="bold"), Text(f"step {step}/{self._steps}"), progress, Text(on))
-            texts = (Text(f"       {text}", overflow="ellipsis", no_wrap=True) for text in (figures, mixture))
+            bar.add_row(
+                Text("train", style="bold"), Text(f"step {step}/{self._steps}"), progress, Text(on)
+            )
+            texts = (
+                Text(f"       {text}", overflow="ellipsis", no_wrap=True)
+                for text in (figures, mixture)
+            )
             self._live.update(Group(bar, *texts))
         elif step % max(1, self._steps // 10) == 0 or step == self._steps:
             self._screen.say(f"step {step:>4}/{self._steps}  {figures}  {mixture}  {on}")
@@ -147,11 +158,14 @@ class StepLog:
         line: Where to show the figures.
     """
 
-    def __init__(self, path: Path, weights: Mapping[str, object], steps: int, line: TrainingLine) -> None:
+    def __init__(
+        self, path: Path, weights: Mapping[str, object], steps: int, line: TrainingLine
+    ) -> None:
         self.records: list[StepRecord] = []
         self.names = tuple(weights)
         self.wanted: Float64[np.ndarray, "steps sources"] = Blend(weights).at(np.arange(steps))
-        self._path, self._line = path, line
+        self._path = path
+        self._line = line
         self._recent: deque[StepRecord] = deque(maxlen=_RECENT)
 
     def add(self, record: StepRecord) -> None:
@@ -208,7 +222,11 @@ class StepLog:
 
     def _timed(self) -> list[StepRecord]:
         """The steps without those that compiled the model: the first one on each number of devices."""
-        return [now for previous, now in itertools.pairwise(self.records) if previous.devices == now.devices]
+        return [
+            now
+            for previous, now in itertools.pairwise(self.records)
+            if previous.devices == now.devices
+        ]
 
 
 def _rates(records: Sequence[StepRecord]) -> tuple[float, float]:

@@ -38,8 +38,28 @@ class Scale:
     peak_lr: float
 
 
-FULL = Scale(240, 8_000_000, vocab_size=4096, batch_size=32, seq_len=128, dim=96, layers=2, heads=4, peak_lr=5e-3)
-QUICK = Scale(40, 1_000_000, vocab_size=1024, batch_size=16, seq_len=64, dim=64, layers=1, heads=4, peak_lr=1e-2)
+FULL = Scale(
+    240,
+    8_000_000,
+    vocab_size=4096,
+    batch_size=32,
+    seq_len=128,
+    dim=96,
+    layers=2,
+    heads=4,
+    peak_lr=5e-3,
+)
+QUICK = Scale(
+    40,
+    1_000_000,
+    vocab_size=1024,
+    batch_size=16,
+    seq_len=64,
+    dim=64,
+    layers=1,
+    heads=4,
+    peak_lr=1e-2,
+)
 
 
 @dataclass(frozen=True)
@@ -66,13 +86,19 @@ class DemoSettings:
     def __post_init__(self) -> None:
         if self.steps < _MIN_STEPS:
             raise ConfigError(
-                "is too few to see a loss fall", field="steps", value=self.steps, cure=f"Use {_MIN_STEPS} or more."
+                "is too few to see a loss fall",
+                field="steps",
+                value=self.steps,
+                cure=f"Use {_MIN_STEPS} or more.",
             )
         rows = self.scale.batch_size
         if self.devices < 1 or rows % self.devices:
             fitting = ", ".join(str(d) for d in range(1, rows + 1) if rows % d == 0)
             raise ConfigError(
-                f"must divide the batch of {rows} rows", field="devices", value=self.devices, cure=f"Use {fitting}."
+                f"must divide the batch of {rows} rows",
+                field="devices",
+                value=self.devices,
+                cure=f"Use {fitting}.",
             )
 
     @property
@@ -102,7 +128,9 @@ class DemoFolder:
         self.tokenizer = self.root / "tokenizer.json"
         self.caches = self.root / "caches"  # a token cache for each source
         self.config = self.root / "config.yaml"  # for load_config
-        self.checkpoints = self.root / "checkpoints"  # a folder each: model, optimizer, and the state of the data
+        self.checkpoints = (
+            self.root / "checkpoints"
+        )  # a folder each: model, optimizer, and the state of the data
         self.metrics = self.root / "metrics.jsonl"  # a line for each step
         self.summary = self.root / "summary.json"
         self.picture = self.root / "loss.png"
@@ -122,7 +150,11 @@ class DemoFolder:
         folder = cls(root)
         marker = root / MARKER
         try:
-            if root.exists() and not marker.is_file() and (not root.is_dir() or any(root.iterdir())):
+            if (
+                root.exists()
+                and not marker.is_file()
+                and (not root.is_dir() or any(root.iterdir()))
+            ):
                 raise ConfigError(
                     "exists and is not a folder of an earlier demo",
                     field="output",
@@ -131,10 +163,14 @@ class DemoFolder:
                 )
             root.mkdir(parents=True, exist_ok=True)
             if _read_json(marker) != recipe:
-                marker.write_text("{}\n")  # until the old text is deleted, no recipe describes this folder
+                marker.write_text(
+                    "{}\n"
+                )  # until the old text is deleted, no recipe describes this folder
                 _remove(folder.text, folder.tokenizer, folder.caches)
                 marker.write_text(json.dumps(recipe, indent=1) + "\n")
-            _remove(folder.config, folder.checkpoints, folder.metrics, folder.summary, folder.picture)
+            _remove(
+                folder.config, folder.checkpoints, folder.metrics, folder.summary, folder.picture
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot be written ({error.strerror or error})",

@@ -58,11 +58,15 @@ def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))
     optimizer = make_optimizer(steps, peak_lr=3e-3)
-    model = Transformer(config.vocab_size, dim=128, layers=2, heads=4, key=jax.random.key(config.seed))
+    model = Transformer(
+        config.vocab_size, dim=128, layers=2, heads=4, key=jax.random.key(config.seed)
+    )
     fresh = (model, optimizer.init(eqx.filter(model, eqx.is_array)))
     manifest = open_run(run, loader)
     state, step = restore(run / "checkpoints", fresh, manifest)
-    state = eqx.filter_shard(state, NamedSharding(loader.placement.sharding.mesh, PartitionSpec()))  # on every device
+    state = eqx.filter_shard(
+        state, NamedSharding(loader.placement.sharding.mesh, PartitionSpec())
+    )  # on every device
     if step < steps:
         print(f"steps {step:,} to {steps - 1:,}; the first compiles and takes longer", flush=True)
     with RunLog(loader, run, config=config) as log, loader.iter_from_step(step) as batches:
@@ -74,15 +78,22 @@ def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) 
             if step % 10 == 0 or step == steps:
                 print(f"step {step:6,} of {steps:,}  loss {float(loss):.4f}", flush=True)
             if step % save_every == 0 or step == steps or signals:
-                save(run / "checkpoints" / f"step-{step:08d}.eqx", (*state, manifest.state(step).to_pytree()))
+                save(
+                    run / "checkpoints" / f"step-{step:08d}.eqx",
+                    (*state, manifest.state(step).to_pytree()),
+                )
     return step == steps
 
 
 def main() -> None:
     """Reads the command line, trains, and writes the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", type=Path, default=Path("runs/1"), help="folder of the run")
-    parser.add_argument("--save-every", type=int, default=50, metavar="STEPS", help="steps between checkpoints")
+    parser.add_argument(
+        "--save-every", type=int, default=50, metavar="STEPS", help="steps between checkpoints"
+    )
     args = parser.parse_args()
     os.chdir(Path(__file__).parent)  # run.yaml and its caches are here
     try:

@@ -59,8 +59,12 @@ class AsyncReader(BatchReader):
         placement: Placement,
         stats: IterationStats,
     ) -> None:
-        self._dataset, self._schedule, self._placement = dataset, schedule, placement
-        self._stats, self._watch, self._waits = stats.reads, stats.watch, stats.waits
+        self._dataset = dataset
+        self._schedule = schedule
+        self._placement = placement
+        self._stats = stats.reads
+        self._watch = stats.watch
+        self._waits = stats.waits
         self._interrupted = False
         self._under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
@@ -80,12 +84,16 @@ class AsyncReader(BatchReader):
                 raise asyncio.CancelledError
             return await self._dataset.get_batch(rows)
         except asyncio.CancelledError as error:
-            raise ReadError("was interrupted", field="get_batch", value=type(self._dataset).__name__) from error
+            raise ReadError(
+                "was interrupted", field="get_batch", value=type(self._dataset).__name__
+            ) from error
         finally:
             self._under_way = None
 
     def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        for step in itertools.count(first_step) if stop_step is None else range(first_step, stop_step):
+        for step in (
+            itertools.count(first_step) if stop_step is None else range(first_step, stop_step)
+        ):
             yield [self._batch(step)]
 
     def _batch(self, step: int) -> Any:
@@ -93,14 +101,19 @@ class AsyncReader(BatchReader):
         rows = begin + self._placement.local_rows(size)
         length = self._dataset.length
         inside = np.ones(rows.size, bool) if length is None else rows < length
-        with self._watch.phase("read"), self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"):
+        with (
+            self._watch.phase("read"),
+            self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"),
+        ):
             batch = run_blocking(self._read(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())
         return pad_batch(batch, inside, length, self._schedule, step)
 
 
-def pad_batch(batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int) -> Any:
+def pad_batch(
+    batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int
+) -> Any:
     """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
 
     If padding is needed and batches cannot mark it, every step raises ConfigError, so that a run does not fail only at
@@ -119,4 +132,8 @@ def pad_batch(batch: Any, inside: np.ndarray, length: int | None, schedule: Batc
             field="dataset",
             cure=f"Use .take({begin}), or map to a PackedBatch.",
         )
-    return batch if step < last else replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
+    return (
+        batch
+        if step < last
+        else replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
+    )

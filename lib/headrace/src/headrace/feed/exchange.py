@@ -57,7 +57,9 @@ class Arranged(NamedTuple):
 
     sizes: Int64[np.ndarray, " steps"]  # rows of the arrays of each step, pools included
     place: Int64[np.ndarray, " n"]  # place of each row in the arrays of its step
-    origin: Int32[np.ndarray, " m"]  # for each place of all batches in order: position in its shard and the pools
+    origin: Int32[
+        np.ndarray, " m"
+    ]  # for each place of all batches in order: position in its shard and the pools
     owner: Int64[np.ndarray, " n"]  # number of the processes that read each row
     sent: Bool[np.ndarray, " n"]  # whether the row goes through a pool
 
@@ -88,9 +90,12 @@ class RowExchange:
         self._shard = order  # shards, holder by holder
         self._first = np.cumsum(self._shards) - self._shards
         self._borders = np.zeros(0)
-        self._window, self._row_bytes = 0, 0
+        self._window = 0
+        self._row_bytes = 0
         self._surplus = 0  # rows of a pool that the last window needed
-        self._drawn_surplus = -1  # the same for the window in which borders were drawn; -1: not known yet
+        self._drawn_surplus = (
+            -1
+        )  # the same for the window in which borders were drawn; -1: not known yet
         self._count: _ReadCount | None = None
 
     def arrange(
@@ -118,7 +123,8 @@ class RowExchange:
         shard = position * shards // sizes[step]
         holder = self.holders[shard]
         number = self._window if row_bytes == self._row_bytes else 0
-        self._window, self._row_bytes = number + 1, row_bytes
+        self._window = number + 1
+        self._row_bytes = row_bytes
         begins = number in (0, _DRAWN)
         if not self.on:
             self._judge(number, holder, blocks)
@@ -126,12 +132,16 @@ class RowExchange:
                 return None
             begins = True
         if begins or (number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2):
-            self._borders, self._drawn_surplus = _quantiles(locality, shards), -1
+            self._borders = _quantiles(locality, shards)
+            self._drawn_surplus = -1
         owner = self.holders[np.searchsorted(self._borders, locality, side="right")]
-        return self._arranged(sizes, _Places(step, position, shard, sizes[step] // shards, holder, owner), row_bytes)
+        return self._arranged(
+            sizes, _Places(step, position, shard, sizes[step] // shards, holder, owner), row_bytes
+        )
 
     def _arranged(self, sizes: np.ndarray, rows: _Places, row_bytes: int) -> Arranged | None:
-        shards, owner = self.holders.size, rows.owner.copy()
+        shards = self.holders.size
+        owner = rows.owner.copy()
         out = np.flatnonzero(rows.holder != owner)
         nth = _count_within(rows.step[out] * shards + owner[out])
         ways = self._shards[owner[out]]
@@ -144,7 +154,9 @@ class RowExchange:
             return None
         fits = nth < ways * self.pool
         owner[out[~fits]] = rows.holder[out[~fits]]
-        out, nth, ways = out[fits], nth[fits], ways[fits]
+        out = out[fits]
+        nth = nth[fits]
+        ways = ways[fits]
         to = self._shard[self._first[owner[out]] + nth % ways]
         slot = nth // ways
         positions = rows.place + rows.shard * self.pool
@@ -168,11 +180,13 @@ class RowExchange:
         row, block = blocks()
         self._count.add(holder[row], block, judged=2 * turn >= _COUNTED)
         if turn + 1 == _COUNTED:
-            reads, self._count = self._count.reads_per_block, None
+            reads = self._count.reads_per_block
+            self._count = None
             self.on = reads > WORTH_IT
             if self.on:
                 logging.getLogger(__name__).info(
-                    "row_exchange: auto turns it on: without it, blocks are read %.1f times per epoch", reads
+                    "row_exchange: auto turns it on: without it, blocks are read %.1f times per epoch",
+                    reads,
                 )
 
 
@@ -192,17 +206,21 @@ class _ReadCount:
 
     def __init__(self, holders: int) -> None:
         self._holders = holders
-        self._blocks, self._reads = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._blocks = np.zeros(0, np.int64)
+        self._reads = np.zeros(0, np.int64)
         self._new_blocks = self._new_reads = 0
 
     def add(self, holder: np.ndarray, block: np.ndarray, *, judged: bool) -> None:
         """Counts the uses of a window. ``judged``: enough windows came before it to be representative of later ones."""
         for_each = np.unique(block), np.unique(block * self._holders + holder)
-        blocks, reads = (np.union1d(*x) for x in zip((self._blocks, self._reads), for_each, strict=True))
+        blocks, reads = (
+            np.union1d(*x) for x in zip((self._blocks, self._reads), for_each, strict=True)
+        )
         if judged:
             self._new_blocks += blocks.size - self._blocks.size
             self._new_reads += reads.size - self._reads.size
-        self._blocks, self._reads = blocks, reads
+        self._blocks = blocks
+        self._reads = reads
 
     @property
     def reads_per_block(self) -> float:
@@ -259,12 +277,16 @@ def holders_of(sharding: NamedSharding) -> Int64[np.ndarray, " n"]:
     for device, (rows,) in sharding.devices_indices_map((shards,)).items():
         processes.setdefault(rows.indices(shards)[0], []).append(device.process_index)
     numbers: dict[tuple[int, ...], int] = {}
-    return np.asarray([numbers.setdefault(tuple(processes[k]), len(numbers)) for k in range(shards)])
+    return np.asarray(
+        [numbers.setdefault(tuple(processes[k]), len(numbers)) for k in range(shards)]
+    )
 
 
 def row_shards(sharding: NamedSharding) -> int:
     """Number of shards into which rows are split."""
-    return int(np.prod([sharding.mesh.shape[axis] for axis in _row_axes(sharding.spec)], dtype=np.int64))
+    return int(
+        np.prod([sharding.mesh.shape[axis] for axis in _row_axes(sharding.spec)], dtype=np.int64)
+    )
 
 
 class PooledRows(NamedTuple):
@@ -294,21 +316,29 @@ def exchange_rows(pooled: PooledRows) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(mesh: Mesh, rows: PartitionSpec, shardings: tuple[NamedSharding, ...]) -> Callable[..., list[jax.Array]]:
+def _program(
+    mesh: Mesh, rows: PartitionSpec, shardings: tuple[NamedSharding, ...]
+) -> Callable[..., list[jax.Array]]:
     axes = _row_axes(rows)
     specs = [sharding.spec for sharding in shardings]
 
     def of_shard(origin: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
         share = origin.shape[0]
         pools = [leaf[share:] for leaf in leaves]
-        gathered = jax.lax.all_gather(jnp.concatenate([_as_bytes(pool) for pool in pools], 1), axes, tiled=True)
+        gathered = jax.lax.all_gather(
+            jnp.concatenate([_as_bytes(pool) for pool in pools], 1), axes, tiled=True
+        )
         ends = np.cumsum([pool[:1].nbytes for pool in pools])[:-1].tolist()
         return [
-            jnp.take(jnp.concatenate([leaf[:share], _from_bytes(part, leaf)]), origin, 0, mode="clip")
+            jnp.take(
+                jnp.concatenate([leaf[:share], _from_bytes(part, leaf)]), origin, 0, mode="clip"
+            )
             for leaf, part in zip(leaves, jnp.split(gathered, ends, 1), strict=True)
         ]
 
-    exchanged = jax.shard_map(of_shard, mesh=mesh, in_specs=(rows, specs), out_specs=specs, check_vma=False)
+    exchanged = jax.shard_map(
+        of_shard, mesh=mesh, in_specs=(rows, specs), out_specs=specs, check_vma=False
+    )
     return jax.jit(exchanged, out_shardings=list(shardings))
 
 

@@ -35,7 +35,10 @@ from jaxtyping import Int64
 from headrace.errors import HeadraceError
 from headrace.native import assemble, assembled
 
-_COUNT, _NEXT, _AHEAD = 3, 4, 12  # fields of tables
+# fields of tables
+_COUNT = 3
+_NEXT = 4
+_AHEAD = 12
 _SUBMITTED = 48  # the first field after mutex and conditions
 _SA_SIGINFO = 4
 _lock = threading.Lock()
@@ -97,7 +100,17 @@ class Checks(NamedTuple):
     def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
         """The fields that the kernel expects; see ``gather_kernel.c``."""
         address, low, length, size, named = map(_address, self.columns)
-        fields = [address, low, length, self.sound.size, 0, kernel.check_chunks, size, named, _address(self.sound)]
+        fields = [
+            address,
+            low,
+            length,
+            self.sound.size,
+            0,
+            kernel.check_chunks,
+            size,
+            named,
+            _address(self.sound),
+        ]
         return np.array([*fields, *self.system, self.ahead])
 
 
@@ -111,9 +124,12 @@ class GatherKernel:
     def __init__(self) -> None:
         self._engine = assemble("headrace.feed", "gather_kernel.ll")
         address = self._engine.get_function_address
-        self.copy_pieces, self.check_chunks = address("copy_pieces"), address("check_chunks")
+        self.copy_pieces = address("copy_pieces")
+        self.check_chunks = address("check_chunks")
         self.serve = ctypes.c_void_p(address("serve"))
-        self.wait = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(address("wait"))
+        self.wait = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(
+            address("wait")
+        )
         # Short: keeps the interpreter's lock
         self.submit = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address("submit"))
         self._process = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address("process"))
@@ -132,7 +148,8 @@ class GatherKernel:
 
     def _survive_bus_errors(self) -> None:
         """Handles SIGBUS in threads that process a table; other threads keep the action that they have."""
-        library, address = ctypes.CDLL(None), self._engine.get_global_value_address
+        library = ctypes.CDLL(None)
+        address = self._engine.get_global_value_address
         library.pthread_key_create(ctypes.c_void_p(address("key")), None)
         ctypes.c_int64.from_address(address("page")).value = mmap.PAGESIZE
         handler = self._engine.get_function_address("on_bus_error")
@@ -157,7 +174,9 @@ def gather_kernel() -> GatherKernel | None:
 
 @cache
 def _made_kernel() -> GatherKernel | None:
-    return assembled(GatherKernel, "blocks of local caches are copied before rows are gathered, which is slower")
+    return assembled(
+        GatherKernel, "blocks of local caches are copied before rows are gathered, which is slower"
+    )
 
 
 class KernelThread:
@@ -174,7 +193,9 @@ class KernelThread:
     """
 
     def __init__(self) -> None:
-        self._tables: deque[tuple[np.ndarray, object]] = deque()  # the last that was processed, and those in progress
+        self._tables: deque[tuple[np.ndarray, object]] = (
+            deque()
+        )  # the last that was processed, and those in progress
         self._state = np.zeros(_SUBMITTED + 3, np.int64)  # laid out as the kernel expects
         self._end: weakref.finalize[..., KernelThread] | None = None
 
@@ -223,21 +244,29 @@ class KernelThread:
         return kernel
 
     def _begin(self, kernel: GatherKernel) -> None:
-        library, thread, state = ctypes.CDLL(None), ctypes.c_void_p(), self._state.ctypes.data
+        library = ctypes.CDLL(None)
+        thread = ctypes.c_void_p()
+        state = self._state.ctypes.data
         library.pthread_mutex_init(ctypes.c_void_p(state), None)
         for condition in (state + 128, state + 256):
             library.pthread_cond_init(ctypes.c_void_p(condition), None)
         first = np.zeros(_NEXT + 1, np.int64)
         self._tables.append((first, None))
         self._state[_SUBMITTED + 1 :] = self._state[_SUBMITTED], first.ctypes.data
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)  # Python handles them
+        blocked = signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals() - _FAULTS
+        )  # Python handles them
         try:
-            failed = library.pthread_create(ctypes.byref(thread), None, kernel.serve, ctypes.c_void_p(state))
+            failed = library.pthread_create(
+                ctypes.byref(thread), None, kernel.serve, ctypes.c_void_p(state)
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if failed:
             raise OSError(failed, f"no thread can be started: {os.strerror(failed)}")
-        self._end = weakref.finalize(self, _end, os.getpid(), kernel, library, thread, self._state, self._tables)
+        self._end = weakref.finalize(
+            self, _end, os.getpid(), kernel, library, thread, self._state, self._tables
+        )
         self._end.atexit = False  # the submitter is stopped at exit, and closes this
 
 
@@ -256,7 +285,12 @@ class Submitted(NamedTuple):
 
 
 def _end(
-    process: int, kernel: GatherKernel, library: ctypes.CDLL, thread: ctypes.c_void_p, state: np.ndarray, tables: object
+    process: int,
+    kernel: GatherKernel,
+    library: ctypes.CDLL,
+    thread: ctypes.c_void_p,
+    state: np.ndarray,
+    tables: object,
 ) -> None:
     """Ends the thread by submitting no table, while ``state`` and ``tables`` still exist. A fork lacks the thread."""
     if os.getpid() == process:

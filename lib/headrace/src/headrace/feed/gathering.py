@@ -134,12 +134,17 @@ class StepRange(NamedTuple):
     @property
     def row_step(self) -> Int64[np.ndarray, " n"]:
         """Step of each of these rows, as a number within the plan."""
-        return np.repeat(np.arange(self.first, self.stop), np.diff(self.plan.row_bounds[self.first : self.stop + 1]))
+        return np.repeat(
+            np.arange(self.first, self.stop),
+            np.diff(self.plan.row_bounds[self.first : self.stop + 1]),
+        )
 
     @property
     def pieces(self) -> slice:
         """Pieces of these steps, as a slice of the plan's."""
-        return slice(int(self.plan.piece_bounds[self.first]), int(self.plan.piece_bounds[self.stop]))
+        return slice(
+            int(self.plan.piece_bounds[self.first]), int(self.plan.piece_bounds[self.stop])
+        )
 
     @property
     def fills_rows(self) -> bool:
@@ -147,14 +152,18 @@ class StepRange(NamedTuple):
         if not self.plan.whole:
             return False
         bounds = self.plan.row_bounds[self.first : self.stop + 1]
-        is_full = int(bounds[-1] - bounds[0]) == self.rows * (self.stop - self.first)  # no step has more rows
+        is_full = int(bounds[-1] - bounds[0]) == self.rows * (
+            self.stop - self.first
+        )  # no step has more rows
         return is_full or (self.loose and bool((np.diff(bounds) > 0).all()))
 
     @property
     def piece_rows(self) -> Int64[np.ndarray, " p"]:
         """Row of each piece, counted from the first row of all steps."""
         count = np.diff(self.plan.piece_bounds[self.first : self.stop + 1])
-        return self.plan.piece_row[self.pieces] + np.repeat(np.arange(count.size) * self.rows, count)
+        return self.plan.piece_row[self.pieces] + np.repeat(
+            np.arange(count.size) * self.rows, count
+        )
 
     def by_row(self, begins: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " r"]:
         """Start of each row of the arrays, given the starts of pieces. A row without data copies a row of its step that
@@ -186,9 +195,12 @@ class Slots:
         *,
         mapping: bool,
     ) -> None:
-        self.kind, self.arrays, self.stats = kind, kind.arrays, stats
+        self.kind = kind
+        self.arrays = kind.arrays
+        self.stats = stats
         dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]
-        self.dtype, self.width = kind.dtype, kind.width
+        self.dtype = kind.dtype
+        self.width = kind.width
         """The same for every batch, whatever its sources, so that the devices of all hosts run one program."""
         self._dtypes = sorted(set(dtypes), key=str)
         self._dtype_of = kind.arrays.spread([self._dtypes.index(d) for d in dtypes])
@@ -197,7 +209,8 @@ class Slots:
         self._chunk = kind.arrays.spread([run.chunk for run in kind.arrays.runs])
         self._of_documents = kind.has_documents
         self.slot_bytes = slot_bytes(kind, chunk)
-        self._copiers, self._mapping = copiers, mapping
+        self._copiers = copiers
+        self._mapping = mapping
         default = np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
         self.files = MappedFiles(kind.arrays, default, checker)
         self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray] | None = None
@@ -212,7 +225,9 @@ class Slots:
         """Whether pieces are copied from their addresses; otherwise all data to gather are in :attr:`_memory`."""
         return self._dtypes == [self.dtype] and self.slot_bytes > 0 and gather_kernel() is not None
 
-    def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
+    def find(
+        self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
+    ) -> MappedBlocks:
         """Finds the blocks of the next window in mapped files, if they are gathered from there; see
         :meth:`MappedFiles.find`.
         """
@@ -225,7 +240,9 @@ class Slots:
     def count_mapped(self, array: Int64[np.ndarray, " k"], chunk: Int64[np.ndarray, " k"]) -> None:
         """Counts chunks that are gathered from mapped files from now on."""
         stored = self._stored_itemsize[array] > 0
-        size = np.minimum(self._chunk[array], self.arrays.lengths[array] - chunk * self._chunk[array])
+        size = np.minimum(
+            self._chunk[array], self.arrays.lengths[array] - chunk * self._chunk[array]
+        )
         self.stats.bytes_read += int((size * self._stored_itemsize[array]).sum())
         self.stats.mapped_blocks += int(stored.sum())
 
@@ -236,13 +253,17 @@ class Slots:
             self.stats.bytes_read += mapped.bytes_of(chunk)
             self.stats.mapped_blocks += 1
             mapped.will_need(chunk)
-            return self._copiers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
+            return self._copiers.submit(
+                partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes])
+            )
         array = self.arrays.get(number)
         if array is not None:
             self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
             try:
                 return self.read(number, chunk, self._memory_of(slot))
-            except HeadraceError as error:  # it cannot even begin: an error of the step that needs it
+            except (
+                HeadraceError
+            ) as error:  # it cannot even begin: an error of the step that needs it
                 return _Failed(error)
         self._memory_of(slot).view(self.dtype)[:] = self.kind.default
         return None
@@ -263,7 +284,9 @@ class Slots:
     def _memory_of(self, slot: int) -> np.ndarray:
         return self._memory[slot * self.slot_bytes :][: self.slot_bytes]
 
-    def gather(self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray) -> list[Callable[[], None]]:
+    def gather(
+        self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray
+    ) -> list[Callable[[], None]]:
         """Calls that, run in order, copy the rows of some steps into ``out``. Rows without data become zeros.
 
         Any thread may run each call, once; the slots must not be refilled until they return. Calls that are
@@ -275,11 +298,14 @@ class Slots:
             parts.append(partial(self._lay_documents, steps, out))
         return parts
 
-    def _gather_stored(self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray) -> Callable[[], None]:
+    def _gather_stored(
+        self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray
+    ) -> Callable[[], None]:
         address = self._addresses(steps, mapped)
         if self._by_address:
             return self._copies(steps, mapped, address, out)
-        row_bytes, first_byte = out.shape[1] * out.itemsize, address - self._memory.ctypes.data
+        row_bytes = out.shape[1] * out.itemsize
+        first_byte = address - self._memory.ctypes.data
         if self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0 and steps.fills_rows:
             row, offset = np.divmod(steps.by_row(first_byte), row_bytes)
             if not offset.any():
@@ -288,20 +314,32 @@ class Slots:
 
     def _addresses(self, steps: StepRange, mapped: MappedBlocks) -> Int64[np.ndarray, " p"]:
         """Start of each piece of some steps."""
-        plan, pieces = steps.plan, steps.pieces
-        itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
-        offset, address = plan.offset[pieces] * self.width * itemsize, mapped.address[plan.block[pieces]]
+        plan = steps.plan
+        pieces = steps.pieces
+        itemsize = (
+            self._dtypes[0].itemsize
+            if len(self._dtypes) == 1
+            else self._itemsize[plan.array[pieces]]
+        )
+        offset = plan.offset[pieces] * self.width * itemsize
+        address = mapped.address[plan.block[pieces]]
         if steps.slots is not None:
             slot_address = self._memory.ctypes.data + steps.slots * self.slot_bytes
             address = np.where(address, address, slot_address)
         return address + offset
 
-    def _copies(self, steps: StepRange, mapped: MappedBlocks, address: np.ndarray, out: np.ndarray) -> Copies:
+    def _copies(
+        self, steps: StepRange, mapped: MappedBlocks, address: np.ndarray, out: np.ndarray
+    ) -> Copies:
         rows_at, row_bytes, blank = self._rows_of(out)
         if steps.fills_rows:
-            address, target, size = steps.by_row(address), rows_at, row_bytes
+            address = steps.by_row(address)
+            target = rows_at
+            size = row_bytes
         else:
-            plan, pieces, token_bytes = steps.plan, steps.pieces, self.width * out.itemsize
+            plan = steps.plan
+            pieces = steps.pieces
+            token_bytes = self.width * out.itemsize
             size = plan.size[pieces] * token_bytes
             target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
         check_files = partial(self.files.check_files, mapped)
@@ -310,28 +348,50 @@ class Slots:
     def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Start of each row, in bytes from the first; the bytes of each; and a row without data."""
         if self._last_rows is None or self._last_rows[0] != out.shape:
-            row_bytes, blank = out.shape[1] * out.itemsize, np.full(out.shape[1], self.kind.fill, self.dtype)
-            self._last_rows = out.shape, np.arange(out.shape[0]) * row_bytes, np.full(out.shape[0], row_bytes), blank
+            row_bytes = out.shape[1] * out.itemsize
+            blank = np.full(out.shape[1], self.kind.fill, self.dtype)
+            self._last_rows = (
+                out.shape,
+                np.arange(out.shape[0]) * row_bytes,
+                np.full(out.shape[0], row_bytes),
+                blank,
+            )
         return self._last_rows[1:]
 
     def _gather_pieces(self, steps: StepRange, first_byte: np.ndarray, out: np.ndarray) -> None:
         """Gathers rows of any number of pieces, of any sizes and dtypes."""
-        plan, pieces = steps.plan, steps.pieces
-        which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces] * self.width
+        plan = steps.plan
+        pieces = steps.pieces
+        which = self._dtype_of[plan.array[pieces]]
+        size = plan.size[pieces] * self.width
         begin = steps.piece_rows * out.shape[1] + plan.column[pieces] * self.width
         if int(size.sum()) < out.size:
             out[:] = self.kind.fill  # where there is no piece
-        flat, longest = out.reshape(-1), out.shape[1] + 1
+        flat = out.reshape(-1)
+        longest = out.shape[1] + 1
         for run in (out.shape[1], *_RUNS):
             of_run = (size >= run) & (size < longest)
             longest = min(longest, run)
             for number, dtype in enumerate(self._dtypes):
                 some = np.flatnonzero(of_run & (which == number))
                 if some.size:
-                    self._copy_runs(dtype, run, first_byte[some] // dtype.itemsize, begin[some], size[some], flat)
+                    self._copy_runs(
+                        dtype,
+                        run,
+                        first_byte[some] // dtype.itemsize,
+                        begin[some],
+                        size[some],
+                        flat,
+                    )
 
     def _copy_runs(
-        self, dtype: np.dtype[Any], run: int, first: np.ndarray, begin: np.ndarray, size: np.ndarray, out: np.ndarray
+        self,
+        dtype: np.dtype[Any],
+        run: int,
+        first: np.ndarray,
+        begin: np.ndarray,
+        size: np.ndarray,
+        out: np.ndarray,
     ) -> None:
         """Copies pieces of at least ``run`` elements, run by run. The last run of a piece ends with the piece and may
         copy some elements twice.
@@ -340,21 +400,30 @@ class Slots:
         nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
         offset = np.minimum(nth * run, np.repeat(size - run, count))
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
-        _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[np.repeat(first, count) + offset]
+        _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[
+            np.repeat(first, count) + offset
+        ]
 
     def _lay_documents(self, steps: StepRange, out: np.ndarray) -> None:
         """Writes values of documents, and the default where an array stores nothing and no slots hold it."""
-        plan, pieces, flat = steps.plan, steps.pieces, out.reshape(-1)
-        array, start, size = plan.array[pieces], plan.start[pieces], plan.size[pieces]
+        plan = steps.plan
+        pieces = steps.pieces
+        flat = out.reshape(-1)
+        array = plan.array[pieces]
+        start = plan.start[pieces]
+        size = plan.size[pieces]
         begin = steps.piece_rows * out.shape[1] + plan.column[pieces]
         runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for number in np.unique(array).tolist():
-            documents, some = self.kind.documents(number), np.flatnonzero(array == number)
+            documents = self.kind.documents(number)
+            some = np.flatnonzero(array == number)
             if documents is not None:
                 found = documents.runs(start[some], size[some])
                 runs.append((begin[some][found.piece] + found.column, found.size, found.value))
             elif not self.slot_bytes:
-                runs.append((begin[some], size[some], np.full(some.size, self.kind.default, self.dtype)))
+                runs.append(
+                    (begin[some], size[some], np.full(some.size, self.kind.default, self.dtype))
+                )
         if not self.slot_bytes and not runs:
             flat[:] = 0
         elif runs:
@@ -371,17 +440,23 @@ def _runs(elements: np.ndarray, run: int) -> np.ndarray:
     return as_strided(elements, (elements.size - run + 1, run), (step, step))
 
 
-def _lay_runs(flat: np.ndarray, begin: np.ndarray, size: np.ndarray, value: np.ndarray, *, keep: bool) -> None:
+def _lay_runs(
+    flat: np.ndarray, begin: np.ndarray, size: np.ndarray, value: np.ndarray, *, keep: bool
+) -> None:
     """Writes runs of equal values; elements between them are kept or become zeros."""
     if keep:
         flat[runs_of_elements(begin, size)] = np.repeat(value, size)
         return
     order = np.argsort(begin, kind="stable")
-    begin, size = begin[order], size[order]
-    values, sizes = np.zeros(2 * order.size + 1, flat.dtype), np.empty(2 * order.size + 1, np.int64)
+    begin = begin[order]
+    size = size[order]
+    values = np.zeros(2 * order.size + 1, flat.dtype)
+    sizes = np.empty(2 * order.size + 1, np.int64)
     ends = begin + size
-    values[1::2], sizes[1::2] = value[order], size
-    sizes[0], sizes[2::2] = begin[0], np.append(begin[1:], flat.size) - ends
+    values[1::2] = value[order]
+    sizes[1::2] = size
+    sizes[0] = begin[0]
+    sizes[2::2] = np.append(begin[1:], flat.size) - ends
     flat[:] = np.repeat(values, sizes)
 
 

@@ -36,7 +36,9 @@ _SOON_S = 1.0
 _ANSWER_S = 3.0
 _FOLDER = "headrace/hosts/"
 _LONGEST_TEXT = 500
-_NOT_THE_USERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_NOT_THE_USERS = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -92,10 +94,16 @@ class HostBoard:
     """
 
     def __init__(self, client: Any, process: int, address: str = "127.0.0.1") -> None:
-        self.client, self.process, self.address = client, process, address
-        self.has_dead = False  # whether a process of the job is dead: JAX's shutdown would wait for it
+        self.client = client
+        self.process = process
+        self.address = address
+        self.has_dead = (
+            False  # whether a process of the job is dead: JAX's shutdown would wait for it
+        )
         self._beat = 0
-        self._answered, self._entries = time.monotonic(), list[tuple[str, str]]()  # of the store, in process 0
+        # of the store, in process 0
+        self._answered = time.monotonic()
+        self._entries = list[tuple[str, str]]()
         self._gates: dict[str, Callable[[], GateEntry]] = {}
         self._iterations: dict[tuple[int, ...], int] = {}
         self._last_seen: dict[int, tuple[int, float]] = {}
@@ -137,8 +145,19 @@ class HostBoard:
         with self._lock:
             self._beat += 1
             gates = {name: vars(entry()) for name, entry in self._gates.items()}
-            text = json.dumps({"name": socket.gethostname(), "pid": os.getpid(), "beat": self._beat, "gates": gates})
-            self._ask(lambda: self.client.key_value_set(f"{_FOLDER}{self.process}", text, allow_overwrite=True))
+            text = json.dumps(
+                {
+                    "name": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "beat": self._beat,
+                    "gates": gates,
+                }
+            )
+            self._ask(
+                lambda: self.client.key_value_set(
+                    f"{_FOLDER}{self.process}", text, allow_overwrite=True
+                )
+            )
 
     def _ask(self, request: Callable[[], Any]) -> Any:
         """The store's answer, if it comes within some seconds; else None: process 0, which holds the store, may be
@@ -155,7 +174,9 @@ class HostBoard:
 
         try:
             threading.Thread(target=ask, name="headrace-host-store", daemon=True).start()
-        except RuntimeError:  # Python 3.12 starts no thread during shutdown: ask here, unless the store is silent
+        except (
+            RuntimeError
+        ):  # Python 3.12 starts no thread during shutdown: ask here, unless the store is silent
             if time.monotonic() - self._answered > 3 * BEAT_S:
                 return None
             ask()
@@ -168,12 +189,14 @@ class HostBoard:
         """
         asked_at = time.monotonic()
         self._entries = self._ask(lambda: self.client.key_value_dir_get(_FOLDER)) or self._entries
-        now, entries = time.monotonic(), dict[int, HostEntry]()
+        now = time.monotonic()
+        entries = dict[int, HostEntry]()
         unanswered_s = 0.0 if self._answered >= asked_at else now - self._answered
         for key, text in self._entries:
             values = json.loads(text)
             gates = {name: GateEntry(**gate) for name, gate in values.pop("gates").items()}
-            process, entry = int(key.rsplit("/", 1)[1]), HostEntry(**values, gates=gates)
+            process = int(key.rsplit("/", 1)[1])
+            entry = HostEntry(**values, gates=gates)
             beat, since = self._last_seen.get(process, (-1, now))
             if beat != entry.beat:
                 since = now
@@ -213,7 +236,9 @@ class HostBoard:
         raised: BaseException | None = getattr(sys, "last_value", None)
         for entry in gates.values():
             if entry.error is None and (raised is not None or not entry.left):
-                entry.error = f"its program ended{'' if raised is None else ': ' + describe_error(raised)}"
+                entry.error = (
+                    f"its program ended{'' if raised is None else ': ' + describe_error(raised)}"
+                )
                 entry.culprit = self.process
         self._gates = {name: lambda entry=entry: entry for name, entry in gates.items()}
         self.renew()
@@ -228,7 +253,11 @@ class HostBoard:
         until = time.monotonic() + _FAREWELL_S
         while self.process == 0 and time.monotonic() < until:
             with suppress(Exception):
-                others = [e for process, e in self.read().items() if process != 0 and e.silent_s < 3 * BEAT_S]
+                others = [
+                    e
+                    for process, e in self.read().items()
+                    if process != 0 and e.silent_s < 3 * BEAT_S
+                ]
                 if all(any(gate.error for gate in entry.gates.values()) for entry in others):
                     break
             time.sleep(0.2)
@@ -276,7 +305,9 @@ def user_line(thread: int) -> str | None:
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         path = os.path.abspath(frame.f_code.co_filename)
-        library = path.startswith((*_NOT_THE_USERS, _OWN_FOLDER)) or frame.f_code.co_filename.startswith("<frozen")
+        library = path.startswith(
+            (*_NOT_THE_USERS, _OWN_FOLDER)
+        ) or frame.f_code.co_filename.startswith("<frozen")
         if not library:
             return f"{os.path.basename(path)}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back

@@ -75,8 +75,15 @@ class HostBarrier:
 
     def __post_init__(self) -> None:
         if not self.warn_after_s > 0:
-            raise ConfigError("must be above 0", field="host_barrier.warn_after_s", value=self.warn_after_s)
-        check_at_least("host_barrier.lost_after_s", self.lost_after_s, 6, "Signs of life come every second; try 30.")
+            raise ConfigError(
+                "must be above 0", field="host_barrier.warn_after_s", value=self.warn_after_s
+            )
+        check_at_least(
+            "host_barrier.lost_after_s",
+            self.lost_after_s,
+            6,
+            "Signs of life come every second; try 30.",
+        )
         check_whole("host_barrier.every", self.every)
         check_at_least("host_barrier.every", self.every)
 
@@ -93,12 +100,22 @@ class HostGate:
     """
 
     def __init__(
-        self, board: HostBoard, processes: tuple[int, ...], first_step: int, setting: HostBarrier, stats: IterationStats
+        self,
+        board: HostBoard,
+        processes: tuple[int, ...],
+        first_step: int,
+        setting: HostBarrier,
+        stats: IterationStats,
     ) -> None:
-        self._board, self._processes, self._setting, self._stats = board, processes, setting, stats
+        self._board = board
+        self._processes = processes
+        self._setting = setting
+        self._stats = stats
         self._first_step = first_step
         self._entry = GateEntry()
-        self._asked, self._asked_at, self._trainer = False, time.monotonic(), threading.get_ident()
+        self._asked = False
+        self._asked_at = time.monotonic()
+        self._trainer = threading.get_ident()
         self._late: list[str] = []
         self._dead = False
         self.name = board.add_gate(processes, self._describe)
@@ -112,15 +129,25 @@ class HostGate:
         Raises:
             HostError: as for :meth:`cross`.
         """
-        invitation, refusal = f"headrace/links/{self.name}/", f"headrace/no links/{self.name}/"
+        invitation = f"headrace/links/{self.name}/"
+        refusal = f"headrace/no links/{self.name}/"
         store = self._board.client
         try:
-            store.key_value_set(invitation + str(self._board.process), self._links.listen(self._board.address))
+            store.key_value_set(
+                invitation + str(self._board.process), self._links.listen(self._board.address)
+            )
             self.cross()
             above = self._links.above
-            self._links.connect(None if above is None else store.blocking_key_value_get(f"{invitation}{above}", 1000))
+            self._links.connect(
+                None
+                if above is None
+                else store.blocking_key_value_get(f"{invitation}{above}", 1000)
+            )
         except OSError as error:
-            _LOG.warning("hosts meet at a barrier of JAX's, which is slower: no connection: %s", describe_error(error))
+            _LOG.warning(
+                "hosts meet at a barrier of JAX's, which is slower: no connection: %s",
+                describe_error(error),
+            )
             store.key_value_set(refusal + str(self._board.process), describe_error(error))
         self.cross()
         store.key_value_delete(invitation + str(self._board.process))
@@ -160,9 +187,11 @@ class HostGate:
         if entry.left:
             return
         if isinstance(error, HostError):
-            entry.error, entry.culprit = error.problem, error.process
+            entry.error = error.problem
+            entry.culprit = error.process
         elif error is not None:
-            entry.error, entry.culprit = describe_error(error), self._board.process
+            entry.error = describe_error(error)
+            entry.culprit = self._board.process
         entry.dead = self._dead
         entry.left = True
         self._barrier.end()
@@ -180,7 +209,8 @@ class HostGate:
         if self._meeting.meet(_SOON_S):
             return
         self._board.renew_soon()
-        warn_after_s, poll_s = self._setting.warn_after_s, max(len(self._processes) / _PROCESSES_A_SECOND, _SOON_S)
+        warn_after_s = self._setting.warn_after_s
+        poll_s = max(len(self._processes) / _PROCESSES_A_SECOND, _SOON_S)
         while not self._meeting.meet(poll_s):
             if self._entry.left:
                 raise _host_error("was closed while it waited for other hosts", self._board.process)
@@ -193,12 +223,15 @@ class HostGate:
 
     def _explain(self, process: int) -> HostError:
         """Why a neighbour has closed its connection: the reason in its entry, or else that it is dead."""
-        entries, until = self._board.read(), time.monotonic() + _LAST_WORD_S
+        entries = self._board.read()
+        until = time.monotonic() + _LAST_WORD_S
         beat = entries[process].beat if process in entries else -1
         while time.monotonic() < until:
             self._check(entries)
             if process in entries and entries[process].beat > beat + 1:
-                return _host_error(f"{name_hosts([process], entries)} has closed its connection", process)
+                return _host_error(
+                    f"{name_hosts([process], entries)} has closed its connection", process
+                )
             time.sleep(_SOON_S / 5)
             entries = self._board.read()
         doing = "and its connection is closed"
@@ -208,7 +241,9 @@ class HostGate:
         self._dead = self._board.has_dead = True
         entry = entries.get(process)
         gate = GateEntry() if entry is None else entry.gates.get(self.name, GateEntry())
-        pid, silent_s = ("unknown", 0.0) if entry is None else (entry.pid or "unknown", entry.silent_s)
+        pid, silent_s = (
+            ("unknown", 0.0) if entry is None else (entry.pid or "unknown", entry.silent_s)
+        )
         silent = f"process {pid}, has shown no sign of life for {silent_s:.0f} s {why}".rstrip()
         last = f"; at last it {gate.doing}" if gate.doing else ""
         return _host_error(f"{name_hosts([process], entries)}, {silent}{last}", process)
@@ -228,17 +263,24 @@ class HostGate:
                 raise _host_error(problem, gate.culprit)
             if gate.left:
                 raise _host_error(
-                    f"{named} ended its iteration before step {self._first_step + gate.crossing}", process
+                    f"{named} ended its iteration before step {self._first_step + gate.crossing}",
+                    process,
                 )
             if entry.silent_s > self._setting.lost_after_s:
                 raise self._dead_host(process, entries, "")
 
     def _missing(self, entries: dict[int, HostEntry]) -> list[int]:
-        gates = {process: entries[process].gates.get(self.name) for process in self._processes if process in entries}
+        gates = {
+            process: entries[process].gates.get(self.name)
+            for process in self._processes
+            if process in entries
+        }
         return [
             process
             for process in self._processes
-            if (gate := gates.get(process)) is None or gate.crossing < self._entry.crossing or not gate.waits
+            if (gate := gates.get(process)) is None
+            or gate.crossing < self._entry.crossing
+            or not gate.waits
         ]
 
     def _warn(self, entries: dict[int, HostEntry], waited_s: float) -> None:
@@ -248,11 +290,17 @@ class HostGate:
             gate = entries[process].gates.get(self.name) if process in entries else None
             doing = "has not begun this iteration" if gate is None else gate.doing
             silent_s = entries[process].silent_s if process in entries else 0.0
-            quiet = f" (no sign of life for {silent_s:.0f} s)" if silent_s > self._setting.lost_after_s / 3 else ""
+            quiet = (
+                f" (no sign of life for {silent_s:.0f} s)"
+                if silent_s > self._setting.lost_after_s / 3
+                else ""
+            )
             self._late.append(f"{name_hosts([process], entries)} {doing}{quiet}")
         more = f"; and {len(missing) - 5} more hosts" if len(missing) > 5 else ""
         if missing:
-            _LOG.warning("step %d waits for %.0f s: %s%s", self._step, waited_s, "; ".join(self._late), more)
+            _LOG.warning(
+                "step %d waits for %.0f s: %s%s", self._step, waited_s, "; ".join(self._late), more
+            )
 
     @property
     def _step(self) -> int:
@@ -260,7 +308,8 @@ class HostGate:
 
     def _describe(self) -> GateEntry:
         """The state of this host, for the others."""
-        entry, step = self._entry, self._first_step + max(self._entry.crossing, 0)
+        entry = self._entry
+        step = self._first_step + max(self._entry.crossing, 0)
         waiting = self._stats.queue.explain_wait()
         if entry.waits:
             doing = f"waits for other hosts at step {self._step}"
@@ -269,7 +318,9 @@ class HostGate:
         else:
             line = user_line(self._trainer)
             away_s = time.monotonic() - self._asked_at
-            doing = f"has not asked for step {step} for {away_s:.0f} s" + (f", at {line}" if line else "")
+            doing = f"has not asked for step {step} for {away_s:.0f} s" + (
+                f", at {line}" if line else ""
+            )
         return replace(entry, doing=doing)
 
 
@@ -286,9 +337,15 @@ class _Barrier:
     At the end the thread first tells the others why and only then closes the connections, so that they find the reason.
     """
 
-    def __init__(self, board: HostBoard, name: str, processes: tuple[int, ...], links: HostLinks) -> None:
-        self._board, self._processes, self._links = board, list(processes), links
-        self._wait: Callable[[int, list[int]], None] = partial(board.client.wait_at_barrier, f"headrace/gate/{name}")
+    def __init__(
+        self, board: HostBoard, name: str, processes: tuple[int, ...], links: HostLinks
+    ) -> None:
+        self._board = board
+        self._processes = list(processes)
+        self._links = links
+        self._wait: Callable[[int, list[int]], None] = partial(
+            board.client.wait_at_barrier, f"headrace/gate/{name}"
+        )
         self._go: SimpleQueue[bool] = SimpleQueue()  # False: no more meetings
         self._failures: SimpleQueue[Exception | None] = SimpleQueue()
         board.add_thread(self._run)
@@ -319,7 +376,9 @@ class _Barrier:
                 pass
         self._board.renew()  # the others find the reason there
         self._links.close()
-        with suppress(Exception):  # waiting hosts get an error at once: all must pass the same processes
+        with suppress(
+            Exception
+        ):  # waiting hosts get an error at once: all must pass the same processes
             self._wait(1000, [self._board.process])
 
 

@@ -103,7 +103,9 @@ class SharedLedgers:
     def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
         """The result of ``read`` for a cache's folder and a filter, the same for all processes; it may be empty."""
         name = f"/filter/{hashlib.sha256(filter_file.encode()).hexdigest()[:32]}"
-        return self._read_once(root, name, read, lambda raw: raw and zlib.compress(raw), bytes, _WORK_S)
+        return self._read_once(
+            root, name, read, lambda raw: raw and zlib.compress(raw), bytes, _WORK_S
+        )
 
     def _read_once(
         self,
@@ -131,7 +133,9 @@ class SharedLedgers:
             packed = pack(value)
             return value
         finally:
-            self._leave(key, [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)])
+            self._leave(
+                key, [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)]
+            )
 
     def _leave(self, key: str, pieces: list[bytes]) -> None:
         """Leaves data for the others; without pieces, they read it themselves."""
@@ -148,7 +152,10 @@ class SharedLedgers:
         try:
             count = int(self._client.blocking_key_value_get(f"{key}/pieces", timeout_ms))
             numbers = range(count)
-            pieces = [self._client.blocking_key_value_get_bytes(f"{key}/{number}", timeout_ms) for number in numbers]
+            pieces = [
+                self._client.blocking_key_value_get_bytes(f"{key}/{number}", timeout_ms)
+                for number in numbers
+            ]
             return zlib.decompress(b"".join(pieces)) if pieces else None
         except Exception as error:  # noqa: BLE001  # JAX's errors have no common base
             _LOG.warning(
@@ -161,4 +168,8 @@ class SharedLedgers:
 
 def _packed_table(ledger: Ledger | None) -> bytes:
     """The table of a ledger, for others to take; empty if there is none."""
-    return ledger.parts.packed() if ledger is not None and isinstance(ledger.parts, ColumnTable) else b""
+    return (
+        ledger.parts.packed()
+        if ledger is not None and isinstance(ledger.parts, ColumnTable)
+        else b""
+    )

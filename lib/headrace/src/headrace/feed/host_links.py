@@ -56,7 +56,8 @@ class HostLinks:
     """
 
     def __init__(self, processes: Sequence[int], process: int) -> None:
-        self._process, (self.above, self.below) = process, family_of(processes, process)
+        self._process = process
+        (self.above, self.below) = family_of(processes, process)
         self._listener: socket.socket | None = None
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._neighbours: dict[int, socket.socket] = {}
@@ -86,7 +87,10 @@ class HostLinks:
             above = socket.create_connection((address, int(port)), timeout=_CONNECT_S)
             above.sendall(bytes.fromhex(token) + self._process.to_bytes(4, "big"))
             self._add(self.above, above)
-        while self._neighbours.keys() < {*self.below, *([] if self.above is None else [self.above])}:
+        while self._neighbours.keys() < {
+            *self.below,
+            *([] if self.above is None else [self.above]),
+        }:
             if self._listener is None or time.monotonic() > until:
                 raise TimeoutError("a host did not connect")
             self._listener.settimeout(max(until - time.monotonic(), 0.01))
@@ -94,17 +98,23 @@ class HostLinks:
             visitor.settimeout(1.0)
             greeting = b""
             with suppress(OSError):
-                while len(greeting) < _TOKEN_BYTES + 4 and (part := visitor.recv(_TOKEN_BYTES + 4 - len(greeting))):
+                while len(greeting) < _TOKEN_BYTES + 4 and (
+                    part := visitor.recv(_TOKEN_BYTES + 4 - len(greeting))
+                ):
                     greeting += part
             process = int.from_bytes(greeting[_TOKEN_BYTES:], "big")
-            if secrets.compare_digest(greeting[:_TOKEN_BYTES], self._token) and process in self.below:
+            if (
+                secrets.compare_digest(greeting[:_TOKEN_BYTES], self._token)
+                and process in self.below
+            ):
                 self._add(process, visitor)
             else:
                 visitor.close()  # not one of ours
 
     def begin(self) -> None:
         """Declares this host ready for the next meeting."""
-        self._waited_for, self._asked_above = set(self.below), False
+        self._waited_for = set(self.below)
+        self._asked_above = False
 
     def meet(self, timeout_s: float) -> bool:
         """Whether all hosts are there within ``timeout_s`` seconds; to be called again until they are.
@@ -175,7 +185,9 @@ def own_address(coordinator: str | None) -> str:
     if coordinator is None:
         return "127.0.0.1"
     host, _, port = coordinator.rpartition(":")
-    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+    )[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])

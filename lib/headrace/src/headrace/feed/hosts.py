@@ -47,7 +47,9 @@ def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
     """
     if not _shared(devices):
         return
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=_NUMPY_TO_PLAIN).encode()).digest()
+    digest = hashlib.sha256(
+        json.dumps(described, sort_keys=True, default=_NUMPY_TO_PLAIN).encode()
+    ).digest()
     digests = _gather(devices, np.frombuffer(digest, np.uint8))
     if len({digest.tobytes() for digest in digests.values()}) == 1:
         return
@@ -78,7 +80,9 @@ def host_differences(described: Mapping[int, Any]) -> list[str]:
         if len(hosts) > 1:
             *few, most = sorted(hosts, key=lambda value: (len(hosts[value]), hosts[value][0]))
             last = f"the others {most}" if len(hosts[most]) > 1 else f"{_named(hosts[most])} {most}"
-            lines.append(f"{path}: {', '.join(f'{_named(hosts[value])} {value}' for value in few)}, {last}")
+            lines.append(
+                f"{path}: {', '.join(f'{_named(hosts[value])} {value}' for value in few)}, {last}"
+            )
     return lines
 
 
@@ -90,9 +94,20 @@ def _named(hosts: list[int]) -> str:
 def _leaves(value: Any, place: str) -> list[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         items: Mapping[str, Any] = value
-        return [leaf for key in items for leaf in _leaves(items[key], f"{place}.{key}" if place else key)]
+        return [
+            leaf
+            for key in items
+            for leaf in _leaves(items[key], f"{place}.{key}" if place else key)
+        ]
     text = json.dumps(value)
-    return [(place, text if len(text) <= 60 else f"{text[:40]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})")]
+    return [
+        (
+            place,
+            text
+            if len(text) <= 60
+            else f"{text[:40]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})",
+        )
+    ]
 
 
 def _shared(devices: Collection[Any]) -> bool:
@@ -107,6 +122,8 @@ def _gather(devices: Collection[Any], row: np.ndarray) -> dict[int, np.ndarray]:
     processes = sorted(first)
     line = Mesh(np.asarray([first[process] for process in processes]), ("process",))
     shape = (len(processes), row.size)
-    rows = jax.make_array_from_callback(shape, NamedSharding(line, PartitionSpec("process")), lambda _: row[None])
+    rows = jax.make_array_from_callback(
+        shape, NamedSharding(line, PartitionSpec("process")), lambda _: row[None]
+    )
     gathered = jax.jit(lambda x: x, out_shardings=NamedSharding(line, PartitionSpec()))(rows)
     return dict(zip(processes, np.asarray(gathered.addressable_data(0)), strict=True))

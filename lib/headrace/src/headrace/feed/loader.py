@@ -24,9 +24,22 @@ from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
-from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, as_whole, check_at_least, check_whole
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    IndexOutOfRangeError,
+    as_whole,
+    check_at_least,
+    check_whole,
+)
 from headrace.feed.async_reader import BatchReader
-from headrace.feed.exchange import PooledRows, RowExchange, check_exchange, exchange_rows, holders_of
+from headrace.feed.exchange import (
+    PooledRows,
+    RowExchange,
+    check_exchange,
+    exchange_rows,
+    holders_of,
+)
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.micro_batches import StepSplitter
@@ -131,9 +144,13 @@ class DataLoader(BatchOrder):
             raise TypeError(f"DataLoader got an unexpected keyword argument {min(unknown)!r}")
         if sharding is not None and (mesh is not None or batch_axis is not None):
             raise ConfigError(
-                "cannot be combined with mesh or batch_axis", field="sharding", cure="Give one or the other."
+                "cannot be combined with mesh or batch_axis",
+                field="sharding",
+                cure="Give one or the other.",
             )
-        self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
+        self.placement = Placement(
+            sharding if sharding is not None else batch_sharding(mesh, batch_axis)
+        )
         self.prefetch_bytes = checked_budget(prefetch_bytes)
         self._seq_lens = self.dataset.seq_lens
         for size in self.schedule.unique_sizes:
@@ -142,7 +159,9 @@ class DataLoader(BatchOrder):
         layout = options.get("sequence_layout", "contiguous")
         self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens)
         micro = options.get("micro_batches")
-        self._splitter = None if micro is None else StepSplitter(micro, self, self.placement, layout)
+        self._splitter = (
+            None if micro is None else StepSplitter(micro, self, self.placement, layout)
+        )
         self._mapping = options.get("memory_map", True)
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)
@@ -158,8 +177,12 @@ class DataLoader(BatchOrder):
             maker = BatchMaker(self.planned.eos_id, self.planned.pairs)
             self._deliver = partial(maker.of_devices, placement=self.placement)
         # functions get whole rows, even if each device then holds only some columns
-        self._reads = self.placement if self._deliver is not None else Placement(self.placement.rows_sharding)
-        self.row_exchange: ExchangeSetting = check_exchange(options.get("row_exchange", "auto"), self)
+        self._reads = (
+            self.placement if self._deliver is not None else Placement(self.placement.rows_sharding)
+        )
+        self.row_exchange: ExchangeSetting = check_exchange(
+            options.get("row_exchange", "auto"), self
+        )
 
     @property
     def local_share(self) -> float:
@@ -228,7 +251,9 @@ class DataLoader(BatchOrder):
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0)
-        processes = tuple(sorted({device.process_index for device in self.placement.sharding.device_set}))
+        processes = tuple(
+            sorted({device.process_index for device in self.placement.sharding.device_set})
+        )
         gate = open_gate(processes, step, None if replayed else self._host_barrier, stats)
         try:
             if gate is not None:
@@ -242,7 +267,9 @@ class DataLoader(BatchOrder):
         # One group is taken, one ready, one delivered, the others gathered; without room for four, batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
         gathering = min(ready // group - 3, GATHERING) if group else 0
-        reader = self._reader(stats, Grouping(group, gathering), None if replayed else self._exchange())
+        reader = self._reader(
+            stats, Grouping(group, gathering), None if replayed else self._exchange()
+        )
         self._readers.add(reader)
         last = self.num_steps
         if replayed:
@@ -295,8 +322,12 @@ class DataLoader(BatchOrder):
         snapshot = total.snapshot(over_http, resident)
         if not all_hosts:
             return snapshot
-        records = gather(self.placement.sharding.device_set, json.dumps(snapshot.to_record()).encode())
-        return LoaderStats.over_hosts({host: LoaderStats.from_record(json.loads(r)) for host, r in records.items()})
+        records = gather(
+            self.placement.sharding.device_set, json.dumps(snapshot.to_record()).encode()
+        )
+        return LoaderStats.over_hosts(
+            {host: LoaderStats.from_record(json.loads(r)) for host, r in records.items()}
+        )
 
     def _fold_finished(self) -> None:
         """Sums up iterations that nobody refers to any more, so that memory does not grow with their number."""
@@ -318,7 +349,9 @@ class DataLoader(BatchOrder):
 
     def __reduce__(self) -> NoReturn:
         cure = "Send the config or the dataset, and make a loader there."
-        raise ConfigError("cannot be pickled: it holds devices and threads", field="loader", cure=cure)
+        raise ConfigError(
+            "cannot be pickled: it holds devices and threads", field="loader", cure=cure
+        )
 
     def _exchange(self) -> RowExchange | None:
         """Which rows an iteration reads for other processes; None: no rows are exchanged."""
@@ -327,17 +360,27 @@ class DataLoader(BatchOrder):
             return None
         return RowExchange(holders, self.row_exchange)
 
-    def _reader(self, stats: IterationStats, grouping: Grouping, exchange: RowExchange | None = None) -> BatchReader:
+    def _reader(
+        self, stats: IterationStats, grouping: Grouping, exchange: RowExchange | None = None
+    ) -> BatchReader:
         check_same_process()  # neither the stores' threads nor jax survive a fork
         return open_reader(
-            self, self._reads, self.prefetch_bytes, stats, grouping, mapping=self._mapping, exchange=exchange
+            self,
+            self._reads,
+            self.prefetch_bytes,
+            stats,
+            grouping,
+            mapping=self._mapping,
+            exchange=exchange,
         )
 
     def _to_devices(self, host: Any, step: int, stats: IterationStats) -> Any:
         with stats.watch.phase("transfer"), stats.waits.during("transfer"):
             if isinstance(host, PooledRows):
                 origin = self.placement.to_global(host.origin, host.batch_size)
-                delivered = host._replace(arrays=self._deliver_arrays(host.arrays, [host.array_size]), origin=origin)
+                delivered = host._replace(
+                    arrays=self._deliver_arrays(host.arrays, [host.array_size]), origin=origin
+                )
             else:
                 delivered = self._deliver_arrays(host, self.schedule.unique_sizes)
         if self._splitter is None:

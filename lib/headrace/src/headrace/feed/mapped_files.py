@@ -47,7 +47,9 @@ class _Watched:
     def __init__(self, array: MappedArray, shard: int) -> None:
         file = array.file_of(shard)
         assert file is not None
-        self.array, self.shard, self.file = array, shard, file
+        self.array = array
+        self.shard = shard
+        self.file = file
         self.losses = array.losses(shard)
         self.looked_at = -math.inf  # an earlier loader may have mapped and checked it long ago
 
@@ -57,8 +59,12 @@ class _Watched:
         """
         current: MappedFile = self.file.again()
         changed = verify or current != self.file
-        intact = not changed or (self.array.check_again(self.shard) and current.size >= self.file.size)
-        if not intact or self.array.losses(self.shard) != self.losses:  # another loader may have noticed first
+        intact = not changed or (
+            self.array.check_again(self.shard) and current.size >= self.file.size
+        )
+        if (
+            not intact or self.array.losses(self.shard) != self.losses
+        ):  # another loader may have noticed first
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",
@@ -114,13 +120,20 @@ class MappedBlocks:
     @classmethod
     def none(cls, blocks: Int64[np.ndarray, " m"]) -> MappedBlocks:
         """Blocks that all have to be read."""
-        return cls(blocks, np.zeros(blocks.size, np.int64), np.zeros(blocks.size, np.bool_), np.full(blocks.size, -1))
+        return cls(
+            blocks,
+            np.zeros(blocks.size, np.int64),
+            np.zeros(blocks.size, np.bool_),
+            np.full(blocks.size, -1),
+        )
 
     def replace(self, block: int, memory: np.ndarray) -> None:
         """Gathers a block from memory instead of its file, if the window uses it."""
         at = int(np.searchsorted(self.blocks, block))
         if at < self.blocks.size and self.blocks[at] == block:
-            self.address[at], self.sound[at], self.file[at] = memory.ctypes.data, True, -1
+            self.address[at] = memory.ctypes.data
+            self.sound[at] = True
+            self.file[at] = -1
             self.replaced[block] = memory
 
 
@@ -133,8 +146,12 @@ class MappedFiles:
         checker: Verifies chunks against their checksums; None: the caller's thread does.
     """
 
-    def __init__(self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None) -> None:
-        self._arrays, self._default, self._checker = arrays, default, checker
+    def __init__(
+        self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None
+    ) -> None:
+        self._arrays = arrays
+        self._default = default
+        self._checker = checker
         self._mapped: dict[int, MappedArray | None] = {}
         self._first_file: dict[int, int] = {}  # number of the first file of each mapped array
         self._num_files = 0
@@ -144,7 +161,9 @@ class MappedFiles:
         self._windows: weakref.WeakSet[MappedBlocks] = weakref.WeakSet()
         self._looked = self._last, -math.inf  # and until when no new look is due
         self._changes = self._touched = 0
-        self._checked_at, self._allowed_s = -math.inf, 0.0  # processor time that looks may take
+        # processor time that looks may take
+        self._checked_at = -math.inf
+        self._allowed_s = 0.0
 
     def array(self, number: int) -> MappedArray | None:
         """An array's chunks in place; None if they have to be read."""
@@ -156,11 +175,14 @@ class MappedFiles:
                 self._num_files += mapped.num_shards
         return self._mapped[number]
 
-    def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
+    def find(
+        self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
+    ) -> MappedBlocks:
         """Finds the blocks of the next window, given the array of each and its chunk number there. Begins to verify
         those that have not been verified, in the order of their first use.
         """
-        last, window = self._last, MappedBlocks.none(uses.blocks)
+        last = self._last
+        window = MappedBlocks.none(uses.blocks)
         window.lost_pages = last.lost_pages
         unknown = np.ones(uses.blocks.size, np.bool_)
         if last.blocks.size:
@@ -171,10 +193,17 @@ class MappedFiles:
             window.sound = ~unknown
         new = np.flatnonzero(unknown)
         if new.size:
-            window.address[new], window.sound[new], window.file[new] = self._locate(array[new], chunk[new])
-        for block, memory in last.replaced.items():  # if this window does not use it, a later one reads it again
+            window.address[new], window.sound[new], window.file[new] = self._locate(
+                array[new], chunk[new]
+            )
+        for (
+            block,
+            memory,
+        ) in last.replaced.items():  # if this window does not use it, a later one reads it again
             window.replace(block, memory)
-        window.files = [self._watch(number) for number in np.unique(window.file).tolist() if number >= 0]
+        window.files = [
+            self._watch(number) for number in np.unique(window.file).tolist() if number >= 0
+        ]
         if not window.sound.all():
             self._begin_checks(window, uses, array, chunk)
         self._windows.add(window)
@@ -185,18 +214,25 @@ class MappedFiles:
         self, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Address of each chunk, whether it was verified, and its file. Chunks of one array must be adjacent."""
-        address, sound = np.zeros(array.size, np.int64), np.zeros(array.size, np.bool_)
+        address = np.zeros(array.size, np.int64)
+        sound = np.zeros(array.size, np.bool_)
         begins = np.flatnonzero(np.diff(array, prepend=-1))
-        ends, touched = [*begins[1:].tolist(), array.size], 0
+        ends = [*begins[1:].tolist(), array.size]
+        touched = 0
         first_file, shard_chunks = np.full((2, begins.size), 1)
-        for k, (number, begin, end) in enumerate(zip(array[begins].tolist(), begins.tolist(), ends, strict=True)):
+        for k, (number, begin, end) in enumerate(
+            zip(array[begins].tolist(), begins.tolist(), ends, strict=True)
+        ):
             mapped = self.array(number)
             if mapped is not None:
                 address[begin:end], sound[begin:end] = mapped.look_up(chunk[begin:end])
-                first_file[k], shard_chunks[k] = self._first_file[number], mapped.shard_chunks
+                first_file[k] = self._first_file[number]
+                shard_chunks[k] = mapped.shard_chunks
                 touched += (end - begin) * mapped.chunk_bytes
             elif self._arrays.get(number) is None:
-                address[begin:end], sound[begin:end], first_file[k] = self._default.ctypes.data, True, _NO_FILE
+                address[begin:end] = self._default.ctypes.data
+                sound[begin:end] = True
+                first_file[k] = _NO_FILE
             else:
                 first_file[k] = _NO_FILE
         self._sweep(touched)
@@ -208,7 +244,9 @@ class MappedFiles:
     def _watch(self, number: int) -> _Watched:
         """The file of a number."""
         if number not in self._watched:
-            array = next(one for one, first in reversed(self._first_file.items()) if first <= number)
+            array = next(
+                one for one, first in reversed(self._first_file.items()) if first <= number
+            )
             mapped = self._mapped[array]
             assert mapped is not None
             self._watched[number] = _Watched(mapped, number - self._first_file[array])
@@ -222,18 +260,26 @@ class MappedFiles:
                 if mapped is not None:
                     mapped.leave()
 
-    def _begin_checks(self, window: MappedBlocks, uses: WindowUses, array: np.ndarray, chunk: np.ndarray) -> None:
+    def _begin_checks(
+        self, window: MappedBlocks, uses: WindowUses, array: np.ndarray, chunk: np.ndarray
+    ) -> None:
         first_use = np.unique(uses.block, return_index=True)[1]  # every block has a first use
         order = np.argsort(first_use)
         order = order[(~window.sound & (window.file >= 0))[order]]
         order = order[[block not in self._unsettled for block in window.blocks[order].tolist()]]
         chunks = list(zip(*(a[order].tolist() for a in (window.blocks, array, chunk)), strict=True))
-        columns, sound = self._check_columns(array[order], chunk[order]), np.zeros(order.size, np.uint8)
+        columns = self._check_columns(array[order], chunk[order])
+        sound = np.zeros(order.size, np.uint8)
         tables: list[Submitted | None] = []
         for begin in range(0, len(chunks), _TABLE):
-            some, ahead = slice(begin, begin + _TABLE), 0 if begin else len(chunks)
+            some = slice(begin, begin + _TABLE)
+            ahead = 0 if begin else len(chunks)
             holds = [self._mapped[number] for _, number, _ in chunks[some]]
-            tables.append(self._submit(Checks(columns[:, some], sound[some], ahead, native_addresses(), holds)))
+            tables.append(
+                self._submit(
+                    Checks(columns[:, some], sound[some], ahead, native_addresses(), holds)
+                )
+            )
         self._unsettled.update(block for block, _, _ in chunks)
         step_of_first_use = np.searchsorted(uses.bounds, first_use[order], side="right") - 1
         needed = np.searchsorted(step_of_first_use, np.arange(uses.steps), side="right").tolist()
@@ -242,7 +288,8 @@ class MappedFiles:
     def _check_columns(self, array: np.ndarray, chunk: np.ndarray) -> Int64[np.ndarray, "5 c"]:
         columns = np.empty((5, array.size), np.int64)
         for number in np.unique(array).tolist():
-            some, mapped = np.flatnonzero(array == number), self.array(number)
+            some = np.flatnonzero(array == number)
+            mapped = self.array(number)
             assert mapped is not None
             columns[:, some] = mapped.check_columns(chunk[some])
         return columns
@@ -275,7 +322,8 @@ class MappedFiles:
                 table.result()
                 checks.tables[at] = None
             block, array, chunk = checks.chunks[window.settled]
-            mapped, sound = self._mapped[array], bool(checks.sound[window.settled])
+            mapped = self._mapped[array]
+            sound = bool(checks.sound[window.settled])
             assert mapped is not None
             if checks.changes != self._changes:  # a file may have changed since the check
                 sound = mapped.check(chunk)
@@ -298,9 +346,12 @@ class MappedFiles:
         """
         if not window.files:
             return
-        now, lost_pages = time.monotonic(), _lost_pages()
+        now = time.monotonic()
+        lost_pages = _lost_pages()
         self._allowed_s = min(self._allowed_s + (now - self._checked_at) / _APART, LOOK_S / _APART)
-        self._checked_at, verify, (looked, until) = now, lost_pages != window.lost_pages, self._looked
+        self._checked_at = now
+        verify = lost_pages != window.lost_pages
+        (looked, until) = self._looked
         if looked is window and now < until and self._allowed_s <= 0 and not verify:
             return
         began = time.thread_time()

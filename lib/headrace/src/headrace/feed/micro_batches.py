@@ -76,16 +76,29 @@ class MicroForecast(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: MicroBatchConfig, dataset: PlannedDataset, schedule: BatchSchedule, row_order: RowOrder
+        cls,
+        config: MicroBatchConfig,
+        dataset: PlannedDataset,
+        schedule: BatchSchedule,
+        row_order: RowOrder,
     ) -> MicroForecast:
         """The forecast for one device, or for the config's ``rows``. Raises like :func:`check_micro_batches`."""
         check_micro_batches(config, dataset, dataset.seq_lens)
         length = dataset.length
-        last = _LOOKED_STEPS if length is None else int(schedule.step_of(np.asarray([length - 1]))[0]) + 1
-        steps = [plan_step(config, dataset, schedule, k, row_order) for k in range(min(last, _LOOKED_STEPS))]
+        last = (
+            _LOOKED_STEPS
+            if length is None
+            else int(schedule.step_of(np.asarray([length - 1]))[0]) + 1
+        )
+        steps = [
+            plan_step(config, dataset, schedule, k, row_order)
+            for k in range(min(last, _LOOKED_STEPS))
+        ]
         shape = max(shape for shape, _, _ in steps)
         counts = sum(plan.filled for _, plan, _ in steps)
-        fill = sum(int(segments.sum()) for _, _, segments in steps) / (counts * shape.rows * shape.places)
+        fill = sum(int(segments.sum()) for _, _, segments in steps) / (
+            counts * shape.rows * shape.places
+        )
         return cls(counts / len(steps), shape.number, shape.rows, shape.places, fill)
 
     def __str__(self) -> str:
@@ -107,8 +120,16 @@ class StepSplitter:
             of micro-batches that do not divide over the mesh; another layout than ``"contiguous"``.
     """
 
-    def __init__(self, config: MicroBatchConfig, order: BatchOrder, placement: Placement, sequence_layout: str) -> None:
-        self._config, self._order, self._placement = config, order, placement
+    def __init__(
+        self,
+        config: MicroBatchConfig,
+        order: BatchOrder,
+        placement: Placement,
+        sequence_layout: str,
+    ) -> None:
+        self._config = config
+        self._order = order
+        self._placement = placement
         self._ways = row_shards(placement.rows_sharding)
         if sequence_layout != "contiguous":
             cure = "Leave it out, or leave micro_batches out."
@@ -134,7 +155,9 @@ class StepSplitter:
         order = self._order
         if order.planned is None:
             segments = self._segments_as_read(step, host)
-            shape = self._config.shape(len(segments), order.dataset.seq_lens[0], segments.shape[1], self._ways)
+            shape = self._config.shape(
+                len(segments), order.dataset.seq_lens[0], segments.shape[1], self._ways
+            )
             plan = self._config.plan(segments, shape)
         else:
             shape, plan, segments = plan_step(
@@ -148,7 +171,9 @@ class StepSplitter:
             if len(lengths) == len(local_segments) and not np.array_equal(lengths, local_segments):
                 cure = "Change tokens, masks or weights alone, or leave micro_batches out."
                 problem = "goes by the documents that are in the cache, and a function of batches changed their lengths"
-                raise ConfigError(problem, field="micro_batches", value=self._config.max_tokens, cure=cure)
+                raise ConfigError(
+                    problem, field="micro_batches", value=self._config.max_tokens, cure=cure
+                )
         local = self._placement.local_rows(shape.rows).size
         return partial(_split, plan, shape, self._placement), plan.filled * local * shape.places
 
@@ -165,11 +190,15 @@ class StepSplitter:
         return np.asarray(batch.segment_lengths)
 
 
-def check_micro_batches(config: MicroBatchConfig, dataset: PlannedDataset | None, seq_lens: Sequence[int]) -> None:
+def check_micro_batches(
+    config: MicroBatchConfig, dataset: PlannedDataset | None, seq_lens: Sequence[int]
+) -> None:
     """Raises ConfigError if the rows of a dataset, planned or not, cannot be cut into micro-batches."""
     if not seq_lens:
         cure = "Load token caches or rollouts, or leave micro_batches out."
-        raise ConfigError("needs rows of tokens", field="micro_batches", value=config.max_tokens, cure=cure)
+        raise ConfigError(
+            "needs rows of tokens", field="micro_batches", value=config.max_tokens, cure=cure
+        )
     if dataset is not None and dataset.eos_id is not None:
         cure = "Pack the components (packing: {}), or leave split_documents or micro_batches out."
         problem = "needs rows whose documents are known before they are read, and split_documents looks for their ends"
@@ -188,5 +217,7 @@ def _checked_kind(batch: Any) -> PackedBatch:
     if not isinstance(batch, PackedBatch):
         cure = "Leave micro_batches out, or make map() and fn return a PackedBatch."
         kind = type(batch).__name__
-        raise ConfigError("needs batches that are PackedBatch", field="micro_batches", value=kind, cure=cure)
+        raise ConfigError(
+            "needs batches that are PackedBatch", field="micro_batches", value=kind, cure=cure
+        )
     return batch

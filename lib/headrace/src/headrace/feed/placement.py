@@ -33,13 +33,20 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
     """
     mesh = Mesh(np.asarray(jax.devices()), ("data",)) if mesh is None else mesh
     if not isinstance(mesh, Mesh):
-        raise ConfigError("is no mesh", field="mesh", value=mesh, cure="Give a jax.sharding.Mesh: jax.make_mesh(...).")
+        raise ConfigError(
+            "is no mesh",
+            field="mesh",
+            value=mesh,
+            cure="Give a jax.sharding.Mesh: jax.make_mesh(...).",
+        )
     names: list[str] = [str(n) for n in mesh.axis_names]
     if batch_axis is None:
         batch_axis = "data" if "data" in names else names[0]
     axes = (batch_axis,) if isinstance(batch_axis, str) else tuple(batch_axis)
     if not axes:
-        raise ConfigError("names no axis", field="batch_axis", value=batch_axis, cure=did_you_mean("", names))
+        raise ConfigError(
+            "names no axis", field="batch_axis", value=batch_axis, cure=did_you_mean("", names)
+        )
     for axis in axes:
         check_choice("batch_axis", axis, names, f"is not an axis of the mesh {dict(mesh.shape)}")
     return NamedSharding(mesh, PartitionSpec(axes[0] if len(axes) == 1 else axes))
@@ -57,7 +64,9 @@ class Placement:
                 cure="Give a NamedSharding(mesh, PartitionSpec(...)).",
             )
         if len(sharding.spec) > 2:
-            raise ConfigError("must be a sharding of [batch, sequence]", field="sharding", value=sharding.spec)
+            raise ConfigError(
+                "must be a sharding of [batch, sequence]", field="sharding", value=sharding.spec
+            )
         self.sharding = sharding
         self._local: dict[int, Int64[np.ndarray, " n"]] = {}
         self._columns: dict[int, tuple[int, int]] = {}
@@ -85,7 +94,8 @@ class Placement:
         ):
             axes, ways = self._ways(entry)
             if size % ways:
-                lower, upper = size // ways * ways, -(-size // ways) * ways
+                lower = size // ways * ways
+                upper = -(-size // ways) * ways
                 raise ConfigError(
                     f"is not divisible by mesh axis {'x'.join(axes)!r} of size {ways}",
                     field=field,
@@ -108,10 +118,13 @@ class Placement:
         All columns between them count as held: a process whose devices hold the two ends of a row gets all of it.
         """
         if seq_len not in self._columns:
-            over_columns = NamedSharding(self.sharding.mesh, PartitionSpec(None, *self.sharding.spec[1:]))
+            over_columns = NamedSharding(
+                self.sharding.mesh, PartitionSpec(None, *self.sharding.spec[1:])
+            )
             indices = over_columns.addressable_devices_indices_map((1, seq_len)).values()
             bounds = [index[1].indices(seq_len)[:2] for index in indices if index is not None]
-            begin, end = min((b for b, _ in bounds), default=0), max((e for _, e in bounds), default=seq_len)
+            begin = min((b for b, _ in bounds), default=0)
+            end = max((e for _, e in bounds), default=seq_len)
             self._columns[seq_len] = begin, end
         return self._columns[seq_len]
 
@@ -149,7 +162,9 @@ class Placement:
         key = local.shape, local.dtype, batch_size, along_rows, seq_len
         transfer = self._transfers.get(key)
         if transfer is None:
-            transfer = self._transfers[key] = self._transfer(local.shape, batch_size, along_rows, seq_len)
+            transfer = self._transfers[key] = self._transfer(
+                local.shape, batch_size, along_rows, seq_len
+            )
         return transfer(local)
 
     def _transfer(
@@ -158,8 +173,11 @@ class Placement:
         sharding = self.rows_sharding if along_rows or len(local_shape) == 1 else self.sharding
         rows = self._local_slice(batch_size)
         if seq_len is None or local_shape[1:2] == (seq_len,):
-            return Transfer((batch_size, *local_shape[1:]), sharding, lambda index: (rows(index[0]), *index[1:]))
-        first, shape = self.local_columns(seq_len)[0], (batch_size, seq_len, *local_shape[2:])
+            return Transfer(
+                (batch_size, *local_shape[1:]), sharding, lambda index: (rows(index[0]), *index[1:])
+            )
+        first = self.local_columns(seq_len)[0]
+        shape = (batch_size, seq_len, *local_shape[2:])
 
         def local_index(index: tuple[Any, ...]) -> tuple[Any, ...]:
             begin, end, _ = index[1].indices(seq_len)
@@ -200,7 +218,8 @@ class BatchMaker:
     """
 
     def __init__(self, eos_id: int | None, pairs: bool) -> None:
-        self._eos_id, self._pairs = eos_id, pairs
+        self._eos_id = eos_id
+        self._pairs = pairs
         self._structures: dict[tuple[Any, ...], Any] = {}
 
     def of_host(self, host: HostRows) -> PackedBatch:
@@ -228,16 +247,26 @@ class BatchMaker:
 
     def _structure(self, host: HostRows) -> Any:
         """The tree structure that makes a batch of the leaves."""
-        lengths, weights, mask = host.segment_lengths, host.row_weights, host.token_mask
+        lengths = host.segment_lengths
+        weights = host.row_weights
+        mask = host.token_mask
         key = lengths is not None, weights is not None, mask is not None, *(host.extras or ())
         if key not in self._structures:
             leaf = np.zeros(0)
-            lengths, weights, mask = (None if values is None else leaf for values in (lengths, weights, mask))
+            lengths, weights, mask = (
+                None if values is None else leaf for values in (lengths, weights, mask)
+            )
             extras = host.extras and dict.fromkeys(host.extras, leaf)
             batch = PackedBatch(
-                leaf, leaf, segment_lengths=lengths, eos_id=self._eos_id, weights=weights, token_mask=mask,
-                pairs=self._pairs, extras=extras,
-            )  # fmt: skip
+                leaf,
+                leaf,
+                segment_lengths=lengths,
+                eos_id=self._eos_id,
+                weights=weights,
+                token_mask=mask,
+                pairs=self._pairs,
+                extras=extras,
+            )
             self._structures[key] = jax.tree.structure(batch)
         return self._structures[key]
 
@@ -252,7 +281,9 @@ def fresh_copy(batch: Any) -> Any:
     copies = {device: iter(_copied(of_device)) for device, of_device in shards.items()}
     fresh = [
         jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, [next(copies[shard.device]) for shard in leaf.addressable_shards]
+            leaf.shape,
+            leaf.sharding,
+            [next(copies[shard.device]) for shard in leaf.addressable_shards],
         )
         for leaf in leaves
     ]

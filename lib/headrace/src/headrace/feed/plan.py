@@ -40,13 +40,19 @@ class BlockSpace:
     def __init__(self, sources: Sequence[RowSource]) -> None:
         first: dict[object, int] = {}
         arrays = [source.arrays for source in sources]
-        number_of = [first.setdefault(_stored_in(*one), len(first)) for one in zip(sources, arrays, strict=True)]
+        number_of = [
+            first.setdefault(_stored_in(*one), len(first))
+            for one in zip(sources, arrays, strict=True)
+        ]
         sources = [sources[number_of.index(number)] for number in range(len(first))]
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
         dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
         fill = max(map(fill_of, sources))
-        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill), *run_columns(sources)]
+        self.kinds = [
+            RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill),
+            *run_columns(sources),
+        ]
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])[number_of]
         chunks = [run.chunk for run in self.arrays.runs]
         self.chunk = self.arrays.spread(chunks)
@@ -60,12 +66,17 @@ class BlockSpace:
 
     def block_bytes(self) -> Int64[np.ndarray, " a"]:
         """Bytes of a full block of each array, including its columns."""
-        itemsizes = [k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds]
+        itemsizes = [
+            k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds
+        ]
         return self.chunk * sum(itemsizes)  # what is not stored is not read
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
         """Requests that a block of each array takes: one for its tokens and one for each column stored in chunks."""
-        return np.sum([k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds], axis=0)
+        return np.sum(
+            [k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds],
+            axis=0,
+        )
 
     def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
         """Requests for ``zarr.json``, file indices and pages of checksums by a host that reads these blocks, which must
@@ -82,11 +93,23 @@ class BlockSpace:
             return requests
         chunk = blocks - self.first_block[array]
         for kind in kinds:
-            needs_request = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
+            needs_request = (
+                kind.spread([not run.described and run.dtype is not None for run in kind.runs])[
+                    array
+                ]
+                != 0
+            )
             requests += np.unique(array[needs_request]).size
-            needs_request = kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[array] != 0
+            needs_request = (
+                kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[
+                    array
+                ]
+                != 0
+            )
             shard = chunk // kind.spread([run.shard_chunks for run in kind.runs])[array]
-            requests += np.unique(np.stack([array[needs_request], shard[needs_request]]), axis=1).shape[1]
+            requests += np.unique(
+                np.stack([array[needs_request], shard[needs_request]]), axis=1
+            ).shape[1]
         return requests
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
@@ -108,14 +131,18 @@ def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
     """Bytes that each chunk of a column takes in memory: those of the largest; 0 if none of it is stored in chunks."""
     if not kind.is_stored:
         return 0
-    itemsizes = kind.arrays.spread([run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs])
+    itemsizes = kind.arrays.spread(
+        [run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs]
+    )
     return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
 
 
 def _stored_in(source: RowSource, arrays: object) -> object:
     """A key for the place where a source is stored: its arrays, and the leaves that their cache has beside them."""
     columns = columns_of(source).items()
-    return id(arrays), *sorted((name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns)
+    return id(arrays), *sorted(
+        (name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +215,11 @@ class GlobalRows(NamedTuple):
 
 
 def global_rows(
-    dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, steps: int, row_order: RowOrder
+    dataset: PlannedDataset,
+    schedule: BatchSchedule,
+    first_step: int,
+    steps: int,
+    row_order: RowOrder,
 ) -> GlobalRows:
     """The rows of ``steps`` steps from ``first_step`` on. Unless ``row_order`` is ``"stream"``, each batch is ordered
     by locality, over the global batch, so that the order does not depend on the number of processes.
@@ -253,7 +284,9 @@ def plan_window(
         array_sizes=sizes if arranged is None else arranged.sizes,
         origin=None if arranged is None else _local_origin(placement, arranged, sizes),
         row_place=row_place,
-        sent=None if arranged is None else np.bincount(row_step[arranged.sent[keep]], minlength=steps),
+        sent=None
+        if arranged is None
+        else np.bincount(row_step[arranged.sent[keep]], minlength=steps),
         padded=bool((valid < sizes).any()),
         row_bounds=row_bounds,
         source=source,
@@ -289,7 +322,9 @@ def stored_blocks(
     dataset: PlannedDataset, space: BlockSpace, rows: Rows
 ) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
     """Which blocks hold the rows: for each use, the row, as an index into ``rows`` (ascending), and the block."""
-    pieces = _within_blocks(dataset.joined_rows.pieces(rows.source, rows.row, space.first_array), space)
+    pieces = _within_blocks(
+        dataset.joined_rows.pieces(rows.source, rows.row, space.first_array), space
+    )
     return pieces.row, _blocks_of(pieces, space)[0]
 
 
@@ -306,14 +341,18 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
     if steps and (valid == valid[0]).all():  # a table, whose rows are sorted separately
         size = int(valid[0])
         first = np.arange(steps)[:, None] * size
-        order = np.argsort(locality.reshape(steps, size), axis=1)  # faster than a stable sort, and equal without ties
+        order = np.argsort(
+            locality.reshape(steps, size), axis=1
+        )  # faster than a stable sort, and equal without ties
         ordered = locality[order + first]
         differs = ordered[:, 1:] != ordered[:, :-1]
         if not differs.all():
             rank = np.zeros_like(order)
             np.cumsum(differs, axis=1, out=rank[:, 1:])
             rank *= size
-            order = np.sort(rank + order, axis=1) - rank  # the same ranks, and ties by their place in the stream
+            order = (
+                np.sort(rank + order, axis=1) - rank
+            )  # the same ranks, and ties by their place in the stream
         return (order + first).ravel()
     return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
 
@@ -322,7 +361,9 @@ def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
     """Cuts pieces to the columns ``first .. last`` of their rows; the result counts columns from ``first``."""
     begin = np.maximum(pieces.column, first)
     size = np.minimum(pieces.column + pieces.size, last) - begin
-    cut = Pieces(pieces.row, begin - first, pieces.array, pieces.start + begin - pieces.column, size)
+    cut = Pieces(
+        pieces.row, begin - first, pieces.array, pieces.start + begin - pieces.column, size
+    )
     nonempty = np.flatnonzero(size > 0)
     return cut if nonempty.size == size.size else Pieces(*(field[nonempty] for field in cut))
 
@@ -335,7 +376,9 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
     if count.max(initial=1) == 1:
         return pieces
     chunk = np.broadcast_to(chunk, first.shape)
-    row, column, array, start, size, chunk, first = (np.repeat(x, count) for x in (*pieces, chunk, first))
+    row, column, array, start, size, chunk, first = (
+        np.repeat(x, count) for x in (*pieces, chunk, first)
+    )
     nth = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
     begin = np.maximum(start, (first + nth) * chunk)
     end = np.minimum(start + size, (first + nth + 1) * chunk)
@@ -377,7 +420,9 @@ def _cut_arranged(
     return keep, local[keep], np.searchsorted(keep, np.append(0, np.cumsum(valid)))
 
 
-def _local_origin(placement: Placement, arranged: Arranged, sizes: np.ndarray) -> list[Int32[np.ndarray, " l"]]:
+def _local_origin(
+    placement: Placement, arranged: Arranged, sizes: np.ndarray
+) -> list[Int32[np.ndarray, " l"]]:
     """For each step, the origins of the batch rows that this process holds."""
     first = np.cumsum(sizes) - sizes
     return [
@@ -390,7 +435,9 @@ def _distinct_and_ranges(
     source: np.ndarray, row: np.ndarray, step: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The number of distinct rows of each step, and of runs of neighbours among them."""
-    bits = int(row.max(initial=0)).bit_length() + 1  # one more: the last row of a source is next to none of another
+    bits = (
+        int(row.max(initial=0)).bit_length() + 1
+    )  # one more: the last row of a source is next to none of another
     number = source << bits | row
     wide = int(number.max(initial=0)).bit_length() + 1
     if wide + steps.bit_length() < 63:
@@ -398,7 +445,8 @@ def _distinct_and_ranges(
         step = key >> wide
     else:
         order = np.lexsort((number, step))
-        key, step = number[order], step[order]
+        key = number[order]
+        step = step[order]
     gap = np.diff(key, prepend=-2)
     gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step starts a run
     return np.bincount(step[gap != 0], minlength=steps), np.bincount(step[gap > 1], minlength=steps)

@@ -73,12 +73,16 @@ class Prefetched(Iterator[T], Generic[T]):
         gate: HostGate | None = None,
         finish: Callable[[T], T] | None = None,
     ) -> None:
-        self._gate, self._finish = gate, finish
+        self._gate = gate
+        self._finish = finish
         self._queue: SimpleQueue[list[T] | _End] = SimpleQueue()
         self._group: deque[T] = deque()  # the rest of the group taken last
         self._group_size = 0
-        self._made, self._taken = [0], 0
-        self._room: SimpleQueue[int] = SimpleQueue()  # the size of each group that was completely taken
+        self._made = [0]
+        self._taken = 0
+        self._room: SimpleQueue[int] = (
+            SimpleQueue()
+        )  # the size of each group that was completely taken
         self._stats = stats or QueueStats()
         self._depth = depth
         self._stop = threading.Event()
@@ -90,13 +94,17 @@ class Prefetched(Iterator[T], Generic[T]):
             name="headrace-loader",
             daemon=True,
         )
-        self._finalizer = weakref.finalize(self, _tell, self.thread, self._room, self._stop, interrupt, gate)
+        self._finalizer = weakref.finalize(
+            self, _tell, self.thread, self._room, self._stop, interrupt, gate
+        )
         _stops[self.thread] = self._finalizer
         self.thread.start()
 
     def __reduce__(self) -> NoReturn:
         cure = "Send the config or the dataset and the step, and make a loader there."
-        raise ConfigError("cannot be pickled: a thread reads ahead for it", field="batches", cure=cure)
+        raise ConfigError(
+            "cannot be pickled: a thread reads ahead for it", field="batches", cure=cure
+        )
 
     def __iter__(self) -> Prefetched[T]:
         return self
@@ -162,7 +170,9 @@ class Prefetched(Iterator[T], Generic[T]):
             with suppress(Empty):
                 while True:
                     self._queue.get_nowait()
-            self._queue.put(self._ended or _End(_closed()))  # wakes a consumer that waits in another thread
+            self._queue.put(
+                self._ended or _End(_closed())
+            )  # wakes a consumer that waits in another thread
 
     def __enter__(self) -> Prefetched[T]:
         return self
@@ -245,5 +255,7 @@ def _end_with_the_process() -> None:
 
 def _closed() -> ReadError:
     return ReadError(
-        "was closed before its end", field="iterator", cure="Go on with a new one: loader.iter_from_step(step)."
+        "was closed before its end",
+        field="iterator",
+        cure="Go on with a new one: loader.iter_from_step(step).",
     )

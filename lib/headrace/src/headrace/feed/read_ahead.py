@@ -92,8 +92,12 @@ class BlockCache:
         *,
         mapping: bool = True,
     ) -> None:
-        self.space, self.stats = space, stats
-        self.kinds = [Slots(kind, space.chunk, stats, copiers, checker, mapping=mapping) for kind in space.kinds]
+        self.space = space
+        self.stats = stats
+        self.kinds = [
+            Slots(kind, space.chunk, stats, copiers, checker, mapping=mapping)
+            for kind in space.kinds
+        ]
         self.slot_bytes = space.slot_bytes
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
         self.max_bytes = max_bytes
@@ -177,7 +181,9 @@ class BlockCache:
             (number, chunk, slot), waiting = self._pending[block]
             for kind, pending in waiting:
                 try:
-                    if self._arrived(pending) is False:  # wrong checksum: TensorStore reports it, or reads it right
+                    if (
+                        self._arrived(pending) is False
+                    ):  # wrong checksum: TensorStore reports it, or reads it right
                         self._arrived(kind.read_again(number, chunk, slot))
                 except HeadraceError as error:
                     raise _not_readable(kind, number, chunk, step, error) from error
@@ -187,7 +193,9 @@ class BlockCache:
         """Makes :meth:`wait` give up, now and from now on. Safe to call from any thread."""
         self._interrupted.set()
 
-    def gather(self, window: Window, steps: StepRange, into: Sequence[np.ndarray]) -> list[Callable[[], None]]:
+    def gather(
+        self, window: Window, steps: StepRange, into: Sequence[np.ndarray]
+    ) -> list[Callable[[], None]]:
         """Calls that copy the rows of some steps of a window into one array for each of :attr:`kinds`; see
         :meth:`Slots.gather`.
         """
@@ -214,7 +222,9 @@ class BlockCache:
         raise ReadError("the loader was closed while it was read")
 
 
-def _not_readable(kind: Slots, number: int, chunk: int, step: int, error: HeadraceError) -> ReadError:
+def _not_readable(
+    kind: Slots, number: int, chunk: int, step: int, error: HeadraceError
+) -> ReadError:
     array = kind.arrays.get(number)
     return ReadError(
         f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
@@ -259,11 +269,15 @@ class ReadAhead:
         waits: WaitLog,
     ) -> None:
         self.residency = Residency(cache.num_slots, first_step, stop_step)
-        self._plan, self._cache = plan, cache
-        self._first_step, self._stop_step = first_step, stop_step
+        self._plan = plan
+        self._cache = cache
+        self._first_step = first_step
+        self._stop_step = stop_step
         self._gathered = first_step - 1
         self._windows: deque[Window] = deque()
-        self._decided: deque[Window] = deque()  # at least in part, and not all of whose steps have begun
+        self._decided: deque[Window] = (
+            deque()
+        )  # at least in part, and not all of whose steps have begun
         self._fetches: deque[_Fetch] = deque()
         self._in_files: list[int] = []  # blocks in files whose use began after the last count
         self._waits = waits
@@ -291,11 +305,15 @@ class ReadAhead:
 
     def _decide(self, window: Window) -> None:
         """Decides the next step of a window; if it reads nothing, also all others, unless these must wait."""
-        number, plan, stats = len(window.fetched), window.plan, self._cache.stats
+        number = len(window.fetched)
+        plan = window.plan
+        stats = self._cache.stats
         if window.in_place and (fetched := self.residency.decide_rest()) is not None:
             window.in_files += fetched
             window.fetched += [[]] * len(fetched)
-            stats.block_hits += int(plan.uses.bounds[-1] - plan.uses.bounds[number]) - sum(map(len, fetched))
+            stats.block_hits += int(plan.uses.bounds[-1] - plan.uses.bounds[number]) - sum(
+                map(len, fetched)
+            )
             return
         pieces = slice(int(plan.piece_bounds[number]), int(plan.piece_bounds[number + 1]))
         decided = self.residency.decide(None if window.in_place else plan.block[pieces])
@@ -304,10 +322,14 @@ class ReadAhead:
         now = time.perf_counter()
         fetches = [
             _Fetch(decided.step, window, *fetch, now)
-            for fetch in compress(zip(decided.blocks, decided.into, decided.free_after, strict=True), reads)
+            for fetch in compress(
+                zip(decided.blocks, decided.into, decided.free_after, strict=True), reads
+            )
         ]
         window.fetched.append([fetch.block for fetch in fetches])
-        window.in_files.append([block for block, is_read in zip(decided.blocks, reads, strict=True) if not is_read])
+        window.in_files.append(
+            [block for block, is_read in zip(decided.blocks, reads, strict=True) if not is_read]
+        )
         if not window.in_place:
             window.slots.append(decided.slots)
             self._fetches.extend(fetches)
@@ -326,7 +348,11 @@ class ReadAhead:
         if window.checked:
             return True
         started = not self._fetches or self._fetches[0].step > window.plan.first_step + number
-        return started and self._cache.is_settled(window, number) and self._cache.ready(window.fetched[number])
+        return (
+            started
+            and self._cache.is_settled(window, number)
+            and self._cache.ready(window.fetched[number])
+        )
 
     def begin(self, most: int) -> tuple[int, int]:
         """Begins steps of :attr:`next`: waits for the blocks of the first one, and adds those after it whose blocks are
@@ -334,7 +360,8 @@ class ReadAhead:
         must have been gathered.
         """
         window = self.next
-        first, stop = window.begun, min(window.begun + most, len(window.fetched))
+        first = window.begun
+        stop = min(window.begun + most, len(window.fetched))
         if not window.checked:
             stop = first + 1
             self._wait_for(window, first)
@@ -360,30 +387,39 @@ class ReadAhead:
             fetch = fetches.popleft()
             mapped = self._cache.stats.mapped_blocks
             if self._cache.start(fetch.window, fetch.block, fetch.slot):
-                counts, is_mapped, now = own_counts(), self._cache.stats.mapped_blocks > mapped, time.perf_counter()
+                counts = own_counts()
+                is_mapped = self._cache.stats.mapped_blocks > mapped
+                now = time.perf_counter()
                 since = now - fetch.wanted
-                self._started[fetch.block] = _Started(now, since, is_mapped, counts.retries, counts.decode_s)
+                self._started[fetch.block] = _Started(
+                    now, since, is_mapped, counts.retries, counts.decode_s
+                )
 
     def _wait_for(self, window: Window, number: int) -> None:
-        step, uses, now = window.plan.first_step + number, window.plan.uses, time.perf_counter()
+        step = window.plan.first_step + number
+        uses = window.plan.uses
+        now = time.perf_counter()
         blocks = uses.blocks[uses.block[uses.bounds[number] : uses.bounds[number + 1]]]
         if blocks.size:
             with self._noting(partial(self._described_check, int(blocks[0]), now)):
                 self._cache.settle(window, number)
         for block in window.fetched[number]:
             if block in self._started:
-                now, started = time.perf_counter(), self._started.pop(block)
+                now = time.perf_counter()
+                started = self._started.pop(block)
                 with self._noting(partial(self._described, block, now, started)):
                     self._cache.wait([block], step)
 
     @contextmanager
     def _noting(self, described: Callable[[float], Wait]) -> Iterator[None]:
         """Records a wait if it becomes a long one."""
-        began, self._waits.under_way = time.perf_counter(), described
+        began = time.perf_counter()
+        self._waits.under_way = described
         try:
             yield
         finally:
-            ended, self._waits.under_way = time.perf_counter(), None
+            ended = time.perf_counter()
+            self._waits.under_way = None
             if ended - began >= LEAST_S:
                 self._waits.add(described(ended))
 
@@ -399,18 +435,28 @@ class ReadAhead:
         """
         number, chunk = self._cache.space.place_of(block)
         array = self._cache.space.arrays[number]
-        no_room, took = started.waited_s >= ended - began, f"{(ended - started.at) * 1000:.0f} ms"
+        no_room = started.waited_s >= ended - began
+        took = f"{(ended - started.at) * 1000:.0f} ms"
         detail = f"check took {took}" if started.mapped else f"read took {took}"
         if no_room:
             detail = f"{detail}, and had waited {started.waited_s * 1000:.0f} ms for room"
         counts = own_counts()
-        retries, decode_s = counts.retries - started.retries, counts.decode_s - started.decode_s
+        retries = counts.retries - started.retries
+        decode_s = counts.decode_s - started.decode_s
         if retries:
             detail = f"{detail}, {retries} retries meanwhile"
         if decode_s >= LEAST_S:
             detail = f"{detail}, {decode_s * 1000:.0f} ms of it decoding"
         decoding = decode_s > (ended - started.at) / 2
-        cause: Cause = "budget" if no_room else "check" if started.mapped else "decode" if decoding else "store"
+        cause: Cause = (
+            "budget"
+            if no_room
+            else "check"
+            if started.mapped
+            else "decode"
+            if decoding
+            else "store"
+        )
         return Wait(cause, began, ended, array.url, chunk, detail)
 
     def _extend(self) -> None:

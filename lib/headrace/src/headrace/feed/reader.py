@@ -92,27 +92,43 @@ class PlannedReader(BatchReader):
         dataset = order.planned
         assert dataset is not None
         self._exchange = exchange
-        self._loose = not order.functions  # functions must get zeros in rows without data, as in a run's last batch
+        self._loose = (
+            not order.functions
+        )  # functions must get zeros in rows without data, as in a run's last batch
         stats = stats or IterationStats()
-        self._stats, self._watch, self._waits = stats.reads, stats.watch, stats.waits
-        self._dataset, self._schedule, self._placement = dataset, order.schedule, placement
+        self._stats = stats.reads
+        self._watch = stats.watch
+        self._waits = stats.waits
+        self._dataset = dataset
+        self._schedule = order.schedule
+        self._placement = placement
         self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
-        self._copiers, self._gatherer = Workers(min(grouping.steps, 1)), Workers(min(grouping.steps, 1))
-        self._copy_thread, self._checker = KernelThread(), KernelThread()
+        self._copiers = Workers(min(grouping.steps, 1))
+        self._gatherer = Workers(min(grouping.steps, 1))
+        self._copy_thread = KernelThread()
+        self._checker = KernelThread()
         checker = self._checker if grouping.steps else None
-        self._cache = BlockCache(self._space, max_bytes, stats.reads, self._copiers, checker, mapping=mapping)
+        self._cache = BlockCache(
+            self._space, max_bytes, stats.reads, self._copiers, checker, mapping=mapping
+        )
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
         self._said: set[str] = set()
-        self._names: dict[int, set[str]] = {}  # names of columns, by id of the dataset that serves a step
+        self._names: dict[
+            int, set[str]
+        ] = {}  # names of columns, by id of the dataset that serves a step
 
     @property
     def resident_bytes(self) -> int:
-        return self._residency.resident * self._cache.slot_bytes if self._residency is not None else 0
+        return (
+            self._residency.resident * self._cache.slot_bytes if self._residency is not None else 0
+        )
 
-    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
+    def groups(
+        self, first_step: int, stop_step: int | None
+    ) -> Iterator[list[HostRows | PooledRows]]:
         try:
             yield from self._groups(first_step, stop_step)
         finally:
@@ -132,20 +148,28 @@ class PlannedReader(BatchReader):
         self._copy_thread.close()
         self._checker.close()
 
-    def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
+    def _groups(
+        self, first_step: int, stop_step: int | None
+    ) -> Iterator[list[HostRows | PooledRows]]:
         ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
         self._residency = ahead.residency
         under_way: deque[_Group] = deque()
         step = first_step
         while stop_step is None or step < stop_step:
             ahead.run(step)
-            while under_way and not ahead.may_begin():  # a batch never waits for the reads of a later one
+            while (
+                under_way and not ahead.may_begin()
+            ):  # a batch never waits for the reads of a later one
                 yield self._gathered(under_way.popleft(), ahead)
             window = ahead.next
             with self._watch.phase("read"):
                 first, stop = ahead.begin(self._most_alike(window, step - first_step))
             under_way.append(self._gather(window, first, stop))
-            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or step == first_step:
+            if (
+                len(under_way) > self._grouping.in_flight
+                or not self._grouping.steps
+                or step == first_step
+            ):
                 yield self._gathered(under_way.popleft(), ahead)
             step += stop - first
         while under_way:
@@ -154,9 +178,15 @@ class PlannedReader(BatchReader):
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
         with self._watch.phase("plan"):
             plan = plan_window(
-                self._dataset, self._space, self._schedule, self._placement, first_step, steps, self._row_order,
+                self._dataset,
+                self._space,
+                self._schedule,
+                self._placement,
+                first_step,
+                steps,
+                self._row_order,
                 self._exchange,
-            )  # fmt: skip
+            )
         self._check_fits(plan)
         return plan
 
@@ -178,9 +208,13 @@ class PlannedReader(BatchReader):
         """The number of next steps of a window that may share a buffer: their shapes are equal, and each is aligned.
         At most as many as were read so far, so that the first batches do not wait for others.
         """
-        sizes = window.plan.array_sizes[window.begun :][: max(1, min(self._grouping.steps, steps_before))]
+        sizes = window.plan.array_sizes[window.begun :][
+            : max(1, min(self._grouping.steps, steps_before))
+        ]
         elements = self._local_rows(int(sizes[0])) * window.plan.row_elements
-        if any(elements * kind.width * kind.dtype.itemsize % ALIGNMENT for kind in self._cache.kinds):
+        if any(
+            elements * kind.width * kind.dtype.itemsize % ALIGNMENT for kind in self._cache.kinds
+        ):
             return 1
         return int(np.argmax(sizes != sizes[0])) or sizes.size
 
@@ -188,7 +222,8 @@ class PlannedReader(BatchReader):
         return self._placement.local_rows(size).size
 
     def _gather(self, window: Window, first: int, stop: int) -> _Group:
-        plan, rows = window.plan, self._local_rows(int(window.plan.array_sizes[first]))
+        plan = window.plan
+        rows = self._local_rows(int(window.plan.array_sizes[first]))
         values = [
             buffers.take(rows * (stop - first), plan.row_elements * kind.width, kind.dtype)
             for buffers, kind in zip(self._buffers, self._cache.kinds, strict=True)
@@ -196,7 +231,9 @@ class PlannedReader(BatchReader):
         slots = None if window.in_place else np.concatenate(window.slots[first:stop])
         steps = StepRange(plan, first, stop, rows, slots, self._loose and not plan.padded)
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(window, steps, values, self._submit(self._cache.gather(window, steps, values)))
+            return _Group(
+                window, steps, values, self._submit(self._cache.gather(window, steps, values))
+            )
 
     def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Job[None]:
         copies = [part for part in parts if isinstance(part, Copies)]
@@ -216,31 +253,47 @@ class PlannedReader(BatchReader):
         self._warn_of_untrained()
         together = self._rows_together(group)
         at = [slice(k * rows, (k + 1) * rows) for k in range(stop - first)]
-        return [self._rows_of_step(plan, first + k, together, rows_of_step) for k, rows_of_step in enumerate(at)]
+        return [
+            self._rows_of_step(plan, first + k, together, rows_of_step)
+            for k, rows_of_step in enumerate(at)
+        ]
 
     def _rows_together(self, group: _Group) -> HostRows:
         """The rows of all steps of a group, as if they were one batch."""
-        steps, (tokens, *columns) = group.steps, group.values
-        plan, rows = steps.plan, steps.row_slice
-        served = self._dataset.at_step(plan.first_step + steps.first)[0]  # it serves all steps of a plan
+        steps = group.steps
+        (tokens, *columns) = group.values
+        plan = steps.plan
+        rows = steps.row_slice
+        served = self._dataset.at_step(plan.first_step + steps.first)[
+            0
+        ]  # it serves all steps of a plan
         source_id = _at_places(steps, plan.source[rows].astype(np.int32), blank=-1)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
             has_data = source_id >= 0
-            self._stats.untrained_examples += count_untrained(mask if has_data.all() else mask[has_data])
-        segments = None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())  # may be donated
+            self._stats.untrained_examples += count_untrained(
+                mask if has_data.all() else mask[has_data]
+            )
+        segments = (
+            None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())
+        )  # may be donated
         weights = served.loss_weights_at(plan.first_step + steps.row_step, plan.source[rows])
         weights = None if weights is None else _at_places(steps, weights)
         return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights)
 
-    def _rows_of_step(self, plan: WindowPlan, k: int, together: HostRows, at: slice) -> HostRows | PooledRows:
+    def _rows_of_step(
+        self, plan: WindowPlan, k: int, together: HostRows, at: slice
+    ) -> HostRows | PooledRows:
         host = HostRows(
-            together.tokens[at], together.source_id[at], int(plan.array_sizes[k]), plan.seq_len,
+            together.tokens[at],
+            together.source_id[at],
+            int(plan.array_sizes[k]),
+            plan.seq_len,
             None if together.segment_lengths is None else together.segment_lengths[at],
             None if together.token_mask is None else together.token_mask[at],
             together.extras and {name: values[at] for name, values in together.extras.items()},
             None if together.row_weights is None else together.row_weights[at],
-        )  # fmt: skip
+        )
         if plan.origin is None:
             return host
         return PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
@@ -249,17 +302,25 @@ class PlannedReader(BatchReader):
         self, columns: Sequence[np.ndarray], served: PlannedDataset
     ) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
         if id(served) not in self._names:
-            self._names[id(served)] = {name for source in served.sources for name in columns_of(source)}
+            self._names[id(served)] = {
+                name for source in served.sources for name in columns_of(source)
+            }
         named = {
-            slots.kind.name: values if slots.width == 1 else values.reshape(values.shape[0], -1, slots.width)
+            slots.kind.name: values
+            if slots.width == 1
+            else values.reshape(values.shape[0], -1, slots.width)
             for slots, values in zip(self._cache.kinds[1:], columns, strict=True)
-            if slots.kind.name in self._names[id(served)]  # removing documents may add a mask during a run
+            if slots.kind.name
+            in self._names[id(served)]  # removing documents may add a mask during a run
         }
         return of_batch(named)
 
     def _count(self, steps: StepRange, row_bytes: int) -> None:
         """Counts what these steps deliver."""
-        stats, plan, rows, of_steps = self._stats, steps.plan, steps.row_slice, slice(steps.first, steps.stop)
+        stats = self._stats
+        plan = steps.plan
+        rows = steps.row_slice
+        of_steps = slice(steps.first, steps.stop)
         count = rows.stop - rows.start
         stats.examples_requested += count
         stats.unique_examples += int(plan.distinct[of_steps].sum())
@@ -270,7 +331,11 @@ class PlannedReader(BatchReader):
         if not plan.whole:  # tokens that are in no piece were removed
             first, last = self._placement.local_columns(plan.seq_len)
             if last - first < plan.seq_len:  # this host holds only some columns
-                of_rows = np.full(count, plan.seq_len) if plan.segments is None else plan.segments[rows].sum(axis=1)
+                of_rows = (
+                    np.full(count, plan.seq_len)
+                    if plan.segments is None
+                    else plan.segments[rows].sum(axis=1)
+                )
                 content = int((np.clip(of_rows, first, last) - first).sum())
             stats.removed_tokens += content - int(plan.size[steps.pieces].sum())
         if plan.sent is not None:
@@ -280,7 +345,8 @@ class PlannedReader(BatchReader):
 
     def _warn_of_thrashing(self) -> None:
         """Warns once if the budget is too small for the order, after reading more than a cold start does."""
-        stats, cache = self._stats, self._cache
+        stats = self._stats
+        cache = self._cache
         if stats.bytes_read >= 4 * cache.max_bytes and stats.read_amplification >= _THRASHING:
             self._say(
                 "thrashing",
@@ -292,7 +358,10 @@ class PlannedReader(BatchReader):
     def _warn_of_untrained(self) -> None:
         """Warns once if many rows are not trained on, after enough rows to tell."""
         stats = self._stats
-        if stats.untrained_examples >= _MANY and stats.untrained_examples >= _UNTRAINED * stats.examples_requested:
+        if (
+            stats.untrained_examples >= _MANY
+            and stats.untrained_examples >= _UNTRAINED * stats.examples_requested
+        ):
             self._say(
                 "untrained",
                 f"{stats.untrained_examples:,} of {stats.examples_requested:,} rows hold no token that is trained on,"
@@ -306,9 +375,12 @@ class PlannedReader(BatchReader):
             logging.getLogger(__name__).warning(message)
 
 
-def _at_places(steps: StepRange, values: Shaped[np.ndarray, "n ..."], blank: int = 0) -> Shaped[np.ndarray, "r ..."]:
+def _at_places(
+    steps: StepRange, values: Shaped[np.ndarray, "n ..."], blank: int = 0
+) -> Shaped[np.ndarray, "r ..."]:
     """Values of rows of these steps in the order of their arrays, ``blank`` elsewhere; ``values`` if nothing moves."""
-    plan, rows = steps.plan, (steps.stop - steps.first) * steps.rows
+    plan = steps.plan
+    rows = (steps.stop - steps.first) * steps.rows
     if plan.row_place is None and len(values) == rows:
         return values
     step = steps.row_step
@@ -339,10 +411,15 @@ class MappedReader(BatchReader):
         schedule: BatchSchedule,
         stats: IterationStats,
     ) -> None:
-        self._reader, self._dataset = reader, dataset
+        self._reader = reader
+        self._dataset = dataset
         self._maker = BatchMaker(dataset.eos_id, dataset.pairs)
-        self._functions = [(f, f"map({function_name(f)})") for f in functions]  # a name may need digests of arrays
-        self._schedule, self._watch, self._waits = schedule, stats.watch, stats.waits
+        self._functions = [
+            (f, f"map({function_name(f)})") for f in functions
+        ]  # a name may need digests of arrays
+        self._schedule = schedule
+        self._watch = stats.watch
+        self._waits = stats.waits
 
     @property
     def resident_bytes(self) -> int:
@@ -358,7 +435,8 @@ class MappedReader(BatchReader):
                     ready.append(self._map(group.pop(0), next(steps)))
                     if time.perf_counter() - began >= _SLOW_S:
                         yield ready
-                        ready, began = [], time.perf_counter()
+                        ready = []
+                        began = time.perf_counter()
             except Exception:
                 if ready:  # the batches before the one that failed
                     yield ready
@@ -399,7 +477,9 @@ def open_reader(
     """The reader of this process's part of the batches of ``order``."""
     if order.planned is None:
         return AsyncReader(order.dataset, order.schedule, placement, stats)
-    reader = PlannedReader(order, placement, max_bytes, stats, grouping, mapping=mapping, exchange=exchange)
+    reader = PlannedReader(
+        order, placement, max_bytes, stats, grouping, mapping=mapping, exchange=exchange
+    )
     if not order.functions:
         return reader
     return MappedReader(reader, order.planned, order.functions, order.schedule, stats)

@@ -111,17 +111,25 @@ class RunLog:
         hosts: int | None = None,
     ) -> None:
         check_at_least("every", every, cure="Count in steps.")
-        self._loader, self._every = loader, every
+        self._loader = loader
+        self._every = every
         self._host = jax.process_index() if host is None else host
         hosts = jax.process_count() if hosts is None else hosts
         base = files.join(str(folder), FOLDER, f"host-{self._host:05d}")
-        self._sink = _File(files.local_path(base + ".jsonl")) if files.is_local(base) else _Objects(base)
+        self._sink = (
+            _File(files.local_path(base + ".jsonl")) if files.is_local(base) else _Objects(base)
+        )
         self._next: int | None = None
         self._last: int | None = None
         self._written: int | None = None
         self._stalls = 0 if loader is None else loader.stats().num_stalls
         self.failed = 0
-        start: dict[str, Any] = {"kind": "start", "version": FORMAT_VERSION, "host": self._host, "hosts": hosts}
+        start: dict[str, Any] = {
+            "kind": "start",
+            "version": FORMAT_VERSION,
+            "host": self._host,
+            "hosts": hosts,
+        }
         start |= {"time": time.time(), "headrace": version("headrace")}
         self._add({**start, "config": None if config is None else config.to_yaml()})
 
@@ -158,13 +166,18 @@ class RunLog:
     def _write(self, step: int) -> None:
         if self._loader is None:
             return
-        stats, self._written = self._loader.stats(), step
+        stats = self._loader.stats()
+        self._written = step
         fresh = min(stats.num_stalls - self._stalls, len(stats.stalls))
         self._stalls = stats.num_stalls
         stalls = [
-            {"kind": "stall", **asdict(stall), "host": self._host} for stall in stats.stalls[-fresh:] if fresh > 0
+            {"kind": "stall", **asdict(stall), "host": self._host}
+            for stall in stats.stalls[-fresh:]
+            if fresh > 0
         ]
-        self._add({"kind": "stats", "step": step, "time": time.time(), "stats": stats.to_json()}, *stalls)
+        self._add(
+            {"kind": "stats", "step": step, "time": time.time(), "stats": stats.to_json()}, *stalls
+        )
 
     def _add(self, *records: dict[str, Any]) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
@@ -207,7 +220,9 @@ class _Objects:
 
     def __init__(self, base: str) -> None:
         self._base = f"{base}-{time.time_ns() // 1000:017d}"  # later processes sort behind this one
-        self._number, self._lines, self._sent = 0, b"", 0.0
+        self._number = 0
+        self._lines = b""
+        self._sent = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headrace-run-log")
         self._sending: Future[None] | None = None
 
@@ -218,7 +233,8 @@ class _Objects:
         if idle and (full or time.monotonic() - self._sent >= _OBJECT_EVERY_S):
             self._send()
             if full:
-                self._number, self._lines = self._number + 1, b""
+                self._number = self._number + 1
+                self._lines = b""
 
     def close(self) -> None:
         try:
@@ -229,8 +245,10 @@ class _Objects:
             self._pool.shutdown()
 
     def _send(self) -> None:
-        previous, self._sent = self._sending, time.monotonic()
-        url, lines = f"{self._base}-{self._number:05d}.jsonl", self._lines
+        previous = self._sending
+        self._sent = time.monotonic()
+        url = f"{self._base}-{self._number:05d}.jsonl"
+        lines = self._lines
         self._sending = self._pool.submit(files.write_atomic, url, lines) if lines else None
         if previous is not None:
             previous.result()  # so that its error is said
@@ -263,9 +281,14 @@ class LogStats:
         2 3.0
     """
 
-    def __init__(self, loader: HasStats | None, *writers: Writer, every: int = 10, prefix: str = "data/") -> None:
+    def __init__(
+        self, loader: HasStats | None, *writers: Writer, every: int = 10, prefix: str = "data/"
+    ) -> None:
         check_at_least("every", every, cure="Count in steps.")
-        self._loader, self._writers, self._every, self._prefix = loader, writers, every, prefix
+        self._loader = loader
+        self._writers = writers
+        self._every = every
+        self._prefix = prefix
         self._next: int | None = None
 
     def __call__(self, step: int, **figures: Mapping[str, SupportsFloat]) -> None:
@@ -273,7 +296,10 @@ class LogStats:
         values = _named(figures)
         if self._loader is not None and (self._next is None or step >= self._next):
             self._next = step + self._every
-            values |= {self._prefix + name: float(value) for name, value in self._loader.stats().to_json().items()}
+            values |= {
+                self._prefix + name: float(value)
+                for name, value in self._loader.stats().to_json().items()
+            }
         for write in self._writers if values else ():
             write(step, values)
 
@@ -284,14 +310,18 @@ def _named(figures: Mapping[str, Mapping[str, SupportsFloat]]) -> dict[str, floa
     for group, of_group in figures.items():
         if not isinstance(of_group, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             cure = f"Give them by name: {group}={{'loss': loss}}."
-            raise ConfigError("are no figures", field=group, value=type(of_group).__name__, cure=cure)
+            raise ConfigError(
+                "are no figures", field=group, value=type(of_group).__name__, cure=cure
+            )
         for name, value in of_group.items():
             try:
                 values[f"{group}/{name}"] = float(np.asarray(value).item())
             except (TypeError, ValueError, OverflowError) as error:
                 problem = f"is not one number ({error})"
                 cure = "Log its mean, or leave it out."
-                raise ConfigError(problem, field=f"{group}/{name}", value=type(value).__name__, cure=cure) from error
+                raise ConfigError(
+                    problem, field=f"{group}/{name}", value=type(value).__name__, cure=cure
+                ) from error
     return values
 
 
@@ -329,7 +359,9 @@ def wandb_run(run: Any = None) -> Writer:
     if run is None:
         run = _library("wandb", "wandb").run
     if run is None:
-        raise ConfigError("is not under way", field="run", cure="Call wandb.init first, or give the run.")
+        raise ConfigError(
+            "is not under way", field="run", cure="Call wandb.init first, or give the run."
+        )
 
     def write(step: int, figures: Mapping[str, float]) -> None:
         run.log(dict(figures), step=step)
@@ -355,7 +387,9 @@ def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) ->
     def gauge(name: str) -> Any:
         if name not in gauges:
             metric = f"headrace_{name.replace('/', '_')}"
-            new_gauge = client.Gauge(metric, "See headrace.metrics.", tuple(labels), registry=registry)
+            new_gauge = client.Gauge(
+                metric, "See headrace.metrics.", tuple(labels), registry=registry
+            )
             gauges[name] = new_gauge.labels(**labels) if labels else new_gauge
         return gauges[name]
 
@@ -370,4 +404,6 @@ def _library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError("is not installed", field=module, cure=install_command(f"headrace[{extra}]")) from error
+        raise ConfigError(
+            "is not installed", field=module, cure=install_command(f"headrace[{extra}]")
+        ) from error

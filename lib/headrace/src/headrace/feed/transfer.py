@@ -51,7 +51,9 @@ class Transfer:
         sharding: NamedSharding,
         local_index: Callable[[tuple[Any, ...]], tuple[Any, ...]],
     ) -> None:
-        self._shape, self._sharding, self._local_index = tuple(shape), sharding, local_index
+        self._shape = tuple(shape)
+        self._sharding = sharding
+        self._local_index = local_index
         self._put: Callable[..., jax.Array] | None = None
         self._aval: Any = None
         self._devices: list[Any] = []
@@ -62,11 +64,15 @@ class Transfer:
         belongs to the global one from now on: on CPU devices they share memory.
         """
         if self._put is not None:
-            return self._put(self._aval, self._sharding, [local[part] for part in self._parts], self._devices)
+            return self._put(
+                self._aval, self._sharding, [local[part] for part in self._parts], self._devices
+            )
         array = jax.make_array_from_callback(
             self._shape, self._sharding, lambda index: local[self._local_index(index or ())]
         )
-        if array.dtype == local.dtype:  # JAX may store 8-byte values in 4 bytes: then it converts each array
+        if (
+            array.dtype == local.dtype
+        ):  # JAX may store 8-byte values in 4 bytes: then it converts each array
             indices = self._sharding.addressable_devices_indices_map(self._shape)
             self._devices = list(indices)
             self._parts = [self._local_index(index or ()) for index in indices.values()]

@@ -39,7 +39,9 @@ class Job(Generic[T]):
 
     def run(self) -> None:
         """Does the work in the calling thread."""
-        run, self._run = self._run, None  # frees what the function refers to as soon as it is done
+        # frees what the function refers to as soon as it is done
+        run = self._run
+        self._run = None
         try:
             assert run is not None
             self._value = run()
@@ -77,7 +79,9 @@ class Workers:
             job.run()
             return job
         if len(self._running) < self._threads:
-            thread = threading.Thread(target=_work, args=(self._jobs,), name="headrace-worker", daemon=True)
+            thread = threading.Thread(
+                target=_work, args=(self._jobs,), name="headrace-worker", daemon=True
+            )
             self._running.append(thread)
             thread.start()
         self._jobs.put(job)

@@ -20,13 +20,23 @@ import msgspec
 from headrace.errors import CacheUnfinishedError, ConfigError, HeadraceError, SourceError
 from headrace.ingest.build import BuildReport, build_cache, plan_build
 from headrace.ingest.build_shuffled import ShuffledBuildOptions, build_shuffled
-from headrace.ingest.plan import DEFAULT_PART_BYTES, differing_tokenizers, differing_values, is_changed
+from headrace.ingest.plan import (
+    DEFAULT_PART_BYTES,
+    differing_tokenizers,
+    differing_values,
+    is_changed,
+)
 from headrace.ingest.shuffle_plan import ReshuffleConfig
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.generations import add_generation, cache_of_generation, generation_path, generations_of
+from headrace.store.generations import (
+    add_generation,
+    cache_of_generation,
+    generation_path,
+    generations_of,
+)
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter.layout import is_levanter
 from headrace.store.missing import what_is_there
@@ -81,11 +91,14 @@ def append_cache(
     cache, ledger = _finished(output)
     generations = len(generations_of(cache))
     own_source = {**ledger.metadata.get("source", {}), **(source or {}), "paths": [*paths]}
-    reading, encoder = msgspec.convert(own_source, SourceConfig), _tokenizer(output, ledger, tokenizer or {})
+    reading = msgspec.convert(own_source, SourceConfig)
+    encoder = _tokenizer(output, ledger, tokenizer or {})
     layout = {"dtype": ledger.layout["dtype"], "chunk_tokens": ledger.layout["chunk_elements"]}
     layout |= {key: ledger.layout[key] for key in ("shard_chunks", "compression")}
     settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]  (all are known)
-    part_bytes = settings.setdefault("part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES))
+    part_bytes = settings.setdefault(
+        "part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES)
+    )
     planned = plan_build(reading, encoder, output, part_bytes, settings)[1]
     _check_like(output, ledger, planned)
     number = _number_of(output, generations, planned)
@@ -107,14 +120,19 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
         raise ConfigError("is a generation of a cache", field="output", value=output, cure=cure)
     ledger = read_ledger(output)
     if ledger is None:
-        problem, cure = "there is no cache to append to", f"Leave out --append. {what_is_there(output)[1]}"
+        problem = "there is no cache to append to"
+        cure = f"Leave out --append. {what_is_there(output)[1]}"
         if is_levanter(output):
             problem = "is a cache of Levanter, which has no generations"
-            cure = f"Make one of headrace's of it first: headrace consolidate {output} --output NEW."
+            cure = (
+                f"Make one of headrace's of it first: headrace consolidate {output} --output NEW."
+            )
         raise ConfigError(problem, field="output", value=output, cure=cure)
     if not ledger.finished:
         cure = f"Finish it first, and then append: headrace inspect {output} shows the command."
-        raise CacheUnfinishedError("was not finished building", field="output", value=output, cure=cure)
+        raise CacheUnfinishedError(
+            "was not finished building", field="output", value=output, cure=cure
+        )
     return TokenCache.open(output), ledger
 
 
@@ -125,7 +143,10 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
         ConfigError: the given fields change it.
     """
     record = ledger.tokenizer
-    config = replace(TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"), **given)
+    config = replace(
+        TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"),
+        **given,
+    )
     if not _makes(config, record):
         if "path" in given:
             config = TokenizerConfig(**given)
@@ -146,11 +167,22 @@ def _makes(config: TokenizerConfig, record: Mapping[str, Any]) -> bool:
 def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
     """Raises ConfigError unless the build has the layout, columns and template of the cache."""
     for key, value in wanted.layout.items():
-        _check_same(output, _FLAGS.get(key, key), value, differing_values(ledger.layout, wanted.layout, [key]))
+        _check_same(
+            output,
+            _FLAGS.get(key, key),
+            value,
+            differing_values(ledger.layout, wanted.layout, [key]),
+        )
     leaves = [{str(leaf["name"]): leaf for leaf in one.leaves} for one in (ledger, wanted)]
     _check_same(output, "leaf", sorted(leaves[1]), differing_values(*leaves))
-    templates = {str(template) for one in (ledger, wanted) if (template := one.metadata.get("template")) is not None}
-    _check_same(output, "chat_template", None, ["the templates differ"] if len(templates) > 1 else [])
+    templates = {
+        str(template)
+        for one in (ledger, wanted)
+        if (template := one.metadata.get("template")) is not None
+    }
+    _check_same(
+        output, "chat_template", None, ["the templates differ"] if len(templates) > 1 else []
+    )
 
 
 def _check_same(output: str, field: str, value: object, differences: Sequence[str]) -> None:
@@ -181,19 +213,39 @@ def _number_of(output: str, known: int, wanted: Ledger) -> int:
     numbers: dict[str, int] = {}
     for number in range(known, 0, -1):
         ledger = read_ledger(generation_path(output, number))
-        records = [] if ledger is None else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
+        records = (
+            []
+            if ledger is None
+            else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
+        )
         earlier = {_canonical_path(str(record["path"])): record for record in records}
-        same = now.keys() == earlier.keys() and not any(is_changed(earlier[path], now[path]) for path in now)
+        same = now.keys() == earlier.keys() and not any(
+            is_changed(earlier[path], now[path]) for path in now
+        )
         if number == known > 1 and same:
             return number
-        traces = {_trace(record) for record in records if files.absolute(path := str(record["path"])) != path}
-        numbers |= {path: number for path, one in now.items() if path in earlier or _trace(one) in traces}
+        traces = {
+            _trace(record)
+            for record in records
+            if files.absolute(path := str(record["path"])) != path
+        }
+        numbers |= {
+            path: number for path, one in now.items() if path in earlier or _trace(one) in traces
+        }
     if numbers:
         path = next(path for path in now if path in numbers)
         fresh = [str(record["path"]) for name, record in now.items() if name not in numbers]
-        few = f": headrace build {' '.join(fresh)} --output {output} --append" if 0 < len(fresh) <= 4 else "."
+        few = (
+            f": headrace build {' '.join(fresh)} --output {output} --append"
+            if 0 < len(fresh) <= 4
+            else "."
+        )
         others = f", as {len(numbers) - 1} others are" if numbers.keys() != {path} else ""
-        cure = f"Name only the new files{few}" if fresh else "Name other files: there is nothing new to append."
+        cure = (
+            f"Name only the new files{few}"
+            if fresh
+            else "Name other files: there is nothing new to append."
+        )
         raise SourceError(
             f"is in generation {numbers[path]} of {output} already{others}, and no file is stored twice",
             field="sources",

@@ -155,7 +155,9 @@ class Tokenizer(abc.ABC):
             return
         keys = ("path", "vocab_size", "bos", "eos")
         changed = [
-            f"{k} {record.get(k)!r} there, {own_record[k]!r} here" for k in keys if record.get(k) != own_record[k]
+            f"{k} {record.get(k)!r} there, {own_record[k]!r} here"
+            for k in keys
+            if record.get(k) != own_record[k]
         ]
         raise ConfigError(
             f"is not the tokenizer of {cache} ({'; '.join(changed) or 'another file of the same name and size'})",
@@ -211,13 +213,22 @@ def resolve_special(
             candidates = [declared]
         if len(candidates) != 1:
             listed = ", ".join(repr(t) for t in (candidates or special)[:16])
-            problem = f"finds several: {listed}" if candidates else f"finds none (special tokens: {listed or 'no one'})"
-            raise ConfigError(problem, field=role, value="auto", cure=f"Choose: --{role} TOKEN, or --{role} none.")
+            problem = (
+                f"finds several: {listed}"
+                if candidates
+                else f"finds none (special tokens: {listed or 'no one'})"
+            )
+            raise ConfigError(
+                problem, field=role, value="auto", cure=f"Choose: --{role} TOKEN, or --{role} none."
+            )
         token = candidates[0]
     token_id = find(token)
     if token_id is None:
         raise ConfigError(
-            "is not a token of this tokenizer", field=role, value=token, cure=did_you_mean(token, special)
+            "is not a token of this tokenizer",
+            field=role,
+            value=token,
+            cure=did_you_mean(token, special),
         )
     return token, int(token_id)
 
@@ -238,7 +249,8 @@ class ByteTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         raw = [t.encode() for t in texts]
         lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-        leading, trailing = int(self.bos_id is not None), int(self.eos_id is not None)
+        leading = int(self.bos_id is not None)
+        trailing = int(self.eos_id is not None)
         framed = lengths + (leading + trailing)
         stops = np.cumsum(framed)
         ids = np.empty(int(framed.sum()), self.dtype)
@@ -290,8 +302,11 @@ class IdsTokenizer(Tokenizer):
     def __init__(self, path: str, eos: str | None = None) -> None:
         size = path.removeprefix(IDS)
         if not size.isdecimal() or not 1 <= int(size) <= 1 << 32:
-            raise ConfigError("says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257.")
-        self.path, self.vocab_size = path, int(size)
+            raise ConfigError(
+                "says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257."
+            )
+        self.path = path
+        self.vocab_size = int(size)
         self.bos = self.bos_id = None
         self.eos = None if eos in ("auto", "none") else eos
         self.eos_id = None if self.eos is None else self.id_of(self.eos)
@@ -315,7 +330,10 @@ class IdsTokenizer(Tokenizer):
 
     def _no_text(self) -> ConfigError:
         return ConfigError(
-            "encodes no text", field="tokenizer", value=self.path, cure="Give a tokenizer.json, or sources of ids."
+            "encodes no text",
+            field="tokenizer",
+            value=self.path,
+            cure="Give a tokenizer.json, or sources of ids.",
         )
 
 
@@ -335,7 +353,9 @@ def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
     ends = first.size > 0 and int(first[-1]) == tokenizer.eos_id
     names = ("path", "vocab_size", "eos", "eos_id") if ends else ("path", "vocab_size")
     named = tokenizer.record()
-    cache.ledger = structs.replace(cache.ledger, tokenizer={**record, **{name: named[name] for name in names}})
+    cache.ledger = structs.replace(
+        cache.ledger, tokenizer={**record, **{name: named[name] for name in names}}
+    )
 
 
 def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
@@ -348,7 +368,9 @@ def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -
     for name, path, record in records:
         if record.get("fingerprint") == first.get("fingerprint"):
             continue
-        cure = "Caches of one mixture need one tokenizer and one EOS policy: build one of them again."
+        cure = (
+            "Caches of one mixture need one tokenizer and one EOS policy: build one of them again."
+        )
         if named_only(record) or named_only(first):
             cure = "Levanter's caches keep the name of theirs only. If it is one, say so: tokenizer: {path: FILE}."
         raise ConfigError(
@@ -360,7 +382,8 @@ def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -
 
 
 def _check_plausible(mine: Mapping[str, Any], record: Mapping[str, Any], cache: str) -> None:
-    vocabulary, ends = record.get(VOCABULARY_SAID), (record.get("eos_id"), mine.get("eos_id"))
+    vocabulary = record.get(VOCABULARY_SAID)
+    ends = (record.get("eos_id"), mine.get("eos_id"))
     wrong: list[str] = []
     if vocabulary is not None and int(vocabulary) > int(mine["vocab_size"]):
         wrong.append(f"{vocabulary:,} ids there, {mine['vocab_size']:,} here")

@@ -27,7 +27,18 @@ MAX_RENDER = 1 << 26
 """Limit for one rendering."""
 _STEP = 16
 _WIDTH = re.compile(r"\d{5}")
-_SHALLOW = {"length", "count", "first", "last", "list", "map", "select", "selectattr", "reject", "rejectattr"}.union(
+_SHALLOW = {
+    "length",
+    "count",
+    "first",
+    "last",
+    "list",
+    "map",
+    "select",
+    "selectattr",
+    "reject",
+    "rejectattr",
+}.union(
     (
         "items",
         "default",
@@ -70,7 +81,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def bound_filters(self) -> None:
         """Limits the current filters."""
-        self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
+        self.filters = {
+            name: self._bounded(name, function) for name, function in self.filters.items()
+        }
 
     def spend(self, cost: int) -> bool:
         """Counts what is produced; returns True.
@@ -80,7 +93,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """
         self._spent.cost = getattr(self._spent, "cost", 0) + cost
         if self._spent.cost > self.limit:
-            raise BadRecordError(f"the chat template makes more of it than {self.limit:,} characters and steps")
+            raise BadRecordError(
+                f"the chat template makes more of it than {self.limit:,} characters and steps"
+            )
         return True
 
     def spend_all(self, value: Any) -> Any:
@@ -98,9 +113,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if __obj in (self.spend, self.spend_slice):
             return __obj(*args)
         self.spend(_STEP + self._foreseen([*args, *kwargs.values()]))
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        owner = getattr(__obj, "__self__", None)
+        name = getattr(__obj, "__name__", "")
         if isinstance(owner, str) or name in ("format", "format_map"):
-            self._foresee(name, owner, [*args, *kwargs.values()], getattr(__obj, "__wrapped__", __obj))
+            self._foresee(
+                name, owner, [*args, *kwargs.values()], getattr(__obj, "__wrapped__", __obj)
+            )
         result = super().call(__context, __obj, *args, **kwargs)
         self.spend(_size(result))
         return result
@@ -121,13 +139,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         # With these, a letter may become a book, and no template needs them.
-        return attr not in ("translate", "expandtabs") and super().is_safe_attribute(obj, attr, value)
+        return attr not in ("translate", "expandtabs") and super().is_safe_attribute(
+            obj, attr, value
+        )
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for node in [*tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))]:
             cost = _STEP + sum(len(one.data) for one in node.find_all(nodes.TemplateData))
-            cost += sum(len(one.value) for one in node.find_all(nodes.Const) if isinstance(one.value, str))
+            cost += sum(
+                len(one.value) for one in node.find_all(nodes.Const) if isinstance(one.value, str)
+            )
             node.body.insert(0, nodes.ExprStmt(_call("spend", nodes.Const(cost))))
             if isinstance(node, nodes.For) and node.test is not None:
                 node.test = nodes.And(_call("spend", nodes.Const(_STEP)), node.test)
@@ -137,7 +159,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """A tree in which ``~`` is a sum of strings, and slices are counted."""
         for field, value in node.iter_fields():
             if isinstance(value, list):
-                setattr(node, field, [self._with_sums(v) if isinstance(v, nodes.Node) else v for v in value])
+                setattr(
+                    node,
+                    field,
+                    [self._with_sums(v) if isinstance(v, nodes.Node) else v for v in value],
+                )
             elif isinstance(value, nodes.Node):
                 setattr(node, field, self._with_sums(value))
         if isinstance(node, nodes.Concat):
@@ -160,11 +186,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            value, rest = args[skipped] if len(args) > skipped else None, [*args[skipped + 1 :], *kwargs.values()]
+            value = args[skipped] if len(args) > skipped else None
+            rest = [*args[skipped + 1 :], *kwargs.values()]
             self.spend(_STEP + _size(value) if name in _SHALLOW else 0)
             if name not in _SHALLOW:
                 self.spend_all(value)
-                self.spend(self._foreseen(rest) * (1 + _size(value) if name in ("indent", "tojson") else 1))
+                self.spend(
+                    self._foreseen(rest) * (1 + _size(value) if name in ("indent", "tojson") else 1)
+                )
                 self._foresee("%" if name == "format" else name, value, rest, None)
             else:
                 self.spend(self._foreseen(rest))

@@ -28,7 +28,15 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import ConfigError, SourceError, check_at_least, check_path, check_whole, format_count, redact
+from headrace.errors import (
+    ConfigError,
+    SourceError,
+    check_at_least,
+    check_path,
+    check_whole,
+    format_count,
+    redact,
+)
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -193,7 +201,8 @@ def build_cache(
     """
     if unknown := options.keys() - BuildOptions.__annotations__.keys():
         raise TypeError(f"build_cache got an unexpected keyword argument {min(unknown)!r}")
-    began, wire_before = time.monotonic(), wire()
+    began = time.monotonic()
+    wire_before = wire()
     check_path("output", output, "Give the folder or URL of the cache.")
     output = str(output)
     files.check_writable(output)
@@ -220,16 +229,30 @@ def build_cache(
 
 
 def plan_build(
-    source: SourceConfig, tokenizer: TokenizerConfig, output: str, part_bytes: int, options: BuildOptions
+    source: SourceConfig,
+    tokenizer: TokenizerConfig,
+    output: str,
+    part_bytes: int,
+    options: BuildOptions,
 ) -> tuple[_Work, Ledger, Counter[str]]:
     """The work of a build, its initial ledger, and the extensions of skipped files."""
     if not isinstance(source, SourceConfig):
-        raise ConfigError("is not a source", field="source", value=source, cure="Give SourceConfig([PATH]).")
+        raise ConfigError(
+            "is not a source", field="source", value=source, cure="Give SourceConfig([PATH])."
+        )
     if not isinstance(tokenizer, TokenizerConfig):
-        cure = f"Give TokenizerConfig({tokenizer!r})." if isinstance(tokenizer, str) else "Give TokenizerConfig(PATH)."
-        raise ConfigError("is not a tokenizer's config", field="tokenizer", value=tokenizer, cure=cure)
+        cure = (
+            f"Give TokenizerConfig({tokenizer!r})."
+            if isinstance(tokenizer, str)
+            else "Give TokenizerConfig(PATH)."
+        )
+        raise ConfigError(
+            "is not a tokenizer's config", field="tokenizer", value=tokenizer, cure=cure
+        )
     check_whole("chunk_tokens", options.get("chunk_tokens"))
-    check_at_least("chunk_tokens", options.get("chunk_tokens"), cure=f"Leave it out for {DEFAULT_CHUNK:,}.")
+    check_at_least(
+        "chunk_tokens", options.get("chunk_tokens"), cure=f"Leave it out for {DEFAULT_CHUNK:,}."
+    )
     loaded = load_tokenizer(tokenizer).reading_special(source.special_tokens_in_text)
     layout = CacheLayout(
         options.get("dtype") or loaded.dtype.name,
@@ -243,12 +266,20 @@ def plan_build(
     kind = source.kind_of(listed)
     check_tokenizer_engine(tokenizer.engine, loaded, kind)
     source = with_mask_settled(source, kind, listed)
-    job = BuildJob(output, source, loaded.record(), layout, kind, template_of(source, kind, tokenizer))
+    job = BuildJob(
+        output, source, loaded.record(), layout, kind, template_of(source, kind, tokenizer)
+    )
     planned = _planned(job, loaded, listed, part_bytes)
     if options.get("hash_sources"):
-        planned = structs.replace(planned, sources=with_hashes(planned.sources, content_hashes(listed)))
+        planned = structs.replace(
+            planned, sources=with_hashes(planned.sources, content_hashes(listed))
+        )
     shows = options.get("progress", True) and sys.stderr.isatty()
-    return _Work(job, {f.shown_path: f for f in listed}, loaded, shows, tokenizer.engine), planned, left_out
+    return (
+        _Work(job, {f.shown_path: f for f in listed}, loaded, shows, tokenizer.engine),
+        planned,
+        left_out,
+    )
 
 
 @dataclass(frozen=True)
@@ -266,8 +297,12 @@ class _Work:
     spent: list[Spent] = field(default_factory=list[Spent])
 
 
-def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], part_bytes: int) -> Ledger:
-    leaves = [spec.to_json() for spec in make_kind(job.source, job.kind, tokenizer, job.template).specs]
+def _planned(
+    job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], part_bytes: int
+) -> Ledger:
+    leaves = [
+        spec.to_json() for spec in make_kind(job.source, job.kind, tokenizer, job.template).specs
+    ]
     return Ledger(
         finished=False,
         tokenizer=job.tokenizer,
@@ -276,7 +311,11 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
         leaves=leaves,
         metadata={
             "paths": [redact(str(p)) for p in job.source.paths],
-            "source": {k: v for k, v in asdict(job.source, dict_factory=_without_usual).items() if k != "paths"},
+            "source": {
+                k: v
+                for k, v in asdict(job.source, dict_factory=_without_usual).items()
+                if k != "paths"
+            },
             "template": job.template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
@@ -286,7 +325,11 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
 
 def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Fields for a ledger: later additions are left out if they have their default."""
-    usual = (("width", None), ("max_record_bytes", MAX_RECORD_BYTES), ("special_tokens_in_text", "token"))
+    usual = (
+        ("width", None),
+        ("max_record_bytes", MAX_RECORD_BYTES),
+        ("special_tokens_in_text", "token"),
+    )
     return dict(pair for pair in fields if pair not in usual)
 
 
@@ -294,22 +337,29 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     output = work.job.root
     old_ledger = read_ledger(output)
     tokenizer_file = files.join(output, FILE_NAME)
-    if files.is_local(output):  # left by a kill during an atomic write; object stores have no such files
+    if files.is_local(
+        output
+    ):  # left by a kill during an atomic write; object stores have no such files
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             files.remove_tree(files.join(output, f"{name}.tmp"))
     if old_ledger is not None and (work.restart or began_in_vain(output, old_ledger, wanted)):
         _clear(output, old_ledger)
         old_ledger = None
-    files.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # a builder was killed while a part was built twice
+    files.remove_tree(
+        files.join(output, ATTEMPTS_FOLDER)
+    )  # a builder was killed while a part was built twice
     ledger, tasks, finished = _begin(output, wanted, old_ledger, work.listed)
     content = work.tokenizer.content
     if content is not None and files.read_bytes(tokenizer_file) != content:
         files.write_atomic(tokenizer_file, content)
     missing = [t for t in tasks if t.name not in finished]
-    encoding = plan_encoding(work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing])
+    encoding = plan_encoding(
+        work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing]
+    )
     job = replace(work.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
     built: dict[str, PartRecord] = {}
-    shows, what = bool(missing) and work.shows_progress, f"building {output.rstrip('/').rpartition('/')[2]}"
+    shows = bool(missing) and work.shows_progress
+    what = f"building {output.rstrip('/').rpartition('/')[2]}"
     bar = show_progress(sum(t.stored_bytes for t in missing), what) if shows else nullcontext()
     with (
         bar as report,
@@ -324,7 +374,9 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
         skipped = f"; {format_count(result.skipped_lines, 'line')} skipped, the first: {result.first_skipped}"
         why = skipped if result.skipped_lines else ""
         if result.ignored_records:
-            why += "; of no text are " + ", ".join(f"{n} {what}" for what, n in result.ignored_records.items())
+            why += "; of no text are " + ", ".join(
+                f"{n} {what}" for what, n in result.ignored_records.items()
+            )
         raise SourceError(
             f"is an empty source: it holds no documents{why}",
             field=", ".join(ledger.metadata["paths"]),
@@ -357,7 +409,9 @@ def _run(
         if report is not None:
             report(moved)
 
-    return run_parts(job, tasks, tokenizer=job.encoding(work.tokenizer), report=note)  # one pipeline over all parts
+    return run_parts(
+        job, tasks, tokenizer=job.encoding(work.tokenizer), report=note
+    )  # one pipeline over all parts
 
 
 def _begin(
@@ -369,7 +423,9 @@ def _begin(
         return wanted, tasks_from_records(wanted.sources, listed), {}
     check_same_build(output, begun, wanted)
     names = sorted({str(s["part"]) for s in begun.sources})
-    records = {name: record for name in names if (record := read_part_record(output, name)) is not None}
+    records = {
+        name: record for name in names if (record := read_part_record(output, name)) is not None
+    }
     sources = changed_sources(output, begun.sources, wanted.sources, records)
     ledger = begun
     if sources != begun.sources or (begun.finished and len(records) < len(names)):
@@ -382,7 +438,9 @@ def _clear(output: str, begun: Ledger) -> None:
     """Deletes a cache, ledger last: after a kill, it is an unfinished cache, not a broken one."""
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
-    for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
+    for name in {
+        str(s["part"]) for s in begun.sources
+    }:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))
     remove_generations(output)
@@ -390,7 +448,9 @@ def _clear(output: str, begun: Ledger) -> None:
         files.remove_tree(files.join(output, name))
 
 
-def report_of(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]) -> BuildReport:
+def report_of(
+    output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]
+) -> BuildReport:
     """The report without its costs."""
 
     def total(key: str) -> int:
@@ -405,10 +465,14 @@ def report_of(output: str, records: Sequence[PartRecord], built: dict[str, PartR
         tokens=sum(r.tokens for r in records),
         text_bytes=total("text_bytes"),
         skipped_lines=total("skipped_lines"),
-        first_skipped=next((str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""),
+        first_skipped=next(
+            (str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""
+        ),
         empty_documents=total("empty_documents"),
         ignored_records=dict(sorted(ignored.items())),
-        trained_tokens=total("trained_tokens") if any(LOSS_MASK.name in r.leaves for r in records) else None,
+        trained_tokens=total("trained_tokens")
+        if any(LOSS_MASK.name in r.leaves for r in records)
+        else None,
         untrained_documents=total("untrained_documents"),
         parts_built=len(built),
         parts_reused=len(records) - len(built),

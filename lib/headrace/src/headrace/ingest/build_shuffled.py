@@ -78,9 +78,11 @@ def build_shuffled(
         ...     TokenCache.open(out).shuffle
         DocumentShuffle(documents=2, seed=7, unit=1)
     """
-    began, output = time.monotonic(), str(output)
+    began = time.monotonic()
+    output = str(output)
     files.check_writable(output)
-    engine, workers = options.get("engine", "auto"), options.get("workers")
+    engine = options.get("engine", "auto")
+    workers = options.get("workers")
     check_engine(engine, workers)
     plain = files.join(output, PLAIN_FOLDER)
     try:
@@ -93,15 +95,20 @@ def build_shuffled(
                 old_ledger = None
             if old_ledger is not None:
                 part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
-                _check_same(output, old_ledger, how, plan_build(source, tokenizer, output, part_bytes, options)[1])
+                _check_same(
+                    output,
+                    old_ledger,
+                    how,
+                    plan_build(source, tokenizer, output, part_bytes, options)[1],
+                )
             if old_ledger is None or not old_ledger.finished:
                 report = build_cache(source, tokenizer, plain, **options)
                 cache = TokenCache.open(plain)
                 if announce is not None:
                     announce(cost_of(cache, how))
-                Reshuffling(cache, output, how, engine, workers, bool(options.get("progress", True)), None).run(
-                    held_lease
-                )
+                Reshuffling(
+                    cache, output, how, engine, workers, bool(options.get("progress", True)), None
+                ).run(held_lease)
             else:
                 report = report_of(output, old_ledger.parts, {})
             files.remove_tree(plain)
@@ -125,7 +132,9 @@ def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger
         )
     check_same_build(output, structs.replace(begun, sources=shuffled["sources"]), wanted)
     current = {str(s["path"]): s for s in wanted.sources}
-    changed = [str(s["path"]) for s in shuffled["sources"] if is_changed(s, current[str(s["path"])])]
+    changed = [
+        str(s["path"]) for s in shuffled["sources"] if is_changed(s, current[str(s["path"])])
+    ]
     if changed:
         cure = "To build everything anew pass --restart."
         raise SourceError("changed after the cache was built", field=changed[0], cure=cure)

@@ -28,7 +28,8 @@ from headrace.store import files
 TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
 # Two code points that Unicode sets aside for a program's own use; they never leave this module.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_OPEN = "\ufdd0"
+_CLOSE = "\ufdd1"
 _MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
 
@@ -43,7 +44,11 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
         ConfigError: there is no template.
     """
     beside: dict[str, Any] = {}
-    content = None if tokenizer_folder is None else files.read_bytes(files.join(tokenizer_folder, _CONFIG_FILE))
+    content = (
+        None
+        if tokenizer_folder is None
+        else files.read_bytes(files.join(tokenizer_folder, _CONFIG_FILE))
+    )
     if content is not None:
         try:
             beside = dict(json.loads(content))
@@ -55,7 +60,12 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
     if text is not None and "{" not in text:
         raw = files.read_bytes(text)
         if raw is None:
-            raise ConfigError("does not exist", field="chat.template", value=text, cure="Give a file or the template.")
+            raise ConfigError(
+                "does not exist",
+                field="chat.template",
+                value=text,
+                cure="Give a file or the template.",
+            )
         text = _of_file(raw.decode(), text)
     if text is None and tokenizer_folder is not None:
         raw = files.read_bytes(files.join(tokenizer_folder, TEMPLATE_FILE))
@@ -67,7 +77,11 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
             value=None,
             cure=f"Put {TEMPLATE_FILE} or {_CONFIG_FILE} beside the tokenizer.json, or pass --chat-template FILE.",
         )
-    names = {k: v.get("content") if isinstance(v, dict) else v for k, v in beside.items() if k.endswith("_token")}
+    names = {
+        k: v.get("content") if isinstance(v, dict) else v
+        for k, v in beside.items()
+        if k.endswith("_token")
+    }
     return {"text": text, "tokens": {k: v for k, v in sorted(names.items()) if isinstance(v, str)}}
 
 
@@ -80,7 +94,10 @@ def _of_file(content: str, path: str) -> str:
     declared = _declared(config.get("chat_template")) if isinstance(config, dict) else None
     if declared is None:
         raise ConfigError(
-            "is JSON without a chat_template", field="chat.template", value=path, cure=f"Give the {TEMPLATE_FILE}."
+            "is JSON without a chat_template",
+            field="chat.template",
+            value=path,
+            cure=f"Give the {TEMPLATE_FILE}.",
         )
     return declared
 
@@ -88,7 +105,14 @@ def _of_file(content: str, path: str) -> str:
 def _declared(value: Any) -> str | None:
     """The template of a config file: its text, or the one named ``default`` of several."""
     if isinstance(value, list):
-        return next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), None)
+        return next(
+            (
+                t.get("template")
+                for t in value
+                if isinstance(t, dict) and t.get("name") == "default"
+            ),
+            None,
+        )
     return value if isinstance(value, str) else None
 
 
@@ -106,14 +130,19 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, record: Mapping[str, Any], variables: Mapping[str, str], max_record_bytes: int = MAX_RECORD_BYTES
+        self,
+        record: Mapping[str, Any],
+        variables: Mapping[str, str],
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         try:
             bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
             jinja: Any = importlib.import_module("jinja2")
         except ImportError as error:
             raise ConfigError(
-                "needs the package jinja2", field="chat.template", cure=install_command("headrace[chat]")
+                "needs the package jinja2",
+                field="chat.template",
+                cure=install_command("headrace[chat]"),
             ) from error
         self._jinja = jinja
         environment = bounded.BoundedEnvironment(
@@ -131,7 +160,9 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(record["text"])
         except jinja.TemplateError as error:
-            raise ConfigError(f"is no Jinja template ({one_line(error)})", field="chat.template") from error
+            raise ConfigError(
+                f"is no Jinja template ({one_line(error)})", field="chat.template"
+            ) from error
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, ask: bool = False) -> str:
         """The text of a conversation.
@@ -148,7 +179,9 @@ class ChatTemplate:
             BadRecordError: the template refuses it.
         """
         raw = self._render(messages, tools, False)
-        text, spans, at = [], [], 0
+        text = []
+        spans = []
+        at = 0
         start = 0
         for piece in re.split(f"([{_OPEN}{_CLOSE}])", raw):
             if piece == _OPEN:
@@ -174,7 +207,9 @@ class ChatTemplate:
         for i, message in enumerate(messages):
             if not wanted[i]:
                 continue
-            earlier_turns = self.render(messages[:i], tools, ask=message["role"] == "assistant") if i else ""
+            earlier_turns = (
+                self.render(messages[:i], tools, ask=message["role"] == "assistant") if i else ""
+            )
             upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], tools)
             if not (text.startswith(upto) and upto.startswith(earlier_turns)):
                 raise BadRecordError(
@@ -195,7 +230,9 @@ class ChatTemplate:
         except BadRecordError:
             raise
         except Exception as error:  # noqa: BLE001 (a template may do anything that Jinja's language can)
-            raise BadRecordError(f"the chat template fails on it ({type(error).__name__}: {one_line(error)})") from None
+            raise BadRecordError(
+                f"the chat template fails on it ({type(error).__name__}: {one_line(error)})"
+            ) from None
         return text
 
     @staticmethod
@@ -213,18 +250,26 @@ def check_messages(value: Any, field: str) -> list[Message]:
         raise BadRecordError(f"holds no list of messages in field {field!r}")
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            has = f"it has {', '.join(map(repr, message))}" if isinstance(message, dict) else type(message).__name__
+            has = (
+                f"it has {', '.join(map(repr, message))}"
+                if isinstance(message, dict)
+                else type(message).__name__
+            )
             raise BadRecordError(
                 f"holds a message without a role in field {field!r} ({has})",
                 'Messages are {"role": "user", "content": "..."}.',
             )
         content = message.get("content")
         if isinstance(content, str) and _MARKS.search(content):
-            raise BadRecordError("holds a character that Unicode sets aside for programs (U+FDD0 or U+FDD1)")
+            raise BadRecordError(
+                "holds a character that Unicode sets aside for programs (U+FDD0 or U+FDD1)"
+            )
     return value
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+def _to_json(
+    value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any
+) -> str:
     # Jinja's own filter escapes <, > and & for web pages, which models have never seen.
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
 
@@ -241,7 +286,15 @@ def _generation_extension() -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             # Inside a loop, a macro or a filter alike, the marks go where the text goes.
-            marked = [nodes.Output([nodes.TemplateData(_OPEN)]), *body, nodes.Output([nodes.TemplateData(_CLOSE)])]
-            return [node.set_lineno(line) for node in marked[:1]] + body + [marked[-1].set_lineno(line)]
+            marked = [
+                nodes.Output([nodes.TemplateData(_OPEN)]),
+                *body,
+                nodes.Output([nodes.TemplateData(_CLOSE)]),
+            ]
+            return (
+                [node.set_lineno(line) for node in marked[:1]]
+                + body
+                + [marked[-1].set_lineno(line)]
+            )
 
     return Generation

@@ -8,7 +8,9 @@ from typing import Literal, TypeAlias, get_args
 
 from headrace.batch.masks import TurnMode
 
-Format: TypeAlias = Literal["jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"]
+Format: TypeAlias = Literal[
+    "jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"
+]
 FormatOrAuto: TypeAlias = Literal["auto", Format]
 Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 KindOrAuto: TypeAlias = Literal["auto", Kind]

@@ -43,7 +43,9 @@ _BETWEEN_SOME = ("11", "  ", "\n\n", "''", "//", "..", "AA")
 
 
 def differing_code_points(
-    tokenizer: tuple[Encode, Encode], probe: tuple[Encode, Encode], points: Iterable[int] = range(ALL_POINTS)
+    tokenizer: tuple[Encode, Encode],
+    probe: tuple[Encode, Encode],
+    points: Iterable[int] = range(ALL_POINTS),
 ) -> Ranges:
     """The code points among ``points`` for which the two encoders of a pair give different ids.
 
@@ -82,7 +84,9 @@ def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
 
 def digest_of(tokenizer: bytes, *versions: str) -> str:
     """Digest of a comparison: the tokenizer, and the versions of the libraries."""
-    return hashlib.sha256("\n".join((str(_VERSION), *versions)).encode() + b"\n" + tokenizer).hexdigest()
+    return hashlib.sha256(
+        "\n".join((str(_VERSION), *versions)).encode() + b"\n" + tokenizer
+    ).hexdigest()
 
 
 def table_of(ranges: Ranges) -> np.ndarray:
@@ -100,14 +104,22 @@ def probe_of(content: dict[str, Any]) -> dict[str, Any]:
     pairs of ASCII characters shows each cut between code point and pair.
     """
     names = byte_names()
-    last, first, plain = range(0x80, 0xC0), range(0xC2, 0xF5), range(0x80)
+    last = range(0x80, 0xC0)
+    first = range(0xC2, 0xF5)
+    plain = range(0x80)
     sides = ((last, plain), (plain, first), (last, first), (plain, plain))
     pairs = [(a, b) for ends, begins in sides for a in ends for b in begins]
     vocabulary = {names[b]: b for b in range(256)}
     for a, b in pairs:
         vocabulary[names[a] + names[b]] = len(vocabulary)
     merges = [[names[a], names[b]] for a, b in pairs]
-    model = {**content["model"], "vocab": vocabulary, "merges": merges, "ignore_merges": False, "unk_token": None}
+    model = {
+        **content["model"],
+        "vocab": vocabulary,
+        "merges": merges,
+        "ignore_merges": False,
+        "unk_token": None,
+    }
     return {**content, "model": model, "added_tokens": [], "post_processor": None}
 
 
@@ -150,7 +162,10 @@ def _text(between: str, points: Iterable[int]) -> str:
 def _ranges(points: Sequence[int]) -> Ranges:
     ends = [i for i in range(1, len(points)) if points[i] != points[i - 1] + 1]
     starts = [0, *ends] if points else []
-    return tuple((points[a], points[b - 1] + 1) for a, b in zip(starts, [*ends, len(points)], strict=bool(points)))
+    return tuple(
+        (points[a], points[b - 1] + 1)
+        for a, b in zip(starts, [*ends, len(points)], strict=bool(points))
+    )
 
 
 def _folder() -> Path:

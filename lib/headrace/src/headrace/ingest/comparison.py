@@ -35,7 +35,8 @@ class EncodersDifferError(Exception):
 
     def __init__(self, part: str, place: str) -> None:
         super().__init__(part, place)
-        self.part, self.place = part, place
+        self.part = part
+        self.place = place
 
 
 def compared_indices(part: str, first: int, sizes: Sequence[int]) -> list[int]:

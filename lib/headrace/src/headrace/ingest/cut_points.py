@@ -11,7 +11,9 @@ _WINDOW_CHARS = 512
 _MAX_TRIES = 64
 # The line's end or the space before a word, and the full stops of scripts that have no spaces. All of them begin with a
 # character, not a look behind it: then the search skips other characters, and is several times as fast.
-_BORDER = re.compile(r"\n(?<=\S\n)(?=[^\W\d_])| (?<=\S )(?=[^\W\d_])|[。！？；，、](?:(?<=\w.)|(?=\w))")
+_BORDER = re.compile(
+    r"\n(?<=\S\n)(?=[^\W\d_])| (?<=\S )(?=[^\W\d_])|[。！？；，、](?:(?<=\w.)|(?=\w))"
+)
 _WORD = re.compile(r"\w")
 
 
@@ -39,10 +41,13 @@ def cut_points(
         yield start
 
 
-def _next_cut(text: str, start: int, encode: Callable[[str], list[int]], least: int, most: int) -> int:
+def _next_cut(
+    text: str, start: int, encode: Callable[[str], list[int]], least: int, most: int
+) -> int:
     limit = min(start + most, len(text))
     for tries, cut in enumerate(_candidates(text, start + least, limit)):
-        left_text, right_text = text[max(start, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
+        left_text = text[max(start, cut - _WINDOW_CHARS) : cut]
+        right_text = text[cut : cut + _WINDOW_CHARS]
         if encode(left_text) + encode(right_text) == encode(left_text + right_text):
             return cut
         if tries >= _MAX_TRIES:
@@ -53,8 +58,11 @@ def _next_cut(text: str, start: int, encode: Callable[[str], list[int]], least: 
 def _candidates(text: str, first: int, stop: int) -> Iterator[int]:
     """Where a cut may be made, from ``first`` on: after a line's end, before a word's space, around a full stop."""
     for match in _BORDER.finditer(text, max(first - 1, 0), stop):
-        at, character = match.start(), match[0]
-        if (character == " " or (character != "\n" and at and _WORD.match(text, at - 1))) and at >= first:
+        at = match.start()
+        character = match[0]
+        if (
+            character == " " or (character != "\n" and at and _WORD.match(text, at - 1))
+        ) and at >= first:
             yield at
         if character == "\n" or (character != " " and _WORD.match(text, at + 1, stop)):
             yield at + 1

@@ -83,7 +83,9 @@ class DocumentReader:
     """Iterates over the documents of one file or slice, once; ``row`` is that of the last document."""
 
     def __init__(self, file: SourceFile, config: SourceConfig, maker: DocumentMaker) -> None:
-        self.file, self.config, self._maker = file, config, maker
+        self.file = file
+        self.config = config
+        self._maker = maker
         self.row = 0
         self.skipped_lines = 0
         self.first_skipped: tuple[int, str] | None = None
@@ -151,7 +153,9 @@ class DocumentReader:
             )
 
 
-def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]) -> SourceConfig:
+def with_mask_settled(
+    source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]
+) -> SourceConfig:
     """The source, with ``loss_mask`` added if it has token ids and the first record has a mask, unless it is
     configured.
 
@@ -169,7 +173,11 @@ def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceF
         for _, record in open_reader(file, source.columns(kind), source.optional_columns(kind)):
             if not isinstance(record, BadRecordError):
                 there = record.get(field) is not None
-                return replace(source, fields={**source.fields, "loss_mask": field}) if there else source
+                return (
+                    replace(source, fields={**source.fields, "loss_mask": field})
+                    if there
+                    else source
+                )
     return source
 
 
@@ -186,7 +194,9 @@ def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[s
         reader = kind(file.path, file.part, columns)
     else:
         raise ConfigError(
-            f"is a {file.format} file packed with {file.compression}", field=file.path, cure="Unpack it first."
+            f"is a {file.format} file packed with {file.compression}",
+            field=file.path,
+            cure="Unpack it first.",
         )
     reader.optional = optional
     return reader
@@ -198,7 +208,8 @@ def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
     Depends only on the file and on ``target_bytes``. Opens large files of formats with an internal index.
     """
     target_bytes = max(target_bytes, MIN_SLICE_BYTES)
-    reader, slices = READERS[file.format], list[Slice]()
+    reader = READERS[file.format]
+    slices = list[Slice]()
     if issubclass(reader, DatasetReader):
         _, _, slices = reader.describe(file.path, target_bytes)
     elif file.size is not None and file.size > target_bytes and file.compression == "none":

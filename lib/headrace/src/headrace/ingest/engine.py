@@ -42,7 +42,12 @@ from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.schedule import BuildPart
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import FileTokenizer, batch_chars, encoding_threads, recorded_tokenizer
+from headrace.ingest.tokenize import (
+    FileTokenizer,
+    batch_chars,
+    encoding_threads,
+    recorded_tokenizer,
+)
 from headrace.store.layout import CacheLayout
 from headrace.store.parts import PartRecord
 from headrace.store.ragged import PartWriter
@@ -86,7 +91,9 @@ class BuildJob:
         tokenizer = self.encoding(recorded_tokenizer(self.root, self.tokenizer))
 
         def build(task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
-            (record,) = run_parts(replace(self, root=root), [task], tokenizer=tokenizer, report=report)
+            (record,) = run_parts(
+                replace(self, root=root), [task], tokenizer=tokenizer, report=report
+            )
             return record
 
         return build
@@ -116,7 +123,13 @@ class _Counts:
     ignored: dict[str, int] = field(default_factory=dict[str, int])
 
     def __iadd__(self, more: _Counts) -> _Counts:
-        for name in ("empty_documents", "skipped_lines", "text_bytes", "trained_tokens", "untrained_documents"):
+        for name in (
+            "empty_documents",
+            "skipped_lines",
+            "text_bytes",
+            "trained_tokens",
+            "untrained_documents",
+        ):
             setattr(self, name, getattr(self, name) + getattr(more, name))
         self.first_skipped = min(self.first_skipped, more.first_skipped)
         for what, count in more.ignored.items():
@@ -127,7 +140,9 @@ class _Counts:
         self.text_bytes += sum(d.num_bytes for d in documents)
         self.empty_documents += sum(not d.num_bytes for d in documents)
         if LOSS_MASK.name in encoded.leaves:
-            so_far = np.concatenate([[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)])
+            so_far = np.concatenate(
+                [[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)]
+            )
             trained = np.diff(so_far[np.concatenate([[0], np.cumsum(encoded.lengths)])])
             self.trained_tokens += int(trained.sum())
             self.untrained_documents += int(((trained == 0) & (encoded.lengths > 0)).sum())
@@ -143,14 +158,18 @@ class _Batch:
     task: PartTask
     counts: _Counts = field(default_factory=_Counts)
     documents: list[Document] = field(default_factory=list[Document])
-    origins: list[tuple[int, int, DocumentReader]] = field(default_factory=list[tuple[int, int, DocumentReader]])
+    origins: list[tuple[int, int, DocumentReader]] = field(
+        default_factory=list[tuple[int, int, DocumentReader]]
+    )
     weight: int = 0
     stored_bytes: int = 0
     first: int = 0
     closes: bool = False
     compared: int = 0
 
-    def encoded(self, kind: DocumentKind, plain: DocumentKind | None = None) -> tuple[_Batch, EncodedBatch]:
+    def encoded(
+        self, kind: DocumentKind, plain: DocumentKind | None = None
+    ) -> tuple[_Batch, EncodedBatch]:
         """The batch with its ids, without records that the tokenizer cannot encode; compares some with ``plain``.
 
         Raises:
@@ -160,10 +179,13 @@ class _Batch:
         try:
             encoded = kind.encode(self.documents)
         except BadRecordError:  # which one is found by encoding each alone
-            pairs = groupby(zip(self.origins, self.documents, strict=True), key=lambda pair: pair[0])
+            pairs = groupby(
+                zip(self.origins, self.documents, strict=True), key=lambda pair: pair[0]
+            )
             records = [(origin, [document for _, document in group]) for origin, group in pairs]
             accepted = [(o, d) for o, record in records for d in self._accepted(kind, record, *o)]
-            self.origins, self.documents = [o for o, _ in accepted], [d for _, d in accepted]
+            self.origins = [o for o, _ in accepted]
+            self.documents = [d for _, d in accepted]
             encoded = kind.encode(self.documents)
         if plain is not None:
             self._compare(encoded, kind, plain)
@@ -171,7 +193,9 @@ class _Batch:
         return self, encoded
 
     def _compare(self, encoded: EncodedBatch, kind: DocumentKind, plain: DocumentKind) -> None:
-        indices = compared_indices(self.task.name, self.first, [d.num_bytes for d in self.documents])
+        indices = compared_indices(
+            self.task.name, self.first, [d.num_bytes for d in self.documents]
+        )
         differing = first_difference(indices, self.documents, encoded, (kind, plain))
         if differing is not None:
             _, row, reader = self.origins[differing]
@@ -179,7 +203,12 @@ class _Batch:
         self.compared = len(indices)
 
     def _accepted(
-        self, kind: DocumentKind, record: list[Document], number: int, row: int, reader: DocumentReader
+        self,
+        kind: DocumentKind,
+        record: list[Document],
+        number: int,
+        row: int,
+        reader: DocumentReader,
     ) -> list[Document]:
         try:
             kind.encode(record)
@@ -212,8 +241,14 @@ def run_parts(
     kind = make_kind(job.source, job.kind, tokenizer, job.template)
     faster = tokenizer.encoder if isinstance(tokenizer, FileTokenizer) else None
     encoder = faster if isinstance(faster, GigatokenEncoder) else None
-    plain = None if encoder is None else make_kind(job.source, job.kind, encoder.tokenizer, job.template)
-    remaining, limit, slow_parts = deque(tasks), batch_bytes or batch_chars(), set[str]()
+    plain = (
+        None
+        if encoder is None
+        else make_kind(job.source, job.kind, encoder.tokenizer, job.template)
+    )
+    remaining = deque(tasks)
+    limit = batch_bytes or batch_chars()
+    slow_parts = set[str]()
 
     def encode(batch: _Batch) -> tuple[_Batch, EncodedBatch]:
         if plain is not None and batch.task.name in slow_parts:
@@ -223,8 +258,15 @@ def run_parts(
     while remaining:
         moved = NOTHING  # in the part that is being built
         try:
-            for batch, encoded, record in _encoded_parts(job, kind, remaining.copy(), encode, limit):
-                advanced = len(batch.documents), int(encoded.tokens.size), batch.counts.text_bytes, batch.stored_bytes
+            for batch, encoded, record in _encoded_parts(
+                job, kind, remaining.copy(), encode, limit
+            ):
+                advanced = (
+                    len(batch.documents),
+                    int(encoded.tokens.size),
+                    batch.counts.text_bytes,
+                    batch.stored_bytes,
+                )
                 counts = EncoderCounts() if encoder is None else encoder.take_counts(batch.compared)
                 moved += Progress(*advanced)
                 if report is not None:
@@ -235,7 +277,9 @@ def run_parts(
                     yield record
         except EncodersDifferError as error:
             slow_parts.add(error.part)
-            _log.warning(f"gigatoken and tokenizers differ at {error.place}: part {error.part} takes tokenizers")
+            _log.warning(
+                f"gigatoken and tokenizers differ at {error.place}: part {error.part} takes tokenizers"
+            )
             if report is not None:
                 report(-moved + Progress(0, 0, 0, 0, EncoderCounts(differences=(error.place,))))
 
@@ -249,7 +293,9 @@ def _encoded_parts(
 ) -> Generator[tuple[_Batch, EncodedBatch, PartRecord | None]]:
     """All batches as they are written, with the record of a part when one completes it."""
     reading = _Prefetch(
-        _batches(job.source, kind, tasks, limit), weigh=lambda b: b.weight, capacity=QUEUE_BATCHES * limit
+        _batches(job.source, kind, tasks, limit),
+        weigh=lambda b: b.weight,
+        capacity=QUEUE_BATCHES * limit,
     )
     # A worker with one core encodes with one thread: more would only wait for the same core.
     encoders = ENCODERS if encoding_threads() > 1 else 1
@@ -259,7 +305,8 @@ def _encoded_parts(
         counts = _Counts()
         for batch, encoded in _map_ahead(pool, encode, reading, 2 * encoders):
             if writer is None:
-                writer, counts = PartWriter(job.root, batch.task.name, job.layout, kind.specs), _Counts()
+                writer = PartWriter(job.root, batch.task.name, job.layout, kind.specs)
+                counts = _Counts()
             writer.append(*encoded)
             counts += batch.counts
             record = None
@@ -272,7 +319,9 @@ def _encoded_parts(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int) -> Iterator[_Batch]:
+def _batches(
+    source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int
+) -> Iterator[_Batch]:
     """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two parts."""
     for task in tasks:
         batch = _Batch(task)
@@ -297,7 +346,9 @@ def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask]
         yield batch
 
 
-def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
+def _map_ahead(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int
+) -> Iterator[R]:
     """``map`` on a pool: results in order, with little more in flight than the pool can process."""
     pending: deque[Future[R]] = deque()
     stream = iter(items)
@@ -320,7 +371,9 @@ class _Prefetch(Generic[T]):
     """
 
     def __init__(self, items: Iterator[T], weigh: Callable[[T], int], capacity: int) -> None:
-        self._items, self._weigh, self._capacity = items, weigh, capacity
+        self._items = items
+        self._weigh = weigh
+        self._capacity = capacity
         self._waiting: deque[tuple[T, int]] = deque()
         self._weight = 0
         self._error: BaseException | None = None
@@ -355,7 +408,9 @@ class _Prefetch(Generic[T]):
                 weight = self._weigh(item)
                 with self._changed:
                     self._changed.wait_for(
-                        lambda w=weight: self._closed or not self._waiting or self._weight + w <= self._capacity
+                        lambda w=weight: (
+                            self._closed or not self._waiting or self._weight + w <= self._capacity
+                        )
                     )
                     if self._closed:
                         return

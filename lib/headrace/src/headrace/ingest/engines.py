@@ -42,7 +42,9 @@ def choose_engine(
     """
     if engine != "auto":
         return engine
-    if any(path.startswith(_ONLY_HERE) for path in (job.root, *paths)):  # what no other process sees
+    if any(
+        path.startswith(_ONLY_HERE) for path in (job.root, *paths)
+    ):  # what no other process sees
         return "inline"
     little = None not in sizes and sum(size or 0 for size in sizes) < POOL_FROM_BYTES
     return "inline" if little or (workers or workers_for(job, len(sizes))) == 1 else "pool"
@@ -65,9 +67,18 @@ def run_tasks(
         return
     if workers is not None and workers > len(tasks):
         parts = "1 part is" if len(tasks) == 1 else f"{len(tasks)} parts are"
-        _LOG.warning("%d of %d workers have nothing to do: %s to be built", workers - len(tasks), workers, parts)
+        _LOG.warning(
+            "%d of %d workers have nothing to do: %s to be built",
+            workers - len(tasks),
+            workers,
+            parts,
+        )
     if engine == "zephyr":
         yield from build_on_zephyr(job, tasks, workers, report, spent)
         return
-    pool = RayWorkers(job, workers) if engine == "ray" else PoolWorkers(job, workers or workers_for(job, len(tasks)))
+    pool = (
+        RayWorkers(job, workers)
+        if engine == "ray"
+        else PoolWorkers(job, workers or workers_for(job, len(tasks)))
+    )
     yield from Scheduler(job, tasks, pool, report, spent=spent).run()

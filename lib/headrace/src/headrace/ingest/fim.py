@@ -67,7 +67,9 @@ class FillInMiddle:
         check_seed(self.seed)
         for name in ("rate", "spm_rate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError("must be a share", field=name, value=getattr(self, name), cure="E.g. 0.5.")
+                raise ConfigError(
+                    "must be a share", field=name, value=getattr(self, name), cure="E.g. 0.5."
+                )
 
     def rearranges(
         self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]
@@ -76,12 +78,17 @@ class FillInMiddle:
         least = 1 if self.bos_id is None else 2
         return (self._uniform(documents, _CHOOSE) < self.rate) & (np.asarray(lengths) > least)
 
-    def lengths(self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
+    def lengths(
+        self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]
+    ) -> Int64[np.ndarray, " d"]:
         """Tokens of each document afterwards, for a pack plan."""
         return np.asarray(lengths, np.int64) + 3 * self.rearranges(lengths, documents)
 
     def __call__(
-        self, tokens: Integer[np.ndarray, " t"], lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]
+        self,
+        tokens: Integer[np.ndarray, " t"],
+        lengths: Int64[np.ndarray, " d"],
+        documents: Int64[np.ndarray, " d"],
     ) -> tuple[Integer[np.ndarray, " u"], Int64[np.ndarray, " d"]]:
         """Rearranges documents.
 
@@ -96,40 +103,57 @@ class FillInMiddle:
         Raises:
             ConfigError: lengths do not add up to the tokens, or a sentinel does not fit their dtype.
         """
-        lengths, documents = np.asarray(lengths, np.int64), np.asarray(documents, np.int64)
+        lengths = np.asarray(lengths, np.int64)
+        documents = np.asarray(documents, np.int64)
         if int(lengths.sum()) != tokens.size or lengths.shape != documents.shape:
-            raise ConfigError(f"add up to {int(lengths.sum())}, not to the {tokens.size} tokens", field="lengths")
+            raise ConfigError(
+                f"add up to {int(lengths.sum())}, not to the {tokens.size} tokens", field="lengths"
+            )
         source = self._with_sentinels(tokens)
         begin = np.cumsum(lengths) - lengths
         stop = begin + lengths
         first = begin + _is(self.bos_id, tokens, begin, lengths > 0)
         end = stop - _is(self.eos_id, tokens, stop - 1, stop > first)
         borders = np.stack([begin, first, end, stop])
-        start, size = self._runs(tokens.size, borders, self.rearranges(lengths, documents), documents)
+        start, size = self._runs(
+            tokens.size, borders, self.rearranges(lengths, documents), documents
+        )
         flat = size.ravel()
-        positions = np.arange(int(flat.sum())) + np.repeat(start.ravel() - (np.cumsum(flat) - flat), flat)
+        positions = np.arange(int(flat.sum())) + np.repeat(
+            start.ravel() - (np.cumsum(flat) - flat), flat
+        )
         return source[positions], size.sum(axis=1)
 
     def _runs(
-        self, sentinel: int, borders: Int64[np.ndarray, "4 d"], chosen: np.ndarray, documents: np.ndarray
+        self,
+        sentinel: int,
+        borders: Int64[np.ndarray, "4 d"],
+        chosen: np.ndarray,
+        documents: np.ndarray,
     ) -> tuple[Int64[np.ndarray, "d 8"], Int64[np.ndarray, "d 8"]]:
         """Each document as eight runs of the source: their starts and sizes. ``borders`` has its begin, the range that
         may be rearranged, and its end.
         """
         begin, first, end, stop = borders
         cuts = [
-            (self._uniform(documents, part) * (end - first + 1)).astype(np.int64) + first for part in (_CUT, _OTHER_CUT)
+            (self._uniform(documents, part) * (end - first + 1)).astype(np.int64) + first
+            for part in (_CUT, _OTHER_CUT)
         ]
-        low, high = np.where(chosen, np.minimum(*cuts), end), np.where(chosen, np.maximum(*cuts), end)
+        low = np.where(chosen, np.minimum(*cuts), end)
+        high = np.where(chosen, np.maximum(*cuts), end)
         one = chosen.astype(np.int64)
         signs = [(np.full_like(first, sentinel + k), one) for k in range(3)]
-        prefix, middle, suffix = (first, low - first), (low, high - low), (high, end - high)
-        head, tail = (begin, first - begin), (end, stop - end)
+        prefix = (first, low - first)
+        middle = (low, high - low)
+        suffix = (high, end - high)
+        head = (begin, first - begin)
+        tail = (end, stop - end)
         psm = [head, signs[0], prefix, signs[1], suffix, signs[2], middle, tail]
         spm = [head, signs[0], signs[1], suffix, signs[2], prefix, middle, tail]
         second = (self._uniform(documents, _MODE) < self.spm_rate)[:, None]
         starts, sizes = (
-            np.where(second, *(np.stack([run[k] for run in runs], axis=1) for runs in (spm, psm))) for k in (0, 1)
+            np.where(second, *(np.stack([run[k] for run in runs], axis=1) for runs in (spm, psm)))
+            for k in (0, 1)
         )
         return starts, sizes
 
@@ -138,7 +162,10 @@ class FillInMiddle:
         limits: Any = np.iinfo(tokens.dtype)
         if min(ids) < limits.min or max(ids) > limits.max:
             raise ConfigError(
-                f"do not fit the tokens' dtype {tokens.dtype}", field="sentinels", value=ids, cure="Widen the tokens."
+                f"do not fit the tokens' dtype {tokens.dtype}",
+                field="sentinels",
+                value=ids,
+                cure="Widen the tokens.",
             )
         return np.append(tokens, np.asarray(ids, tokens.dtype))
 
@@ -148,14 +175,18 @@ class FillInMiddle:
         return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _is(token: int | None, tokens: np.ndarray, places: np.ndarray, there: np.ndarray) -> Int64[np.ndarray, " d"]:
+def _is(
+    token: int | None, tokens: np.ndarray, places: np.ndarray, there: np.ndarray
+) -> Int64[np.ndarray, " d"]:
     """1 where ``token`` is what stands at a place that is ``there``, else 0."""
     if token is None or tokens.size == 0:
         return np.zeros(places.size, np.int64)
     return (there & (tokens[np.where(there, places, 0)] == token)).astype(np.int64)
 
 
-def fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: Tokenizer) -> FillInMiddle:
+def fill_in_middle(
+    config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: Tokenizer
+) -> FillInMiddle:
     """The function that rearranges documents, if the source has one.
 
     Raises:
@@ -170,21 +201,38 @@ def fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: 
         )
     signs: list[int] = []
     for name in ("prefix", "suffix", "middle"):
-        _, token_id = resolve_special(f"fim.{name}", getattr(fim, name), list(tokenizer.special), (), tokenizer.id_of)
+        _, token_id = resolve_special(
+            f"fim.{name}", getattr(fim, name), list(tokenizer.special), (), tokenizer.id_of
+        )
         if token_id is None or token_id in signs:
             raise ConfigError(
-                "is no token of its own", field=f"fim.{name}", value=getattr(fim, name), cure="Name three tokens."
+                "is no token of its own",
+                field=f"fim.{name}",
+                value=getattr(fim, name),
+                cure="Name three tokens.",
             )
         signs.append(token_id)
     prefix, suffix, middle = signs
     return FillInMiddle(
-        prefix, suffix, middle, fim.seed, fim.rate, fim.spm_rate, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+        prefix,
+        suffix,
+        middle,
+        fim.seed,
+        fim.rate,
+        fim.spm_rate,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
     )
 
 
-def content_keys(tokens: Integer[np.ndarray, " t"], lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
+def content_keys(
+    tokens: Integer[np.ndarray, " t"], lengths: Int64[np.ndarray, " d"]
+) -> Int64[np.ndarray, " d"]:
     """A number for each document that depends only on its tokens, because documents have no numbers during a build."""
     raw = memoryview(tokens.tobytes())
     borders = np.concatenate([[0], np.cumsum(lengths)]) * tokens.itemsize
-    digests = [blake2b(raw[begin:stop], digest_size=8).digest() for begin, stop in pairwise(borders.tolist())]
+    digests = [
+        blake2b(raw[begin:stop], digest_size=8).digest()
+        for begin, stop in pairwise(borders.tolist())
+    ]
     return np.frombuffer(b"".join(digests), "<i8")

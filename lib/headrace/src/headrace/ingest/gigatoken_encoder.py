@@ -68,7 +68,9 @@ def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: 
         return
     cure = "Say tokenizers, or auto, which takes whichever fits."
     cure = cure if _is_installed() else install_command("headrace[gigatoken]")
-    raise ConfigError(f"cannot be used: {reason}", field="tokenizer.engine", value=engine, cure=cure)
+    raise ConfigError(
+        f"cannot be used: {reason}", field="tokenizer.engine", value=engine, cure=cure
+    )
 
 
 class Encoding(NamedTuple):
@@ -87,10 +89,16 @@ class Encoding(NamedTuple):
     def report(self) -> dict[str, Any]:
         """Its fields of a build's report."""
         differing = sum(stop - start for start, stop in self.code_points or ())
-        return {"tokenizer_engine": self.engine, "engine_reason": self.reason, "differing_code_points": differing}
+        return {
+            "tokenizer_engine": self.engine,
+            "engine_reason": self.reason,
+            "differing_code_points": differing,
+        }
 
 
-def plan_encoding(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]) -> Encoding:
+def plan_encoding(
+    engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]
+) -> Encoding:
     """Chooses the encoder for parts with this many bytes to read, after :func:`check_tokenizer_engine`."""
     if not sizes or kind == "tokens":
         return Encoding("")
@@ -129,7 +137,8 @@ def code_points_of(tokenizer: FileTokenizer) -> Ranges:
 
     def pair(content: dict[str, Any]) -> tuple[Encode, Encode]:
         text = canonical_tokenizer(content).decode()
-        library, fast = tokenizers.Tokenizer.from_str(text), _load(text)
+        library = tokenizers.Tokenizer.from_str(text)
+        fast = _load(text)
 
         def slow(texts: Sequence[str]) -> list[bytes]:
             encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -166,7 +175,8 @@ class GigatokenEncoder:
         resident_bytes: Callable[[], int | None] = lambda: resident_bytes(),
     ) -> None:
         self.tokenizer = tokenizer
-        self._content, self._resident_bytes = tokenizer.rules.decode(), resident_bytes
+        self._content = tokenizer.rules.decode()
+        self._resident_bytes = resident_bytes
         self._differs = table_of(code_points)
         self._first_differing = min((start for start, _ in code_points), default=len(self._differs))
         self._lock = threading.Lock()
@@ -184,13 +194,20 @@ class GigatokenEncoder:
             self._counts += EncoderCounts(len(ids), len(texts) - len(ids))
         remaining = [i for i in range(len(texts)) if i not in ids]
         if remaining:
-            ids.update(zip(remaining, self.tokenizer.encode_plain([texts[i] for i in remaining]), strict=True))
+            ids.update(
+                zip(
+                    remaining,
+                    self.tokenizer.encode_plain([texts[i] for i in remaining]),
+                    strict=True,
+                )
+            )
         return [ids[i] for i in range(len(texts))]
 
     def take_counts(self, compared: int = 0) -> EncoderCounts:
         """Counters since the last call, with the number of compared documents."""
         with self._lock:
-            counts, self._counts = self._counts, EncoderCounts()
+            counts = self._counts
+            self._counts = EncoderCounts()
         return counts + EncoderCounts(compared=compared)
 
     def _differing(self, texts: Sequence[str]) -> set[int]:
@@ -221,7 +238,9 @@ class GigatokenEncoder:
         if self._chars >= self._next_look:
             self._next_look = self._chars + (1 << 20)
             resident = self._resident_bytes()
-            grown = self._chars * _CACHE_BYTES_A_CHAR if resident is None else resident - self._resident
+            grown = (
+                self._chars * _CACHE_BYTES_A_CHAR if resident is None else resident - self._resident
+            )
             if grown >= MOST_CACHE_BYTES:
                 self._restart()
                 self._counts += EncoderCounts(restarts=1)
@@ -233,7 +252,8 @@ class GigatokenEncoder:
 
     def _start(self) -> None:
         self._fast = _load(self._content)
-        self._chars, self._next_look = 0, 1 << 20
+        self._chars = 0
+        self._next_look = 1 << 20
         self._resident = self._resident_bytes() or 0
 
 
@@ -256,7 +276,8 @@ def _load(content: str) -> Callable[[str], np.ndarray]:
 
 
 def _uncovered(content: dict[str, Any]) -> Iterator[str]:
-    model, added = content.get("model") or {}, content.get("added_tokens") or []
+    model = content.get("model") or {}
+    added = content.get("added_tokens") or []
     if model.get("type") != "BPE":
         yield f"its model is {model.get('type')}, not BPE"
         return
@@ -270,7 +291,9 @@ def _uncovered(content: dict[str, Any]) -> Iterator[str]:
     listed = {str(token["content"]) for token in added}
     if not names <= set(model["vocab"]):
         yield "its vocabulary lacks the token of a byte"
-    if odd := next((t for t in model["vocab"] if t not in listed and not names.issuperset(t)), None):
+    if odd := next(
+        (t for t in model["vocab"] if t not in listed and not names.issuperset(t)), None
+    ):
         yield f"its vocabulary has {odd!r}, which spells no bytes"
     for flag in ("lstrip", "rstrip", "single_word"):
         if token := next((t for t in added if t.get(flag)), None):
@@ -281,7 +304,9 @@ def _uncovered(content: dict[str, Any]) -> Iterator[str]:
 
 def _uncovered_cuts(rules: dict[str, Any]) -> Iterator[str]:
     """What is unsupported in a pre-tokenizer: it must be ``ByteLevel``, or a regex split followed by ``ByteLevel``."""
-    steps: list[dict[str, Any]] = rules.get("pretokenizers", []) if rules.get("type") == "Sequence" else [rules]
+    steps: list[dict[str, Any]] = (
+        rules.get("pretokenizers", []) if rules.get("type") == "Sequence" else [rules]
+    )
     *splits, last = steps or [{}]
     if last.get("type") != "ByteLevel":
         yield f"its pre-tokenizer ends with {last.get('type')}, not ByteLevel"
@@ -291,5 +316,10 @@ def _uncovered_cuts(rules: dict[str, Any]) -> Iterator[str]:
         yield "its pre-tokenizer splits twice, or not at all"
     for step in splits:
         regex = (step.get("pattern") or {}).get("Regex")
-        if step.get("type") != "Split" or regex is None or step.get("behavior") != "Isolated" or step.get("invert"):
+        if (
+            step.get("type") != "Split"
+            or regex is None
+            or step.get("behavior") != "Isolated"
+            or step.get("invert")
+        ):
             yield f"its pre-tokenizer has a step {step.get('type')!r} that it does not know"

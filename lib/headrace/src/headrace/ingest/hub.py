@@ -57,7 +57,9 @@ def find_hub_tokenizer(path: str) -> HubTokenizer | None:
     folder = _fetch(path, match["repo"], match["revision"])
     commit = os.path.basename(folder)
     if not named:
-        logger.warning("tokenizer %s: nothing lies at that path; taken from the Hugging Face hub", path)
+        logger.warning(
+            "tokenizer %s: nothing lies at that path; taken from the Hugging Face hub", path
+        )
     if not os.path.exists(os.path.join(folder, _FILES[0])):
         raise ConfigError(
             "has no tokenizer.json on the Hugging Face hub",
@@ -72,27 +74,48 @@ def find_hub_tokenizer(path: str) -> HubTokenizer | None:
 @cache
 def _fetch(path: str, repo: str, revision: str | None) -> str:
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    if re.fullmatch("[0-9a-f]{40}", revision or ""):  # a commit never changes: if it is here, no request is needed
+    if re.fullmatch(
+        "[0-9a-f]{40}", revision or ""
+    ):  # a commit never changes: if it is here, no request is needed
         with suppress(OSError):
             folder = snapshot_download(repo, revision=revision, local_files_only=True)
             if os.path.exists(os.path.join(folder, _FILES[0])):
                 return folder
     cure = "Check the name, or give a tokenizer.json, a folder that holds one, or `bytes`."
     try:
-        return snapshot_download(repo, revision=revision, allow_patterns=_FILES, endpoint=os.environ.get("HF_ENDPOINT"))
+        return snapshot_download(
+            repo, revision=revision, allow_patterns=_FILES, endpoint=os.environ.get("HF_ENDPOINT")
+        )
     except GatedRepoError as error:
         problem = "is gated on the Hugging Face hub"
-        cure = f"Ask for access at huggingface.co/{repo}, then run `hf auth login`, or set HF_TOKEN."
+        cure = (
+            f"Ask for access at huggingface.co/{repo}, then run `hf auth login`, or set HF_TOKEN."
+        )
         cause: Exception = error
     except RepositoryNotFoundError as error:
-        problem, cause = "is neither a file or folder here nor a model of the Hugging Face hub", error
+        problem = "is neither a file or folder here nor a model of the Hugging Face hub"
+        cause = error
         cure += " If it is private: `hf auth login`."
     except RevisionNotFoundError as error:
-        problem, cause = "has no such revision on the Hugging Face hub", error
-    except (OSError, ValueError, HFValidationError) as error:  # no connection, offline, an answer that is none
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else one_line(error).split(". ")[0].rstrip(".")
+        problem = "has no such revision on the Hugging Face hub"
+        cause = error
+    except (
+        OSError,
+        ValueError,
+        HFValidationError,
+    ) as error:  # no connection, offline, an answer that is none
+        why = (
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else one_line(error).split(". ")[0].rstrip(".")
+        )
         problem = f"is not here, and the Hugging Face hub cannot be asked ({why})"
         if (suggestion := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
             cure = f"{suggestion} {cure}"

@@ -29,12 +29,27 @@ import numpy as np
 from headrace.batch.masks import trained_turns
 from headrace.errors import ConfigError
 from headrace.ingest.base_tokenizer import Tokenizer
-from headrace.ingest.chat_template import ChatTemplate, Message, Spans, check_messages, find_template
+from headrace.ingest.chat_template import (
+    ChatTemplate,
+    Message,
+    Spans,
+    check_messages,
+    find_template,
+)
 from headrace.ingest.choices import Kind
 from headrace.ingest.cut_points import MAX_PIECE_CHARS
 from headrace.ingest.documents import Document
 from headrace.ingest.fim import content_keys, fill_in_middle
-from headrace.ingest.records import BadRecordError, Fields, joined, lookup, numbers, string_of, type_name, utf8_length
+from headrace.ingest.records import (
+    BadRecordError,
+    Fields,
+    joined,
+    lookup,
+    numbers,
+    string_of,
+    type_name,
+    utf8_length,
+)
 from headrace.ingest.source import FIELDS, ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
@@ -58,22 +73,36 @@ class DocumentKind(abc.ABC):
 
     own_leaves: tuple[LeafSpec, ...] = ()
 
-    def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
         _check_special_tokens(config, kind)
-        self.config, self.template = config, template
+        self.config = config
+        self.template = template
         # Text of a template is trusted: there, the record's strings are checked in advance.
-        self.tokenizer = tokenizer.reading_special(config.special_tokens_in_text if kind == "text" else "token")
+        self.tokenizer = tokenizer.reading_special(
+            config.special_tokens_in_text if kind == "text" else "token"
+        )
         self.kind: Kind = kind
-        self.columns, self.optional = config.columns(kind), config.optional_columns(kind)
+        self.columns = config.columns(kind)
+        self.optional = config.optional_columns(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
         for name, leaf in config.leaves.items():
             if leaf.width is not None and (kind != "tokens" or config.fim is not None):
-                what = "tokens that move for filling in the middle" if kind == "tokens" else f"documents of kind {kind}"
+                what = (
+                    "tokens that move for filling in the middle"
+                    if kind == "tokens"
+                    else f"documents of kind {kind}"
+                )
                 problem = f"has values for tokens, and {what} are not those that they belong to"
                 cure = "Keep such values of ready ids (--kind tokens), without --fim-prefix and the like."
                 raise ConfigError(problem, field=f"leaves.{name}", value=leaf.field, cure=cure)
-        self._fim = None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
-        self._cure = f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
+        self._fim = (
+            None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
+        )
+        self._cure = (
+            f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
+        )
 
     @property
     def specs(self) -> list[LeafSpec]:
@@ -129,13 +158,17 @@ class TextKind(DocumentKind):
 class TokensKind(DocumentKind):
     """Token ids from other tools: stored unchanged, without special tokens."""
 
-    def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
         super().__init__(config, kind, tokenizer, template)
         if config.requires(kind, "loss_mask"):
             self.own_leaves = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:
-        ids = numbers(self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False)
+        ids = numbers(
+            self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False
+        )
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.tokenizer.vocab_size:
             at = int(np.flatnonzero((ids < 0) | (ids >= self.tokenizer.vocab_size))[0])
             raise BadRecordError(
@@ -146,18 +179,23 @@ class TokensKind(DocumentKind):
         if self.own_leaves:
             mask = numbers(self._field(record, "loss_mask"), "uint8", self._field_name("loss_mask"))
             if mask.size != ids.size or (mask.size and int(mask.max()) > 1):
-                raise BadRecordError(f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask")
+                raise BadRecordError(
+                    f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask"
+                )
         elif self._field(record, "loss_mask") is not None:
             raise BadRecordError(
                 "has a loss_mask, and the first record of the source has none",
                 "Say --field loss_mask=loss_mask if all have one, or --field loss_mask=none to train on every token.",
             )
-        ids, leaves = ids.astype(self.tokenizer.dtype), self._leaves(record)
+        ids = ids.astype(self.tokenizer.dtype)
+        leaves = self._leaves(record)
         for spec, values in zip(self._asked, leaves, strict=True):
             if spec.width is not None and values.size != spec.width * ids.size:
                 field = self.config.leaves[spec.name].field
                 each = "a number" if spec.width == 1 else f"{spec.width} numbers"
-                raise BadRecordError(f"has {ids.size} ids, and not {each} for each in field {field!r}")
+                raise BadRecordError(
+                    f"has {ids.size} ids, and not {each} for each in field {field!r}"
+                )
         return (Document("", ids.nbytes, leaves, ids=ids, mask=mask),)
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
@@ -165,8 +203,12 @@ class TokensKind(DocumentKind):
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         leaves: dict[str, LeafValues] = {}
         if self.own_leaves:
-            leaves[LOSS_MASK.name] = joined(LOSS_MASK, [d.mask for d in documents if d.mask is not None])
-        return EncodedBatch(np.concatenate(ids) if ids else np.zeros(0, self.tokenizer.dtype), lengths, leaves)
+            leaves[LOSS_MASK.name] = joined(
+                LOSS_MASK, [d.mask for d in documents if d.mask is not None]
+            )
+        return EncodedBatch(
+            np.concatenate(ids) if ids else np.zeros(0, self.tokenizer.dtype), lengths, leaves
+        )
 
 
 class MarkedKind(DocumentKind):
@@ -176,7 +218,8 @@ class MarkedKind(DocumentKind):
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
         encoded = self.tokenizer.encode_with_places(pieces)
         bos, eos = (
-            np.array([] if i is None else [i], np.int64) for i in (self.tokenizer.bos_id, self.tokenizer.eos_id)
+            np.array([] if i is None else [i], np.int64)
+            for i in (self.tokenizer.bos_id, self.tokenizer.eos_id)
         )
         ids: list[np.ndarray] = []
         masks: list[np.ndarray] = []
@@ -184,7 +227,9 @@ class MarkedKind(DocumentKind):
         for i, document in enumerate(documents):
             prefix, suffix = encoded[2 * i : 2 * i + 2]
             spans = document.spans or ()
-            opens, closes = (t if f else t[:0] for t, f in zip((bos, eos), document.framed, strict=True))
+            opens, closes = (
+                t if f else t[:0] for t, f in zip((bos, eos), document.framed, strict=True)
+            )
             ids.append(np.concatenate([opens, prefix.ids, suffix.ids, closes]))
             mask = [
                 np.zeros(opens.size, bool),
@@ -194,7 +239,11 @@ class MarkedKind(DocumentKind):
             masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
             prompts.append(opens.size + prefix.ids.size)
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
-        tokens = np.concatenate(ids).astype(self.tokenizer.dtype) if ids else np.zeros(0, self.tokenizer.dtype)
+        tokens = (
+            np.concatenate(ids).astype(self.tokenizer.dtype)
+            if ids
+            else np.zeros(0, self.tokenizer.dtype)
+        )
         leaves: dict[str, LeafValues] = {}
         if LOSS_MASK in self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
@@ -206,7 +255,9 @@ class MarkedKind(DocumentKind):
     def documents(self, record: Fields) -> Iterable[Document]:
         if self.config.special_tokens_in_text == "error":
             values = [self._field(record, name) for name in FIELDS[self.kind]]
-            texts = [text for value in values for text in (*_strings(value), "".join(_spoken(value)))]
+            texts = [
+                text for value in values for text in (*_strings(value), "".join(_spoken(value)))
+            ]
             self.tokenizer.reading_special("error").encode_batch(texts)
         return self._documents(record)
 
@@ -222,9 +273,13 @@ class MarkedKind(DocumentKind):
             )
         return self.template
 
-    def _document(self, record: Fields, text: str, spans: Spans | None = None, **more: Any) -> Document:
+    def _document(
+        self, record: Fields, text: str, spans: Spans | None = None, **more: Any
+    ) -> Document:
         if len(text) > MAX_PIECE_CHARS:
-            raise BadRecordError(f"is a {self.kind} document of {len(text):,} characters; at most {MAX_PIECE_CHARS:,}")
+            raise BadRecordError(
+                f"is a {self.kind} document of {len(text):,} characters; at most {MAX_PIECE_CHARS:,}"
+            )
         return Document(text, utf8_length(text), self._leaves(record), spans, **more)
 
 
@@ -235,7 +290,9 @@ class ChatKind(MarkedKind):
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         messages = check_messages(self._field(record, "messages"), self._field_name("messages"))
-        tools, how, chat = self._field(record, "tools"), self.config.chat, self._chat()
+        tools = self._field(record, "tools")
+        how = self.config.chat
+        chat = self._chat()
         if how.mask == "generation":
             text, spans = chat.render_marked(messages, tools)
         elif how.mask == "all":
@@ -267,31 +324,50 @@ class PreferenceKind(MarkedKind):
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         prompt = self._field(record, "prompt")
-        chosen, rejected = self._field(record, "chosen"), self._field(record, "rejected")
+        chosen = self._field(record, "chosen")
+        rejected = self._field(record, "rejected")
         if isinstance(chosen, str) and isinstance(rejected, str):
             prompt = "" if prompt is None else string_of(prompt, self._field_name("prompt"))
-            if prompt and "prompt" in self.optional and chosen.startswith(prompt) and rejected.startswith(prompt):
+            if (
+                prompt
+                and "prompt" in self.optional
+                and chosen.startswith(prompt)
+                and rejected.startswith(prompt)
+            ):
                 raise BadRecordError(
                     "has a prompt, and both answers begin with it: whether it comes before them cannot be told",
                     "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold it.",
                 )
             return tuple(
                 self._document(
-                    record, prompt + answer, ((len(prompt), len(prompt) + len(answer)),), cut=len(prompt),
-                    framed=(True, True), label=label,
+                    record,
+                    prompt + answer,
+                    ((len(prompt), len(prompt) + len(answer)),),
+                    cut=len(prompt),
+                    framed=(True, True),
+                    label=label,
                 )
                 for label, answer in ((1, chosen), (0, rejected))
-            )  # fmt: skip
+            )
         if not (isinstance(chosen, list) and isinstance(rejected, list)):
             raise BadRecordError(
                 f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two texts or two lists"
                 " of messages"
             )
-        answers = [check_messages(a, self._field_name(n)) for n, a in (("chosen", chosen), ("rejected", rejected))]
+        answers = [
+            check_messages(a, self._field_name(n))
+            for n, a in (("chosen", chosen), ("rejected", rejected))
+        ]
         turns = self._asked_messages(prompt)
-        if turns is None or all(a[0]["role"] != "assistant" for a in answers):  # they hold their prompt themselves
-            shared = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
-            turns, answers = answers[0][:shared], [a[shared:] for a in answers]
+        if turns is None or all(
+            a[0]["role"] != "assistant" for a in answers
+        ):  # they hold their prompt themselves
+            shared = next(
+                (i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b),
+                min(map(len, answers)),
+            )
+            turns = answers[0][:shared]
+            answers = [a[shared:] for a in answers]
         if not turns or not all(answers):
             raise BadRecordError("holds answers that share no prompt, or no answer after it")
         question = self._chat().render(turns, ask=True)
@@ -310,7 +386,9 @@ class PreferenceKind(MarkedKind):
     def _answer(self, record: Fields, question: str, messages: list[Any], label: int) -> Document:
         text, spans = self._chat().render_marked(messages)
         if not text.startswith(question):
-            raise BadRecordError("its prompt is rendered otherwise with an answer than alone, so they cannot be parted")
+            raise BadRecordError(
+                "its prompt is rendered otherwise with an answer than alone, so they cannot be parted"
+            )
         cut = len(question)
         if self._chat().has_marks and self.config.chat.mask == "generation":
             answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
@@ -343,7 +421,11 @@ def _check_special_tokens(config: SourceConfig, kind: Kind) -> None:
     setting = config.special_tokens_in_text
     if kind == "text" or setting == "token" or (kind != "tokens" and setting == "error"):
         return
-    cure = "Leave it out." if kind == "tokens" else "Say error, with --on-bad-line skip to leave such records out."
+    cure = (
+        "Leave it out."
+        if kind == "tokens"
+        else "Say error, with --on-bad-line skip to leave such records out."
+    )
     problem = f"is not for documents of kind {kind!r}"
     raise ConfigError(problem, field="special_tokens_in_text", value=setting, cure=cure)
 
@@ -371,7 +453,9 @@ def _spoken(value: Any) -> Iterator[str]:
         yield from _spoken(value.get("content", value.get("text")))
 
 
-def template_of(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:
+def template_of(
+    source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig
+) -> dict[str, Any] | None:
     """The chat template, if one is needed; prompts and pairs may be plain texts, which need none."""
     if kind not in ("chat", "preference", "prompts"):
         return None
@@ -383,16 +467,27 @@ def template_of(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) ->
         return None
 
 
-def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None) -> DocumentKind:
+def make_kind(
+    config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None
+) -> DocumentKind:
     """Makes the kind of a source.
 
     Raises:
         ConfigError: the mask needs marks that the template does not have, or there is no template.
     """
-    chat = None if template is None else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
+    chat = (
+        None
+        if template is None
+        else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
+    )
     if kind == "chat" and chat is None:
         raise ConfigError("is needed for conversations", field="chat.template", value=None)
-    if kind == "chat" and chat is not None and config.chat.mask == "generation" and not chat.has_marks:
+    if (
+        kind == "chat"
+        and chat is not None
+        and config.chat.mask == "generation"
+        and not chat.has_marks
+    ):
         raise ConfigError(
             "does not mark the model's text with {% generation %}, so what to train on cannot be told",
             field="chat.template",
@@ -417,4 +512,8 @@ def marked(places: np.ndarray, spans: Spans) -> np.ndarray:
     starts, stops = np.array(spans, np.int64).T
     nearest = np.searchsorted(stops, places[:, 0], side="right")
     inside = nearest < len(stops)
-    return inside & (starts[np.minimum(nearest, len(stops) - 1)] < places[:, 1]) & (places[:, 1] > places[:, 0])
+    return (
+        inside
+        & (starts[np.minimum(nearest, len(stops) - 1)] < places[:, 1])
+        & (places[:, 1] > places[:, 0])
+    )

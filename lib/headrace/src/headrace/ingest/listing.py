@@ -20,7 +20,16 @@ from fsspec.utils import glob_translate
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.store import files, retry
 
-_VERSION_KEYS = ("etag", "ETag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "created")
+_VERSION_KEYS = (
+    "etag",
+    "ETag",
+    "md5Hash",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+)
 _MAX_EXPANSIONS = 100_000
 _MAX_PAGES = 10_000  # folders of a web server that are listed: each takes a request
 logger = logging.getLogger(__name__)
@@ -62,7 +71,10 @@ def expand_braces(pattern: str) -> list[str]:
             waiting += [prefix + option + suffix for option in reversed(options)]
         if len(patterns) + len(waiting) > _MAX_EXPANSIONS:
             raise ConfigError(
-                f"stands for more than {_MAX_EXPANSIONS:,} paths", field="source", value=pattern, cure="Use a glob."
+                f"stands for more than {_MAX_EXPANSIONS:,} paths",
+                field="source",
+                value=pattern,
+                cure="Use a glob.",
             )
     return patterns
 
@@ -70,7 +82,8 @@ def expand_braces(pattern: str) -> list[str]:
 def _first_brace(path: str) -> tuple[str, list[str], str] | None:
     """The text before the first braces with a choice, the choices, and the text after."""
     for opening in (m.start() for m in re.finditer(r"\{", path)):
-        depth, commas = 0, [opening]
+        depth = 0
+        commas = [opening]
         for at in range(opening, len(path)):
             depth += {"{": 1, "}": -1}.get(path[at], 0)
             if path[at] == "," and depth == 1:
@@ -88,9 +101,12 @@ def _number_range(text: str) -> list[str] | None:
     match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
     if match is None:
         return None
-    first, last = int(match[1]), int(match[2])
+    first = int(match[1])
+    last = int(match[2])
     if abs(last - first) >= _MAX_EXPANSIONS:
-        raise ConfigError(f"stands for more than {_MAX_EXPANSIONS:,} paths", field="source", value=f"{{{text}}}")
+        raise ConfigError(
+            f"stands for more than {_MAX_EXPANSIONS:,} paths", field="source", value=f"{{{text}}}"
+        )
     width = max(len(match[1]), len(match[2])) if "0" in (match[1][0], match[2][0]) else 0
     step = 1 if last >= first else -1
     return [f"{n:0{width}d}" for n in range(first, last + step, step)]
@@ -171,7 +187,11 @@ def _walk(folder: str) -> Iterator[str]:
     """Files below a folder, also through links; a folder that is reachable twice is walked once."""
     visited = {os.path.realpath(folder)}
     for parent, folders, names in os.walk(folder, followlinks=True):
-        fresh = {os.path.realpath(os.path.join(parent, f)): f for f in sorted(folders)[::-1] if not f.startswith(".")}
+        fresh = {
+            os.path.realpath(os.path.join(parent, f)): f
+            for f in sorted(folders)[::-1]
+            if not f.startswith(".")
+        }
         folders[:] = [f for real, f in fresh.items() if real not in visited]
         visited.update(fresh)
         yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
@@ -180,11 +200,15 @@ def _walk(folder: str) -> Iterator[str]:
 def _local_entry(path: str) -> Entry:
     if os.path.islink(path) and not os.path.exists(path):
         cure = "Restore that file, or delete the link."
-        raise SourceError(f"is a link to {os.readlink(path)!r}, which does not exist", field=path, cure=cure)
+        raise SourceError(
+            f"is a link to {os.readlink(path)!r}, which does not exist", field=path, cure=cure
+        )
     status = os.stat(path)
     if not os.path.isfile(path):
         raise SourceError(
-            "is not a regular file", field=path, cure="A build may be resumed, so it needs files, not pipes."
+            "is not a regular file",
+            field=path,
+            cure="A build may be resumed, so it needs files, not pipes.",
         )
     return Entry(path, status.st_size, f"mtime:{status.st_mtime_ns}")
 
@@ -220,12 +244,15 @@ def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, A
     """Files in the listings of a web server below a folder, to a limited depth. A page may name anything, so entries
     outside the folder are left out, and the number of requests is limited.
     """
-    waiting, folders = [(root, 1)], 0
+    waiting = [(root, 1)]
+    folders = 0
     while waiting:
         folders += 1
         if folders > _MAX_PAGES:
             cure = "Name the files, or the folders below it."
-            raise SourceError(f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure)
+            raise SourceError(
+                f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure
+            )
         folder, layer = waiting.pop()
         for info in _within_folder(folder, fs.ls(folder, detail=True)):
             if info["type"] == "directory":
@@ -248,7 +275,10 @@ def _within_folder(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[st
             others.append(name)
     if others:
         logger.warning(
-            "%s: %d names of its listing lie outside it, and are left out: %s", folder, len(others), others[0]
+            "%s: %d names of its listing lie outside it, and are left out: %s",
+            folder,
+            len(others),
+            others[0],
         )
     return entries
 
@@ -263,7 +293,9 @@ def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]]) -> Iterator[Entry]
 
 def _remote_entry(url: str, info: dict[str, Any]) -> Entry:
     size = info.get("size")
-    version = next((f"{key.lower()}:{_plain(info[key])}" for key in _VERSION_KEYS if info.get(key)), "")
+    version = next(
+        (f"{key.lower()}:{_plain(info[key])}" for key in _VERSION_KEYS if info.get(key)), ""
+    )
     return Entry(url, None if size is None else int(size), version)
 
 

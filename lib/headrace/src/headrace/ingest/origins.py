@@ -71,9 +71,13 @@ def find_origins(cache: TokenCache, documents: Collection[int]) -> dict[int, Ori
     origins: dict[int, Origin] = {}
     first = starts([member.num_documents for member in cache.members])
     for number, member in enumerate(cache.members):
-        begin, end = int(first[number]), int(first[number]) + member.num_documents
+        begin = int(first[number])
+        end = int(first[number]) + member.num_documents
         local_numbers = [document - begin for document in documents if begin <= document < end]
-        origins |= {begin + document: origin for document, origin in _in_cache(member, local_numbers).items()}
+        origins |= {
+            begin + document: origin
+            for document, origin in _in_cache(member, local_numbers).items()
+        }
     return origins
 
 
@@ -91,7 +95,11 @@ def _in_cache(cache: TokenCache, documents: Collection[int]) -> dict[int, Origin
             problem = str(why)
         except HeadraceError as error:
             problem = f"{error.field}: {error.problem}" if error.field else error.problem
-        origins |= {document: Origin(origin_problem=problem) for document in originals if document not in origins}
+        origins |= {
+            document: Origin(origin_problem=problem)
+            for document in originals
+            if document not in origins
+        }
     return origins
 
 
@@ -104,20 +112,30 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
     if source.format in _NO_FILES:
         raise _UnknownOriginError("its source is not files")
     records = next(iter(originals.values())).files
-    listed = {str(record["path"]): _source_file(cache, source, str(record["path"])) for record in records}
-    now = [{**r, "size": listed[r["path"]].size, "version": listed[r["path"]].version} for r in records]
+    listed = {
+        str(record["path"]): _source_file(cache, source, str(record["path"])) for record in records
+    }
+    now = [
+        {**r, "size": listed[r["path"]].size, "version": listed[r["path"]].version} for r in records
+    ]
     tokenizer = recorded_tokenizer(cache.path, cache.ledger.tokenizer)
     kind = make_kind(source, source.kind_of(listed.values()), tokenizer, metadata.get("template"))
     document_at = {original.number_in_part: document for document, original in originals.items()}
     origins: dict[int, Origin] = {}
     last = max(document_at)
-    for number, (document, reader) in enumerate(_documents(source, kind, tasks_from_records(now, listed)[0].files)):
+    for number, (document, reader) in enumerate(
+        _documents(source, kind, tasks_from_records(now, listed)[0].files)
+    ):
         if number % _REPORTED == 0:
             report("reading the source", number, last)
         stored = document_at.get(number)
-        if stored is not None and np.array_equal(kind.encode([document]).tokens, cache.document(stored)):
+        if stored is not None and np.array_equal(
+            kind.encode([document]).tokens, cache.document(stored)
+        ):
             path = reader.file.shown_path
-            origins[stored] = Origin(path if reader.file.format == "text" else redact(reader.describe_row(reader.row)))
+            origins[stored] = Origin(
+                path if reader.file.format == "text" else redact(reader.describe_row(reader.row))
+            )
         if number >= last:
             break
     return origins
@@ -127,7 +145,9 @@ def _documents(
     source: SourceConfig, kind: DocumentKind, parts: Collection[SourceFile]
 ) -> Iterator[tuple[Document, DocumentReader]]:
     """The documents of a part, each with the reader that stands at its record, without those that the build skipped."""
-    checked = source.on_bad_line == "skip" and source.special_tokens_in_text == "error"  # found by encoding alone
+    checked = (
+        source.on_bad_line == "skip" and source.special_tokens_in_text == "error"
+    )  # found by encoding alone
     for file in parts:
         reader = DocumentReader(file, source, kind)
         for document in reader:

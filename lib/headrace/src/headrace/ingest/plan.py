@@ -85,16 +85,21 @@ def plan_parts(
     tasks: list[PartTask] = []
     members: list[SourceFile] = []
     filled = 0
-    packed = max(target, few)  # cutting a compressed file costs unpacking, so it is only done if there are few parts
+    packed = max(
+        target, few
+    )  # cutting a compressed file costs unpacking, so it is only done if there are few parts
     slices = [
-        s for f in files for s in ([f] if split is None else split(f, target if f.compression == "none" else packed))
+        s
+        for f in files
+        for s in ([f] if split is None else split(f, target if f.compression == "none" else packed))
     ]
     for number, file in enumerate(slices, start=1):
         members.append(file)
         filled += part_bytes // 16 if file.num_bytes is None else file.num_bytes
         if filled >= target or number == len(slices):
             tasks.append(PartTask(f"{len(tasks):05d}", tuple(members)))
-            members, filled = [], 0
+            members = []
+            filled = 0
     return tasks
 
 
@@ -103,13 +108,19 @@ def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for task in tasks:
         for file in task.files:
-            cut = {} if file.part is None else {"slice": [file.part.start, file.part.stop, file.part.num_bytes]}
+            cut = (
+                {}
+                if file.part is None
+                else {"slice": [file.part.start, file.part.stop, file.part.num_bytes]}
+            )
             about = {"path": file.shown_path, "size": file.size, "version": file.version}
             records.append({**about, "part": task.name, **cut})
     return records
 
 
-def tasks_from_records(records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]) -> list[PartTask]:
+def tasks_from_records(
+    records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]
+) -> list[PartTask]:
     """The plan from the records of :func:`source_records`."""
     tasks: list[PartTask] = []
     for name, group in groupby(records, key=lambda r: str(r["part"])):
@@ -151,27 +162,41 @@ def cure_of_begun(output: str, what: str = "settings") -> str:
 def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
     """Whether a build with other settings failed before its first part, for example because of a wrong text field."""
     names = {str(source["part"]) for source in begun.sources}
-    return bool(differences(begun, wanted)) and all(read_part_record(output, name) is None for name in names)
+    return bool(differences(begun, wanted)) and all(
+        read_part_record(output, name) is None for name in names
+    )
 
 
 def differences(begun: Ledger, wanted: Ledger) -> list[str]:
     """Differences between two plans, one phrase each; empty if a build of one can continue with the other."""
     changes = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
     changes += differing_values(begun.layout, wanted.layout)
-    changes += differing_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
+    changes += differing_values(
+        dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"])
+    )
     if begun.metadata.get("template") != wanted.metadata.get("template"):
         changes.append("the chat template differs")
     numbers = ("part_bytes", "ingest_version")
-    changes += differing_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
+    changes += differing_values(
+        {k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers}
+    )
     old_paths, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
-    for what, paths in (("added", set(now) - set(old_paths)), ("missing", set(old_paths) - set(now))):
+    for what, paths in (
+        ("added", set(now) - set(old_paths)),
+        ("missing", set(old_paths) - set(now)),
+    ):
         if paths:
-            changes.append(f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})")
+            changes.append(
+                f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})"
+            )
     return changes
 
 
 def changed_sources(
-    output: str, begun: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]], done: Collection[str]
+    output: str,
+    begun: Sequence[dict[str, Any]],
+    now: Sequence[dict[str, Any]],
+    done: Collection[str],
 ) -> list[dict[str, Any]]:
     """The plan of an interrupted build with the current source files.
 
@@ -207,13 +232,17 @@ def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[
         return []
     changes = differing_values(begun, wanted, ("bos", "eos", "vocab_size"))
     if not changes:
-        changes = [f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"]
+        changes = [
+            f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"
+        ]
     elif begun["path"] != wanted["path"]:
         changes.insert(0, f"tokenizer {begun['path']!r} there, {wanted['path']!r} now")
     return changes
 
 
-def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
+def differing_values(
+    begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None
+) -> list[str]:
     """The keys that differ (of some, or of all), one phrase each.
 
     Example:
@@ -221,8 +250,14 @@ def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collec
         ['b 2 there, none now']
     """
     keys = sorted({*begun, *wanted}) if keys is None else keys
-    values = {k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys}
-    return [f"{k} {there} there, {now} now" for k, (there, now) in values.items() if begun.get(k) != wanted.get(k)]
+    values = {
+        k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys
+    }
+    return [
+        f"{k} {there} there, {now} now"
+        for k, (there, now) in values.items()
+        if begun.get(k) != wanted.get(k)
+    ]
 
 
 def _some(names: Collection[str]) -> str:
@@ -288,5 +323,7 @@ def _hash(file: SourceFile) -> str:
             while block := stream.read(_BLOCK):
                 digest.update(block)
     except OSError as error:
-        raise SourceError(f"cannot be read ({error.strerror or error})", field=file.shown_path) from error
+        raise SourceError(
+            f"cannot be read ({error.strerror or error})", field=file.shown_path
+        ) from error
     return digest.hexdigest()

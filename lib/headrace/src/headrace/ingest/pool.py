@@ -74,7 +74,8 @@ class PoolWorkers:
     """Worker processes; see :class:`~headrace.ingest.schedule.Workers`."""
 
     def __init__(self, job: Job, count: int) -> None:
-        self._job, self._count = job, count
+        self._job = job
+        self._count = count
         self._workers: list[_Worker] = []
 
     def slots(self) -> int:
@@ -95,7 +96,9 @@ class PoolWorkers:
                 what, attempt, value = worker.pipe.recv()
             except (EOFError, OSError):
                 self._workers.remove(worker)
-                reason = self._end(worker, grace_s=0.5)  # it has hung up, so it is about to end by itself
+                reason = self._end(
+                    worker, grace_s=0.5
+                )  # it has hung up, so it is about to end by itself
                 if worker.attempt is not None:
                     events.append(Lost(worker.attempt, reason))
                 continue
@@ -154,7 +157,9 @@ class Reporter:
     """Collects progress and reports the sum, at most five times a second; ``encoder``: total counters of encoders."""
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
-        self._tell, self._sum, self._told = tell, NOTHING, time.monotonic()
+        self._tell = tell
+        self._sum = NOTHING
+        self._told = time.monotonic()
         self.encoder = EncoderCounts()
 
     def __call__(self, progress: Progress) -> None:
@@ -174,7 +179,8 @@ def build_one_part(
     build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
 ) -> tuple[PartRecord, Spent]:
     """Builds one part below ``root``; returns its record and its costs."""
-    wire_before, reporter = wire(), Reporter(tell)
+    wire_before = wire()
+    reporter = Reporter(tell)
     record = build(task, root, reporter)
     reporter.flush()
     return record, Spent(wire() - wire_before, reporter.encoder)
@@ -193,7 +199,9 @@ def main(fd: int, parent: int) -> None:
             attempt, task, root = pipe.recv()
             try:
                 build = build or job.part_builder()
-                built = build_one_part(build, task, root, lambda moved, a=attempt: pipe.send(("moved", a, moved)))
+                built = build_one_part(
+                    build, task, root, lambda moved, a=attempt: pipe.send(("moved", a, moved))
+                )
             except BaseException as error:  # noqa: BLE001 (it is raised at the other end)
                 pipe.send(("failed", attempt, _travelling(error)))
             else:

@@ -30,7 +30,9 @@ class EncoderCounts:
     differences: tuple[str, ...] = ()
 
     def __add__(self, other: EncoderCounts) -> EncoderCounts:
-        return EncoderCounts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return EncoderCounts(
+            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Progress:
     encoder: EncoderCounts = EncoderCounts()
 
     def __add__(self, other: Progress) -> Progress:
-        return Progress(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Progress(
+            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
     def __neg__(self) -> Progress:
         """The amount to add when work is lost; counters of encoders stay."""
@@ -86,11 +90,14 @@ class Rates:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._started, self._done = clock, clock(), NOTHING
+        self._clock = clock
+        self._started = clock()
+        self._done = NOTHING
 
     def add(self, done: Progress) -> str:
         """Adds ``done`` and returns the rates."""
         self._done += done
         seconds = max(self._clock() - self._started, 1e-9)
-        tokens, text_bytes = self._done.tokens / seconds, self._done.text_bytes / seconds
+        tokens = self._done.tokens / seconds
+        text_bytes = self._done.text_bytes / seconds
         return f"{tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"

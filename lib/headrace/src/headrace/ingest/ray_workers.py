@@ -39,15 +39,20 @@ class Board:
 
     def take(self) -> dict[int, Progress]:
         """Returns the progress since the last call."""
-        moved, self._moved = self._moved, {}
+        moved = self._moved
+        self._moved = {}
         return moved
 
 
-def build_part(job: Job, attempt: int, task: Task, root: str, board: Any) -> tuple[PartRecord, Spent]:
+def build_part(
+    job: Job, attempt: int, task: Task, root: str, board: Any
+) -> tuple[PartRecord, Spent]:
     """A Ray task: builds one part below ``root``."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray gives the task one core
     use_policy(job.retries)
-    return build_one_part(job.part_builder(), task, root, lambda moved: board.add.remote(attempt, moved))
+    return build_one_part(
+        job.part_builder(), task, root, lambda moved: board.add.remote(attempt, moved)
+    )
 
 
 class RayWorkers:
@@ -64,7 +69,10 @@ class RayWorkers:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise ConfigError(
-                "needs the package ray", field="engine", value="ray", cure=install_command("headrace[ray]")
+                "needs the package ray",
+                field="engine",
+                value="ray",
+                cure=install_command("headrace[ray]"),
             ) from error
         self._count = count
         self._running: dict[Any, int] = {}
@@ -76,7 +84,9 @@ class RayWorkers:
         node_id = self._ray.get_runtime_context().get_node_id()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         beside = strategies.NodeAffinitySchedulingStrategy(node_id, soft=True)
-        self._board = self._ray.remote(Board).options(num_cpus=0, scheduling_strategy=beside).remote()
+        self._board = (
+            self._ray.remote(Board).options(num_cpus=0, scheduling_strategy=beside).remote()
+        )
         self._task = self._ray.remote(build_part).options(
             num_cpus=1, max_retries=0, runtime_env={"env_vars": {"RAYON_NUM_THREADS": "1"}}
         )
@@ -94,7 +104,9 @@ class RayWorkers:
         ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
         events: list[Event] = [Moved(attempt, moved) for attempt, moved in self._progress().items()]
         self._warn_of_silence(heard=bool(ended or events))
-        return events + [self._outcome(reference, self._running.pop(reference)) for reference in ended]
+        return events + [
+            self._outcome(reference, self._running.pop(reference)) for reference in ended
+        ]
 
     def stop(self, attempt: int) -> None:
         for reference in [r for r, a in self._running.items() if a == attempt]:

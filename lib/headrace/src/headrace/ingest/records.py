@@ -36,7 +36,8 @@ class BadRecordError(Exception):
 
     def __init__(self, problem: str, cure: str = "") -> None:
         super().__init__(problem)
-        self.problem, self.cure = problem, cure
+        self.problem = problem
+        self.cure = cure
 
 
 Row: TypeAlias = "tuple[int, Fields | BadRecordError]"
@@ -74,7 +75,9 @@ class Reader(abc.ABC):
     unit: ClassVar[str] = "row"
 
     def __init__(self, path: str, part: Slice | None, columns: Sequence[str]) -> None:
-        self.path, self.part, self.columns = path, part, columns
+        self.path = path
+        self.part = part
+        self.columns = columns
         self.optional: Collection[str] = ()
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
@@ -110,7 +113,11 @@ class Reader(abc.ABC):
             SourceError: a requested one is missing.
         """
         for column in self.columns:
-            if column not in self.optional and column not in present and column.split(".")[0] not in present:
+            if (
+                column not in self.optional
+                and column not in present
+                and column.split(".")[0] not in present
+            ):
                 raise SourceError(
                     f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
                     field=self.path,
@@ -214,7 +221,9 @@ def utf8_length(text: str) -> int:
 
 def not_utf8(error: UnicodeDecodeError, what: str) -> BadRecordError:
     """The error for bytes that are not UTF-8."""
-    problem = f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at byte {error.start} of the {what})"
+    problem = (
+        f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at byte {error.start} of the {what})"
+    )
     return BadRecordError(problem, UTF8_CURE)
 
 
@@ -223,8 +232,14 @@ def type_name(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return "list"
     names = {
-        type(None): "null", dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"
-    }  # fmt: skip
+        type(None): "null",
+        dict: "object",
+        list: "list",
+        str: "string",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+    }
     return names.get(type(value), type(value).__name__)
 
 
@@ -254,7 +269,10 @@ class LeafConfig:
         if self.width is not None and (self.kind == "fixed" or self.dtype == TEXT):
             cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
             raise ConfigError(
-                "cannot be of a text or of one value per document", field="width", value=self.width, cure=cure
+                "cannot be of a text or of one value per document",
+                field="width",
+                value=self.width,
+                cure=cure,
             )
 
     def spec(self, name: str) -> LeafSpec:
@@ -266,7 +284,10 @@ class LeafConfig:
         if self.dtype == TEXT:
             if self.kind == "fixed":
                 raise ConfigError(
-                    "a text is no single value", field=f"leaves.{name}", value=self.kind, cure="Say ragged."
+                    "a text is no single value",
+                    field=f"leaves.{name}",
+                    value=self.kind,
+                    cure="Say ragged.",
                 )
             return LeafSpec(name, "uint8", "ragged")
         if self.width is not None:
@@ -287,7 +308,9 @@ class LeafConfig:
         if self.kind == "ragged" or self.width is not None:
             return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
         if isinstance(value, np.ndarray | list | tuple):
-            raise BadRecordError(f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE)
+            raise BadRecordError(
+                f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE
+            )
         return numbers([value], self.dtype, self.field)
 
 
@@ -307,10 +330,15 @@ def parse_leaf(text: str) -> tuple[str, LeafConfig]:
     field, *more = rest.split(":")
     if not (name and equals and field) or len(more) > 3:
         raise ConfigError(
-            "is no leaf", field="leaf", value=text, cure="Write NAME=FIELD or NAME=FIELD:DTYPE, e.g. id=meta.id:text."
+            "is no leaf",
+            field="leaf",
+            value=text,
+            cure="Write NAME=FIELD or NAME=FIELD:DTYPE, e.g. id=meta.id:text.",
         )
     if more[1:] and more[1] not in ("fixed", "ragged", "token"):
-        raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed, ragged or token.")
+        raise ConfigError(
+            "is no kind of leaf", field="leaf", value=text, cure="Say fixed, ragged or token."
+        )
     of_tokens = more[1:2] == ["token"]
     if more[2:] and not (of_tokens and more[2].isdecimal()):
         cure = f"Write {name}={field}:{more[0]}:token:8 for 8 numbers of each token."
@@ -326,7 +354,9 @@ def _flat(value: Any, width: int, field: str) -> Any:
         return value
     rows = list(cast("Sequence[Any]", value))
     if any(not isinstance(row, np.ndarray | list | tuple) or len(row) != width for row in rows):
-        raise BadRecordError(f"has not {width} numbers for each token in field {field!r}", _LEAF_CURE)
+        raise BadRecordError(
+            f"has not {width} numbers for each token in field {field!r}", _LEAF_CURE
+        )
     return np.concatenate([np.asarray(row) for row in rows])
 
 
@@ -337,15 +367,22 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
         BadRecordError: it is not a list of such numbers.
     """
     if not isinstance(value, np.ndarray | list | tuple):
-        raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a list of numbers")
+        raise BadRecordError(
+            f"holds a {type_name(value)} in field {field!r}, not a list of numbers"
+        )
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
-        raise BadRecordError(f"holds something else than numbers in field {field!r} ({error})") from None
+        raise BadRecordError(
+            f"holds something else than numbers in field {field!r} ({error})"
+        ) from None
     target = np.dtype(dtype)
     if array.size == 0:
         return np.zeros(0, target)
-    if not bools and (array.dtype.kind == "b" or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))):
+    if not bools and (
+        array.dtype.kind == "b"
+        or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))
+    ):
         raise BadRecordError(f"holds true or false in field {field!r}, which are no numbers here")
     kinds = "iubf" if target.kind == "f" else "iub"
     if array.ndim != 1 or array.dtype.kind not in kinds:
@@ -353,14 +390,18 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
             f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field {field!r}"
         )
     if target.kind != "f":
-        low, high = (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
+        low, high = (
+            (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
+        )
         if int(array.min()) < low or int(array.max()) > high:
             raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}")
         return array.astype(target)
     with np.errstate(over="ignore"):
         floats = array.astype(target)
     if np.isinf(floats).any() and np.isfinite(array[np.isinf(floats)]).any():
-        raise BadRecordError(f"holds a number beyond {float(np.finfo(target).max):.3g} in field {field!r}")
+        raise BadRecordError(
+            f"holds a number beyond {float(np.finfo(target).max):.3g} in field {field!r}"
+        )
     return floats
 
 

@@ -31,7 +31,14 @@ from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
 from headrace.store.layout import FILTERS_FOLDER, CacheLayout
 from headrace.store.lease import lease
-from headrace.store.ledger import PART_RECORD_NAME, SHUFFLED, Ledger, part_folder, read_ledger, write_part_record
+from headrace.store.ledger import (
+    PART_RECORD_NAME,
+    SHUFFLED,
+    Ledger,
+    part_folder,
+    read_ledger,
+    write_part_record,
+)
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
 from headrace.store.upgrade import table_problem
@@ -85,7 +92,9 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
         ledger = read_ledger(path)
         if ledger is None or not ledger.finished:
             cure = "Run the command that builds it again: it goes on where it was."
-            raise CacheError("is not a finished cache of headrace", field="cache", value=path, cure=cure)
+            raise CacheError(
+                "is not a finished cache of headrace", field="cache", value=path, cure=cure
+            )
         table = files.join(path, TABLE_NAME)
         _mend(path, ledger, [d for d in damages if d.file != table], report, held_lease.check)
         problem = table_problem(path, mend=not report.left)
@@ -95,7 +104,9 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
     return report
 
 
-def _mend(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport, check: Any) -> None:
+def _mend(
+    path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport, check: Any
+) -> None:
     """Repairs everything but ``ledger.bin``, which describes the result."""
     damaged = dict.fromkeys(d.part for d in damages if d.part)
     for name in [n for n in damaged if all(_is_record(d) for d in damages if d.part == n)]:
@@ -138,12 +149,16 @@ def _cannot(ledger: Ledger) -> str:
 def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> None:
     """Deletes damaged pack plans and filters, which are made again when they are needed."""
     for root in (files.join(path, folder) + "/" for folder in (PLANS_FOLDER, FILTERS_FOLDER)):
-        for name in sorted({d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}):
+        for name in sorted(
+            {d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}
+        ):
             files.remove_tree(root + name)
             report.dropped.append(root + name)
 
 
-def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport) -> Tokenizer | None:
+def _tokenizer(
+    path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport
+) -> Tokenizer | None:
     """The tokenizer of the cache; restores a damaged copy if the original is the same."""
     record = ledger.tokenizer
     url = files.join(path, str(record.get("file")))
@@ -151,7 +166,9 @@ def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: Rep
         return recorded_tokenizer(path, record) if record.get("fingerprint") else None
     try:
         original = load_tokenizer(
-            TokenizerConfig(record["path"], bos=record["bos"] or "none", eos=record["eos"] or "none")
+            TokenizerConfig(
+                record["path"], bos=record["bos"] or "none", eos=record["eos"] or "none"
+            )
         )
     except HeadraceError as error:
         report.left[url] = f"{record['path']} {error.problem}"
@@ -165,9 +182,16 @@ def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: Rep
 
 
 def _rebuild(
-    path: str, ledger: Ledger, tokenizer: Tokenizer, names: Sequence[str], report: RepairReport, check: Any
+    path: str,
+    ledger: Ledger,
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    report: RepairReport,
+    check: Any,
 ) -> None:
-    source = msgspec.convert({**ledger.metadata["source"], "paths": ledger.metadata["paths"]}, SourceConfig)
+    source = msgspec.convert(
+        {**ledger.metadata["source"], "paths": ledger.metadata["paths"]}, SourceConfig
+    )
     listed = _listed(source)
     attempts = files.join(path, ATTEMPTS_FOLDER)
     files.remove_tree(attempts)
@@ -178,11 +202,17 @@ def _rebuild(
         records = [record for record in ledger.sources if str(record.get("part")) == name]
         lost = [str(record["path"]) for record in records if record["path"] not in listed]
         if lost or not records:
-            report.left[name] = f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
+            report.left[name] = (
+                f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
+            )
             continue
         now = [(record, listed[record["path"]]) for record in records]
-        (task,) = tasks_from_records([{**r, "size": f.size, "version": f.version} for r, f in now], listed)
-        why = _built(replace(job, root=files.join(attempts, f"repair-{name}")), task, tokenizer, path, ledger)
+        (task,) = tasks_from_records(
+            [{**r, "size": f.size, "version": f.version} for r, f in now], listed
+        )
+        why = _built(
+            replace(job, root=files.join(attempts, f"repair-{name}")), task, tokenizer, path, ledger
+        )
         check()
         if why:
             report.left[name] = why
@@ -210,7 +240,9 @@ def _listed(source: SourceConfig) -> Mapping[str, SourceFile]:
     source_files: dict[str, SourceFile] = {}
     for path in source.paths:
         try:
-            source_files |= {f.shown_path: described(f) for f in replace(source, paths=[path]).files()}
+            source_files |= {
+                f.shown_path: described(f) for f in replace(source, paths=[path]).files()
+            }
         except SourceError:
             continue  # what is not there is said of the parts that need it
     return source_files

@@ -38,15 +38,34 @@ from headrace.ingest.engines import check_engine, choose_engine, run_tasks
 from headrace.ingest.plan import cure_of_begun
 from headrace.ingest.progress import show_progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
-from headrace.ingest.shuffle_parts import RUNS_FOLDER, DealJob, OrderJob, ShufflePlan, ShuffleTask, run_name
-from headrace.ingest.shuffle_plan import ReshuffleConfig, ShuffleSizes, cut_runs_and_slices, sizes_of
+from headrace.ingest.shuffle_parts import (
+    RUNS_FOLDER,
+    DealJob,
+    OrderJob,
+    ShufflePlan,
+    ShuffleTask,
+    run_name,
+)
+from headrace.ingest.shuffle_plan import (
+    ReshuffleConfig,
+    ShuffleSizes,
+    cut_runs_and_slices,
+    sizes_of,
+)
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
 from headrace.store.generations import remove_generations
 from headrace.store.joined import open_cache
 from headrace.store.lease import Lease, check_vacant, lease
-from headrace.store.ledger import LEDGER_NAME, SHUFFLED, Ledger, read_ledger, read_part_record, write_ledger
+from headrace.store.ledger import (
+    LEDGER_NAME,
+    SHUFFLED,
+    Ledger,
+    read_ledger,
+    read_part_record,
+    write_ledger,
+)
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
 from headrace.store.tombstones import copy_tombstones
@@ -142,21 +161,36 @@ def reshuffle(
 
 def _check_apart(cache: str, output: str) -> None:
     """Raises CacheError if the cache is in the output, where a restart would delete it."""
-    source, target = (PurePath(os.path.realpath(_absolute(p)) if files.is_local(p) else p) for p in (cache, output))
+    source, target = (
+        PurePath(os.path.realpath(_absolute(p)) if files.is_local(p) else p)
+        for p in (cache, output)
+    )
     if source.is_relative_to(target):
         cure = "Choose a folder that is new or empty."
-        raise CacheError("holds the cache that is to be shuffled", field="output", value=output, cure=cure)
+        raise CacheError(
+            "holds the cache that is to be shuffled", field="output", value=output, cure=cure
+        )
 
 
 def clear(output: str, begun: Ledger) -> None:
     """Deletes a shuffled cache, finished or not, its ledger last."""
     if SHUFFLED not in begun.metadata:
         cure = "Choose a folder that is new or empty, or delete it yourself."
-        raise CacheError("holds a cache that was not shuffled here", field="output", value=output, cure=cure)
+        raise CacheError(
+            "holds a cache that was not shuffled here", field="output", value=output, cure=cure
+        )
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
     remove_generations(output)
-    for name in ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
+    for name in (
+        "parts",
+        RUNS_FOLDER,
+        PLAIN_FOLDER,
+        ATTEMPTS_FOLDER,
+        FILE_NAME,
+        TABLE_NAME,
+        LEDGER_NAME,
+    ):
         files.remove_tree(files.join(output, name))
 
 
@@ -188,7 +222,9 @@ class Reshuffling:
         if old_ledger is not None:
             _check_same(output, old_ledger, planned)
         names = [str(s["part"]) for s in planned.sources]
-        records = {name: record for name in names if (record := read_part_record(output, name)) is not None}
+        records = {
+            name: record for name in names if (record := read_part_record(output, name)) is not None
+        }
         reused = len(records)
         dealt = 0
         if reused < len(names):
@@ -196,17 +232,33 @@ class Reshuffling:
         if old_ledger is None or not old_ledger.finished or reused < len(names):
             files.remove_tree(files.join(output, RUNS_FOLDER))
             name = planned.tokenizer.get("file")
-            if name and (content := files.read_bytes(files.join(self.cache.path, str(name)))) is not None:
+            if (
+                name
+                and (content := files.read_bytes(files.join(self.cache.path, str(name))))
+                is not None
+            ):
                 files.write_atomic(files.join(output, str(name)), content)
             write_ledger(output, planned.complete([records[n] for n in names]))
         shuffle = sizes.shuffle
         return ReshuffleReport(
-            output, shuffle.documents, self.cache.num_tokens, shuffle.seed, shuffle.unit,
-            len(names) - reused, reused, dealt, time.monotonic() - began,
-        )  # fmt: skip
+            output,
+            shuffle.documents,
+            self.cache.num_tokens,
+            shuffle.seed,
+            shuffle.unit,
+            len(names) - reused,
+            reused,
+            dealt,
+            time.monotonic() - began,
+        )
 
     def _build(
-        self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None, records: dict[str, PartRecord], held: Lease
+        self,
+        sizes: ShuffleSizes,
+        wanted: Ledger,
+        begun: Ledger | None,
+        records: dict[str, PartRecord],
+        held: Lease,
     ) -> int:
         """Writes the missing parts, and adds their records; returns the number of runs that were dealt."""
         plan = self._planned(sizes, wanted, begun)
@@ -214,7 +266,9 @@ class Reshuffling:
         shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.shuffle.documents
         parts = [
             ShuffleTask(str(s["part"]), a, b, int(share))
-            for s, a, b, share in zip(wanted.sources, edges[:-1], edges[1:], shares.tolist(), strict=True)
+            for s, a, b, share in zip(
+                wanted.sources, edges[:-1], edges[1:], shares.tolist(), strict=True
+            )
         ]
         parts = [task for task in parts if task.name not in records]
         share = sizes.value_bytes / sizes.shuffle.documents
@@ -252,7 +306,9 @@ class Reshuffling:
             runs, slices = cut_runs_and_slices(sizes)
             recorded = {"memory": sizes.memory, "runs": runs, "slices": slices}
             files.remove_tree(files.join(self.output, RUNS_FOLDER))
-            write_ledger(self.output, structs.replace(wanted, metadata={**wanted.metadata, _RUNS: recorded}))
+            write_ledger(
+                self.output, structs.replace(wanted, metadata={**wanted.metadata, _RUNS: recorded})
+            )
         return ShufflePlan(
             cache=_absolute(self.cache.path),
             output=_absolute(self.output),
@@ -278,7 +334,11 @@ def _absolute(path: str) -> str:
 
 
 def _settings(sizes: ShuffleSizes) -> dict[str, int]:
-    return {"seed": sizes.shuffle.seed, "unit": sizes.shuffle.unit, "part_bytes": sizes.how.part_bytes}
+    return {
+        "seed": sizes.shuffle.seed,
+        "unit": sizes.shuffle.unit,
+        "part_bytes": sizes.how.part_bytes,
+    }
 
 
 def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
@@ -303,7 +363,8 @@ def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
 
 def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
     """Raises PlanMismatchError if the interrupted copy has other settings."""
-    one, two = begun.metadata.get(SHUFFLED), wanted.metadata[SHUFFLED]
+    one = begun.metadata.get(SHUFFLED)
+    two = wanted.metadata[SHUFFLED]
     if one is None:
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds another cache", field="output", value=output, cure=cure)

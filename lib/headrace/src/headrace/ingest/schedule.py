@@ -171,7 +171,8 @@ class Scheduler:
         """
         attempts = files.join(self.job.root, ATTEMPTS_FOLDER)
         files.remove_tree(attempts)
-        waiting, remaining = deque(self.tasks), len(self.tasks)
+        waiting = deque(self.tasks)
+        remaining = len(self.tasks)
         try:
             while remaining:
                 self._start(waiting)
@@ -199,7 +200,10 @@ class Scheduler:
             self._begin(waiting.popleft(), self.job.root)
         if len(self._running) < slots and not waiting and (slow := self._straggler()) is not None:
             self.second_attempts += 1
-            self._begin(slow.task, files.join(self.job.root, ATTEMPTS_FOLDER, f"{slow.task.name}-{self._next}"))
+            self._begin(
+                slow.task,
+                files.join(self.job.root, ATTEMPTS_FOLDER, f"{slow.task.name}-{self._next}"),
+            )
 
     def _begin(self, task: Task, root: str) -> None:
         self._running[self._next] = _Attempt(task, root, self.clock())
@@ -208,9 +212,17 @@ class Scheduler:
 
     def _straggler(self) -> _Attempt | None:
         """The longest-running attempt, if it is unusually long and the only one at its part."""
-        limit = max(self.straggler_s, STRAGGLER_FACTOR * median(self._seconds)) if self._seconds else float("inf")
+        limit = (
+            max(self.straggler_s, STRAGGLER_FACTOR * median(self._seconds))
+            if self._seconds
+            else float("inf")
+        )
         names = [a.task.name for a in self._running.values()]
-        slow = [a for a in self._running.values() if self.clock() - a.began > limit and names.count(a.task.name) == 1]
+        slow = [
+            a
+            for a in self._running.values()
+            if self.clock() - a.began > limit and names.count(a.task.name) == 1
+        ]
         return min(slow, key=lambda a: a.began, default=None)
 
     def _say(self, progress: Progress) -> None:
@@ -259,7 +271,8 @@ def cure_of_lost(reason: str) -> str:
 
 def publish(attempt: str, root: str, name: str) -> None:
     """Moves a complete part from the folder of an attempt into the cache. Its record comes last."""
-    source, target = part_folder(attempt, name), part_folder(root, name)
+    source = part_folder(attempt, name)
+    target = part_folder(root, name)
     files.remove_tree(files.join(target, PART_RECORD_NAME))
     files.remove_tree(target)
     if files.is_local(root):

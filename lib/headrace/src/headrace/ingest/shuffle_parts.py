@@ -109,7 +109,9 @@ class ShufflePlan:
 
     def new_places(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """New positions of documents of the cache."""
-        return self.shuffle.stored_at(documents if self.earlier is None else self.earlier.originals(documents))
+        return self.shuffle.stored_at(
+            documents if self.earlier is None else self.earlier.originals(documents)
+        )
 
     def old_places(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Documents of the cache at new positions."""
@@ -169,10 +171,13 @@ class _Documents:
     length: Int64[np.ndarray, " n"]
 
     @classmethod
-    def end_to_end(cls, arrays: list[np.ndarray], documents: np.ndarray, length: np.ndarray) -> _Documents:
+    def end_to_end(
+        cls, arrays: list[np.ndarray], documents: np.ndarray, length: np.ndarray
+    ) -> _Documents:
         """Documents end to end in arrays, with their number in each. Short ones are joined in one array."""
         if len(arrays) > 1 and sum(a.size for a in arrays) < _SHORT_DOCUMENT * length.size:
-            arrays, documents = [np.concatenate(arrays)], documents.sum(keepdims=True)
+            arrays = [np.concatenate(arrays)]
+            documents = documents.sum(keepdims=True)
         array = np.repeat(np.arange(len(arrays)), documents)
         ends = np.cumsum(length)
         first = np.cumsum([0, *(a.size for a in arrays[:-1])])
@@ -180,20 +185,26 @@ class _Documents:
 
     def take(self, order: Int64[np.ndarray, " m"]) -> np.ndarray:
         """The values of documents in another order."""
-        start, length = self.start[order], self.length[order]
+        start = self.start[order]
+        length = self.length[order]
         total = int(length.sum())
         if len(self.arrays) == 1 and total < _SHORT_DOCUMENT * order.size:
             ends = np.cumsum(length)
             at = np.arange(total)
             at += np.repeat(start - ends + length, length)
             return self.arrays[0].take(at)
-        arrays, ends = [self.arrays[k] for k in self.array[order].tolist()], (start + length).tolist()
+        arrays = [self.arrays[k] for k in self.array[order].tolist()]
+        ends = (start + length).tolist()
         pieces = [array[a:b] for array, a, b in zip(arrays, start.tolist(), ends, strict=True)]
         return np.concatenate(pieces) if pieces else self.arrays[0][:0]
 
 
 def deal_run(
-    plan: ShufflePlan, cache: TokenCache, task: ShuffleTask, root: str, report: Callable[[Progress], None]
+    plan: ShufflePlan,
+    cache: TokenCache,
+    task: ShuffleTask,
+    root: str,
+    report: Callable[[Progress], None],
 ) -> PartRecord:
     """Writes the documents of a run slice by slice; its record comes last."""
     folder = part_folder(root, task.name)
@@ -202,23 +213,31 @@ def deal_run(
     order = np.argsort(new_places)
     bounds = np.searchsorted(new_places[order], plan.slices).tolist()
     del new_places
-    columns, documents = plan.columns, np.array([task.last - task.first])
+    columns = plan.columns
+    documents = np.array([task.last - task.first])
     leaves = [
-        _Documents.end_to_end([leaf.values(task.first, task.last)], documents, leaf.lengths(task.first, task.last))
+        _Documents.end_to_end(
+            [leaf.values(task.first, task.last)], documents, leaf.lengths(task.first, task.last)
+        )
         for leaf in (cache.leaf(column.name) for column in columns)
     ]
     index = np.zeros((plan.slices.size - 1, 4), np.int64)
     pending: list[np.ndarray] = []
     size = number = 0
     for k, (a, b) in enumerate(itertools.pairwise(bounds)):
-        start, crc = size, 0
+        start = size
+        crc = 0
         for piece in _packed(columns, leaves, order[a:b]):
             pending.append(piece)
-            size, crc = size + piece.nbytes, google_crc32c.extend(crc, piece)  # pyright: ignore[reportArgumentType]
+            # pyright: ignore[reportArgumentType]
+            size = size + piece.nbytes
+            crc = google_crc32c.extend(crc, piece)
         index[k] = number, start, size, crc
         if size >= FILE_BYTES or k == len(bounds) - 2:
             files.write_atomic(_file(folder, number), [piece.data for piece in pending])
-            pending, size, number = [], 0, number + 1
+            pending = []
+            size = 0
+            number = number + 1
     files.write_atomic(files.join(folder, INDEX_NAME), index.astype("<i8").tobytes())
     tokens = int(leaves[0].length.sum())
     report(Progress(task.last - task.first, tokens, task.stored_bytes, task.stored_bytes))
@@ -238,7 +257,9 @@ def _packed(
         yield leaf.take(order).view(np.uint8)
 
 
-def write_part(plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
+def write_part(
+    plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable[[Progress], None]
+) -> PartRecord:
     """Writes the part for some positions of the new order."""
     columns = plan.columns
     first, last = np.searchsorted(plan.slices, [task.first, task.last]).tolist()
@@ -250,7 +271,9 @@ def write_part(plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable
             run = np.searchsorted(plan.runs, plan.old_places(numbers), side="right") - 1
             documents = np.bincount(run, minlength=plan.runs.size - 1)
             leaves = _read_slice(plan, indices[:, k - first], documents, pool)
-            arrived = np.empty(numbers.size, np.int64)  # runs one after the other, in each the places in order
+            arrived = np.empty(
+                numbers.size, np.int64
+            )  # runs one after the other, in each the places in order
             arrived[np.argsort(run, kind="stable")] = np.arange(numbers.size)
             for batch in _batches(leaves, arrived):
                 values: dict[str, LeafValues] = {
@@ -262,11 +285,17 @@ def write_part(plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable
                 writer.append(tokens, lengths, values)
                 moved = sum(v.nbytes for v, _ in values.values()) + tokens.nbytes
                 report(Progress(batch.size, tokens.size, moved, moved))
-    counters = plan.counters if task.first == 0 else {name: type(value)() for name, value in plan.counters.items()}
+    counters = (
+        plan.counters
+        if task.first == 0
+        else {name: type(value)() for name, value in plan.counters.items()}
+    )
     return writer.close(**counters)
 
 
-def _batches(leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]) -> Iterator[Int64[np.ndarray, " m"]]:
+def _batches(
+    leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]
+) -> Iterator[Int64[np.ndarray, " m"]]:
     """Documents in order, in batches of some megabytes."""
     weight = np.full(order.size, 16 * len(leaves), np.int64)
     for leaf in leaves:
@@ -296,7 +325,10 @@ def _read_indices(plan: ShufflePlan, first: int, last: int) -> Int64[np.ndarray,
 
 
 def _read_slice(
-    plan: ShufflePlan, index: Int64[np.ndarray, "r 4"], documents: Int64[np.ndarray, " r"], pool: ThreadPoolExecutor
+    plan: ShufflePlan,
+    index: Int64[np.ndarray, "r 4"],
+    documents: Int64[np.ndarray, " r"],
+    pool: ThreadPoolExecutor,
 ) -> list[_Documents]:
     """The leaves of the documents of one slice, those of each run together."""
 
@@ -317,7 +349,8 @@ def _read_slice(
             lengths.append(None)
             continue
         views = [
-            np.frombuffer(p, np.int64, int(documents[r]), int(a)) for p, r, a in zip(pieces, runs, at, strict=True)
+            np.frombuffer(p, np.int64, int(documents[r]), int(a))
+            for p, r, a in zip(pieces, runs, at, strict=True)
         ]
         lengths.append(np.concatenate(views))
         at += 8 * documents[runs]
@@ -326,7 +359,10 @@ def _read_slice(
         first = np.cumsum(documents[runs]) - documents[runs]
         length = np.ones(int(documents.sum()), np.int64) if length is None else length
         sizes = np.add.reduceat(length, first)
-        views = [np.frombuffer(p, column.dtype, int(n), int(a)) for p, n, a in zip(pieces, sizes, at, strict=True)]
+        views = [
+            np.frombuffer(p, column.dtype, int(n), int(a))
+            for p, n, a in zip(pieces, sizes, at, strict=True)
+        ]
         leaves.append(_Documents.end_to_end(views, documents[runs], length))
         at += sizes * column.dtype.itemsize
     return leaves
@@ -356,7 +392,9 @@ def _file(folder: str, number: int) -> str:
     return files.join(folder, f"{number}.bin")
 
 
-def writer_bytes(layout: CacheLayout, leaves: Sequence[LeafSpec], elements: int, documents: int) -> int:
+def writer_bytes(
+    layout: CacheLayout, leaves: Sequence[LeafSpec], elements: int, documents: int
+) -> int:
     """Largest memory of the writer of a part, in bytes: some copies of a shard of each leaf, and the lengths.
 
     Args:
@@ -366,6 +404,8 @@ def writer_bytes(layout: CacheLayout, leaves: Sequence[LeafSpec], elements: int,
         documents: Documents of a part.
     """
     layouts = [layout, *(layout.leaf(spec) for spec in leaves)]
-    shards = sum(min(one.shard_elements, elements) * np.dtype(one.dtype).itemsize for one in layouts)
+    shards = sum(
+        min(one.shard_elements, elements) * np.dtype(one.dtype).itemsize for one in layouts
+    )
     ragged = 1 + sum(spec.kind == "ragged" for spec in leaves)
     return 3 * shards + 24 * ragged * documents

@@ -28,7 +28,9 @@ MAX_PARTS = 4096
 BASE_BYTES = 192 << 20
 """Memory of a worker without documents: the interpreter, its libraries and reads in flight."""
 _LEAST_DOCUMENTS = 16 << 20
-_READ_BYTES = 1 << 20  # reads between the passes are at least so long where memory is left to headrace
+_READ_BYTES = (
+    1 << 20
+)  # reads between the passes are at least so long where memory is left to headrace
 _LEAST_MEMORY = 1 << 30
 _DOCUMENT_BYTES = 48  # of memory, beside 16 a ragged leaf: places and orders
 _BINS = 1 << 16
@@ -123,24 +125,41 @@ def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
     sizes = sizes_of(cache, how)
     between = sizes.value_bytes
     return ReshuffleCost(
-        cache.num_documents, cache.num_tokens, sizes.edges.size - 1, 2 * between, 2 * between, between, sizes.memory
+        cache.num_documents,
+        cache.num_tokens,
+        sizes.edges.size - 1,
+        2 * between,
+        2 * between,
+        between,
+        sizes.memory,
     )
 
 
-def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None = None) -> ShuffleSizes:
+def sizes_of(
+    cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None = None
+) -> ShuffleSizes:
     """Parts and memory; if headrace chooses the memory, that of an interrupted shuffle is kept."""
     documents = cache.num_documents
     if not documents:
-        raise CacheError("holds no documents", field="cache", value=cache.path, cure="Shuffle another cache.")
+        raise CacheError(
+            "holds no documents", field="cache", value=cache.path, cure="Shuffle another cache."
+        )
     pairs = 2 if _PAIRS in cache.leaves else 1
     unit = pairs if how.unit is None else how.unit
     if unit % pairs:
         cure = "Leave unit out, or give a multiple of 2."
-        raise ConfigError("parts the chosen and the rejected answers of pairs", field="unit", value=unit, cure=cure)
+        raise ConfigError(
+            "parts the chosen and the rejected answers of pairs",
+            field="unit",
+            value=unit,
+            cure=cure,
+        )
     shuffle = DocumentShuffle(documents, how.seed, unit)
     if unit > max(documents // 2, pairs):
         problem = f"leaves nothing to shuffle: the cache holds {documents:,} documents"
-        raise ConfigError(problem, field="unit", value=unit, cure=f"Leave unit out: {pairs} stay together then.")
+        raise ConfigError(
+            problem, field="unit", value=unit, cure=f"Leave unit out: {pairs} stay together then."
+        )
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     leaves = cache.leaf_specs
     columns = columns_of(layout, leaves)
@@ -150,10 +169,14 @@ def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None =
     parts = min(-(-value_bytes // how.part_bytes), MAX_PARTS, max(shuffle.units, 1))
     edges = np.arange(parts + 1) * shuffle.units // parts * unit
     edges[-1] = documents
-    fixed = BASE_BYTES + writer_bytes(layout, leaves, 2 * max(elements.values()) // parts, int(np.diff(edges).max()))
+    fixed = BASE_BYTES + writer_bytes(
+        layout, leaves, 2 * max(elements.values()) // parts, int(np.diff(edges).max())
+    )
     memory = how.memory
     if memory is None:
-        suits = max(_LEAST_MEMORY, fixed + 2 * max(math.isqrt(value_bytes * _READ_BYTES), _LEAST_DOCUMENTS))
+        suits = max(
+            _LEAST_MEMORY, fixed + 2 * max(math.isqrt(value_bytes * _READ_BYTES), _LEAST_DOCUMENTS)
+        )
         memory = begun_memory or suits
     if memory < fixed + 2 * _LEAST_DOCUMENTS:
         least = -(-(fixed + 2 * _LEAST_DOCUMENTS) // (1 << 20)) << 20
@@ -163,7 +186,9 @@ def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None =
             value=memory,
             cure=f"Give at least {least} ({least >> 20} MiB), or leave it out.",
         )
-    return ShuffleSizes(cache, how, layout, leaves, shuffle, value_bytes, edges, memory, (memory - fixed) // 2)
+    return ShuffleSizes(
+        cache, how, layout, leaves, shuffle, value_bytes, edges, memory, (memory - fixed) // 2
+    )
 
 
 def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
@@ -171,12 +196,18 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
 
     Reads the lengths of all documents.
     """
-    cache, columns, documents = sizes.cache, sizes.columns, sizes.shuffle.documents
+    cache = sizes.cache
+    columns = sizes.columns
+    documents = sizes.shuffle.documents
     ragged = [c for c in columns if c.ragged]
-    fixed = _DOCUMENT_BYTES + 16 * len(ragged) + sum(c.dtype.itemsize for c in columns if not c.ragged)
+    fixed = (
+        _DOCUMENT_BYTES + 16 * len(ragged) + sum(c.dtype.itemsize for c in columns if not c.ragged)
+    )
     parts = sizes.edges.size - 1
     bins = _distinct(
-        np.concatenate([_spaced(a, b, max(_BINS // parts, 1)) for a, b in itertools.pairwise(sizes.edges)])
+        np.concatenate(
+            [_spaced(a, b, max(_BINS // parts, 1)) for a, b in itertools.pairwise(sizes.edges)]
+        )
     )
     weights = np.zeros(bins.size - 1)
     runs = _Runs(sizes.document_bytes)
@@ -188,10 +219,13 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
             weight += cache.leaf(column.name).lengths(first, last) * column.dtype.itemsize
         numbers = np.arange(first, last)
         stored = sizes.shuffle.stored_at(numbers if earlier is None else earlier.originals(numbers))
-        weights += np.bincount(np.searchsorted(bins, stored, side="right") - 1, weight, weights.size)
+        weights += np.bincount(
+            np.searchsorted(bins, stored, side="right") - 1, weight, weights.size
+        )
         runs.add(weight)
     slices: list[int] = []
-    edges, filled = set(sizes.edges.tolist()), 0.0
+    edges = set(sizes.edges.tolist())
+    filled = 0.0
     for start, weighs in zip(bins[:-1].tolist(), weights.tolist(), strict=True):
         if start in edges or filled + weighs > sizes.document_bytes:
             slices.append(start)
@@ -220,7 +254,10 @@ class _Runs:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._first, self._documents, self._filled = limit, [0], 0, 0
+        self._limit = limit
+        self._first = [0]
+        self._documents = 0
+        self._filled = 0
 
     def add(self, weight: Int64[np.ndarray, " n"]) -> None:
         """Goes on with the documents of these bytes."""

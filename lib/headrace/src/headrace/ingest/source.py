@@ -20,8 +20,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, check_path, redact
-from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine, SpecialTokensInText
+from headrace.errors import (
+    ConfigError,
+    SourceError,
+    check_at_least,
+    check_choice,
+    check_path,
+    redact,
+)
+from headrace.ingest.choices import (
+    Format,
+    FormatOrAuto,
+    Kind,
+    KindOrAuto,
+    Mask,
+    OnBadLine,
+    SpecialTokensInText,
+)
 from headrace.ingest.listing import escape_undecodable, expand_braces, file_name, list_path, nearby
 from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
@@ -115,10 +130,15 @@ class ChatConfig:
     def __post_init__(self) -> None:
         check_choice("chat.mask", self.mask, get_args(Mask), "is not a known choice")
         if self.mask == "roles" and not self.roles:
-            raise ConfigError("names nobody", field="chat.roles", value=self.roles, cure="Try ['assistant'].")
+            raise ConfigError(
+                "names nobody", field="chat.roles", value=self.roles, cure="Try ['assistant']."
+            )
         if self.mask != "roles" and self.roles != ["assistant"]:
             raise ConfigError(
-                f"has no effect with mask {self.mask!r}", field="chat.roles", value=self.roles, cure="Set mask: roles."
+                f"has no effect with mask {self.mask!r}",
+                field="chat.roles",
+                value=self.roles,
+                cure="Set mask: roles.",
             )
 
 
@@ -197,7 +217,11 @@ class SourceConfig:
     special_tokens_in_text: SpecialTokensInText = "token"
 
     def __post_init__(self) -> None:
-        check_at_least("max_record_bytes", self.max_record_bytes, cure=f"Leave it out for {MAX_RECORD_BYTES:,}.")
+        check_at_least(
+            "max_record_bytes",
+            self.max_record_bytes,
+            cure=f"Leave it out for {MAX_RECORD_BYTES:,}.",
+        )
         if isinstance(self.paths, str) or not self.paths:
             raise ConfigError(
                 "must be a list of at least one path",
@@ -227,11 +251,26 @@ class SourceConfig:
         for extension in self.extensions:
             if not extension.startswith("."):
                 raise ConfigError(
-                    "must begin with a dot", field="extensions", value=extension, cure=f"Write '.{extension}'."
+                    "must begin with a dot",
+                    field="extensions",
+                    value=extension,
+                    cure=f"Write '.{extension}'.",
                 )
-        field_names = sorted({name for kind, names in FIELDS.items() if self.kind in ("auto", kind) for name in names})
+        field_names = sorted(
+            {
+                name
+                for kind, names in FIELDS.items()
+                if self.kind in ("auto", kind)
+                for name in names
+            }
+        )
         for name in self.fields:
-            check_choice("fields", name, field_names, f"is nothing that kind {self.kind!r} takes from a record")
+            check_choice(
+                "fields",
+                name,
+                field_names,
+                f"is nothing that kind {self.kind!r} takes from a record",
+            )
 
     def kind_of(self, listed: Iterable[SourceFile]) -> Kind:
         """The kind, with ``auto`` resolved by the formats of the files.
@@ -243,14 +282,20 @@ class SourceConfig:
         if self.text_field != "text" and listed and all(f.format == "text" for f in listed):
             cure = "Leave it out; files of one JSON object a line need --format jsonl."
             raise ConfigError(
-                "names a field, and plain text has none", field="text_field", value=self.text_field, cure=cure
+                "names a field, and plain text has none",
+                field="text_field",
+                value=self.text_field,
+                cure=cure,
             )
         if self.kind != "auto":
             return self.kind
         ready = {f.format in PRE_TOKENIZED for f in listed}
         if len(ready) > 1:
             raise ConfigError(
-                "some files hold token ids, others text", field="paths", value=self.paths, cure="Build two caches."
+                "some files hold token ids, others text",
+                field="paths",
+                value=self.paths,
+                cure="Build two caches.",
             )
         return "tokens" if ready == {True} else "text"
 
@@ -275,7 +320,11 @@ class SourceConfig:
 
     def optional_columns(self, kind: Kind) -> set[str]:
         """Those of them that are optional."""
-        names = {f for name in FIELDS[kind] if self.is_optional(kind, name) and (f := self.field_of(kind, name))}
+        names = {
+            f
+            for name in FIELDS[kind]
+            if self.is_optional(kind, name) and (f := self.field_of(kind, name))
+        }
         return names - {leaf.field for leaf in self.leaves.values()}
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
@@ -291,7 +340,8 @@ class SourceConfig:
         paths = [p for path in self.paths for p in self._spelled_out(str(path))]
         others: Counter[str] = Counter() if left_out is None else left_out
         source_files = sorted(
-            (f for path in paths for f in self._expand(path, others)), key=lambda f: (f.shown_path, f.path)
+            (f for path in paths for f in self._expand(path, others)),
+            key=lambda f: (f.shown_path, f.path),
         )
         for one, next_one in itertools.pairwise(source_files):
             if one.shown_path == next_one.shown_path:
@@ -303,7 +353,11 @@ class SourceConfig:
         if all(f.size == 0 for f in source_files):
             raise SourceError(
                 "is an empty source: "
-                + ("its one file has" if len(source_files) == 1 else f"all its {len(source_files)} files have")
+                + (
+                    "its one file has"
+                    if len(source_files) == 1
+                    else f"all its {len(source_files)} files have"
+                )
                 + " no bytes",
                 field=", ".join(str(p) for p in self.paths),
                 cure="Check the paths.",
@@ -321,7 +375,9 @@ class SourceConfig:
             raise SourceError("has a name that is not UTF-8", field=spelled, cure=cure)
         if file_name(path).lower().endswith(_UNREADABLE):
             raise SourceError(
-                "is packed in a way that is not read", field=path, cure="Unpack it, or pack it again as .gz or .zst."
+                "is packed in a way that is not read",
+                field=path,
+                cure="Unpack it, or pack it again as .gz or .zst.",
             )
         kind = self._classify(path)
         if kind is None:
@@ -365,9 +421,7 @@ class SourceConfig:
             chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
-                problem = (
-                    f"is a folder without {', '.join(self._wanted_extensions())} files ({endings_in_words(endings)})"
-                )
+                problem = f"is a folder without {', '.join(self._wanted_extensions())} files ({endings_in_words(endings)})"  # noqa: E501
                 cure = "Name a folder that holds some."
                 if endings:
                     most = endings.most_common(1)[0][0]

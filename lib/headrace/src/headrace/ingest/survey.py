@@ -15,16 +15,25 @@ from headrace.ingest.choices import OnBadLine
 from headrace.ingest.documents import open_reader
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Fields, lookup
-from headrace.ingest.source import FORMATS, USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
+from headrace.ingest.source import (
+    FORMATS,
+    USUAL_ENDINGS,
+    SourceConfig,
+    endings_in_words,
+    split_compression,
+)
 from headrace.store import files
 
 MOST_SOURCES = 20
 """Largest number of subfolders that become a source each; more of them become one source."""
 USUAL_TEXT_FIELDS = ("text", "content")
 """Fields that are looked for in the records of a source, in this order."""
-_HEAD, _HEADS = 4096, 5
+_HEAD = 4096
+_HEADS = 5
 _WITH_FIELDS = {ending for name in ("jsonl", "parquet", "arrow") for ending in FORMATS[name]}
-_OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(USUAL_ENDINGS)
+_OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(
+    USUAL_ENDINGS
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,9 @@ class FoundSource:
     left_out: Counter[str]
     with_fields: Entry | None
 
-    def config(self, text_fields: Sequence[str] = (), on_bad_line: OnBadLine = "error") -> SourceConfig:
+    def config(
+        self, text_fields: Sequence[str] = (), on_bad_line: OnBadLine = "error"
+    ) -> SourceConfig:
         """The config of the source. Its text field is the first of ``text_fields`` and :data:`USUAL_TEXT_FIELDS` that
         holds text in the first good record of one file, or ``text`` if none does.
 
@@ -62,9 +73,15 @@ class FoundSource:
         entry = self.with_fields
         file = config.source_file(entry.path, entry.size, entry.version)
         names = list(dict.fromkeys((*text_fields, *USUAL_TEXT_FIELDS)))
-        records = (record for _, record in open_reader(file, names, names) if not isinstance(record, BadRecordError))
+        records = (
+            record
+            for _, record in open_reader(file, names, names)
+            if not isinstance(record, BadRecordError)
+        )
         record = next(records, {})
-        return replace(config, text_field=next((name for name in names if _has_text(record, name)), "text"))
+        return replace(
+            config, text_field=next((name for name in names if _has_text(record, name)), "text")
+        )
 
 
 def survey(folder: str) -> list[FoundSource]:
@@ -88,11 +105,15 @@ def survey(folder: str) -> list[FoundSource]:
         >>> [(source.name, source.endings, source.files) for source in sources if source.name == "code"]
         [('code', ['.py'], 2)]
     """
-    root = os.path.normpath(files.local_path(folder)) if files.is_local(folder) else folder.rstrip("/")
+    root = (
+        os.path.normpath(files.local_path(folder)) if files.is_local(folder) else folder.rstrip("/")
+    )
     listing = list_path(root)
     if listing is None or listing[0] != "folder":
         problem = "does not exist" if listing is None else "is a file"
-        raise SourceError(problem, field="folder", value=folder, cure="Give a folder that holds texts.")
+        raise SourceError(
+            problem, field="folder", value=folder, cure="Give a folder that holds texts."
+        )
     groups: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in listing[1]:
         first, _, rest = entry.path.removeprefix(root).removeprefix("/").partition("/")
@@ -101,7 +122,10 @@ def survey(folder: str) -> list[FoundSource]:
         entries = [entry for those in groups.values() for entry in those]
         sources = [_source(_own_name(root), root, entries)]
     else:
-        sources = [_source(name or _own_name(root), name and f"{root}/{name}", groups[name]) for name in sorted(groups)]
+        sources = [
+            _source(name or _own_name(root), name and f"{root}/{name}", groups[name])
+            for name in sorted(groups)
+        ]
     left_out = sum((source.left_out for source in sources), Counter[str]())
     if not any(source.files for source in sources):
         cure = "Give a folder of text, JSONL, Parquet or other files that `headrace build` reads."
@@ -124,7 +148,9 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
     paths = [path] if path else [entry.path for entry in chosen]
     safe = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", name)).strip("-") or "text"
     size = sum(entry.size or 0 for entry in chosen)
-    with_fields = next((entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS), None)
+    with_fields = next(
+        (entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS), None
+    )
     return FoundSource(safe, paths, endings, len(chosen), size, left_out, with_fields)
 
 
@@ -140,7 +166,9 @@ def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
 
 
 def _own_name(root: str) -> str:
-    return os.path.basename(os.path.abspath(root)) if files.is_local(root) else root.rpartition("/")[2]
+    return (
+        os.path.basename(os.path.abspath(root)) if files.is_local(root) else root.rpartition("/")[2]
+    )
 
 
 def _ending(path: str) -> str:
@@ -158,7 +186,9 @@ def _is_taken(ending: str, entries: Sequence[Entry]) -> bool:
 
 def _is_text(entries: Sequence[Entry]) -> bool:
     """Whether most of the first files that are not empty, and not compressed, begin with UTF-8."""
-    plain = sorted(entry.path for entry in entries if entry.size and split_compression(entry.path)[1] == "none")
+    plain = sorted(
+        entry.path for entry in entries if entry.size and split_compression(entry.path)[1] == "none"
+    )
     heads = [files.read_range(path, 0, _HEAD) for path in plain[:_HEADS]]
     return 2 * sum(map(_begins_with_text, heads)) > len(heads)
 

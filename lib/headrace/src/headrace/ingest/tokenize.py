@@ -80,7 +80,12 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         if not self.path or not isinstance(self.path, str):
-            raise ConfigError("is no path", field="path", value=self.path, cure="Give a tokenizer.json, or `bytes`.")
+            raise ConfigError(
+                "is no path",
+                field="path",
+                value=self.path,
+                cure="Give a tokenizer.json, or `bytes`.",
+            )
         for name in ("bos", "eos"):
             if not isinstance(value := getattr(self, name), str | None):
                 cure = "Give the token itself, such as '<eos>', not its id; or 'none'."
@@ -122,7 +127,9 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if config.path.startswith(IDS):
         return IdsTokenizer(config.path, config.eos)
     content, folder, path = _read_tokenizer(config.path)
-    return FileTokenizer(content, path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder))
+    return FileTokenizer(
+        content, path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder)
+    )
 
 
 def tokenizer_folder(config: TokenizerConfig) -> str | None:
@@ -140,11 +147,14 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     Raises:
         CacheCorruptError: the cache's copy of the tokenizer is missing or differs.
     """
-    bos, eos = record["bos"] or "none", record["eos"] or "none"
+    bos = record["bos"] or "none"
+    eos = record["eos"] or "none"
     url = files.join(root, record["file"] or record["path"])
     if record["file"] is None:
         ready = str(record["path"]).startswith(IDS)
-        tokenizer: Tokenizer = IdsTokenizer(record["path"], eos) if ready else ByteTokenizer(bos=bos, eos=eos)
+        tokenizer: Tokenizer = (
+            IdsTokenizer(record["path"], eos) if ready else ByteTokenizer(bos=bos, eos=eos)
+        )
     else:
         content = files.read_bytes(url)
         if content is None:
@@ -152,7 +162,9 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
             raise CacheCorruptError("is missing", field="tokenizer", value=url, cure=cure)
         tokenizer = FileTokenizer(content, record["path"], bos=bos, eos=eos)
     if tokenizer.fingerprint != record["fingerprint"]:
-        raise CacheCorruptError("is not the tokenizer that the cache was built with", field="tokenizer", value=url)
+        raise CacheCorruptError(
+            "is not the tokenizer that the cache was built with", field="tokenizer", value=url
+        )
     return tokenizer
 
 
@@ -167,7 +179,9 @@ def cache_tokenizer(cache: TokenCache, instead: str | None = None) -> Tokenizer 
     record = cache.ledger.tokenizer
     if record.get("path") == "bytes" or record.get("file") is not None:
         if instead not in (None, record["path"]):
-            problem = f"does not decode {cache.path}, which has a tokenizer of its own, {record['path']}"
+            problem = (
+                f"does not decode {cache.path}, which has a tokenizer of its own, {record['path']}"
+            )
             raise ConfigError(problem, field="--tokenizer", value=instead, cure="Leave it out.")
         return recorded_tokenizer(cache.path, record)
     if instead is not None:
@@ -213,17 +227,26 @@ class FileTokenizer(Tokenizer):
     ) -> None:
         # It is on by default; setting it stops the library from warning at each later fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        self.path, self.content = path, content
+        self.path = path
+        self.content = content
         self.encoder: Callable[[Sequence[str]], list[np.ndarray]] = self.encode_plain
         self.rules, self._tokenizer, model = _parse(content, path)
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        self.vocab_size = (
+            max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        )
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = [str(token.content) for _, token in sorted(added.items()) if token.special]
         declared = declared or {}
-        self.bos, self.bos_id = resolve_special("bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos"))
-        self.eos, self.eos_id = resolve_special("eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos"))
+        self.bos, self.bos_id = resolve_special(
+            "bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos")
+        )
+        self.eos, self.eos_id = resolve_special(
+            "eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos")
+        )
         self.fingerprint = fingerprint_of(self.rules, self.bos_id, self.eos_id)
-        refused = [i for i, token in added.items() if token.special or i in (self.bos_id, self.eos_id)]
+        refused = [
+            i for i, token in added.items() if token.special or i in (self.bos_id, self.eos_id)
+        ]
         unknown = _unknown_id(model, self.id_of)
         self._refused = np.zeros(self.vocab_size, np.bool_)
         self._refused[np.array([i for i in refused if i != unknown], np.int64)] = True
@@ -240,16 +263,27 @@ class FileTokenizer(Tokenizer):
         return other
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
-        arrays, lengths = [np.zeros(0, np.uint32)], [0] * len(texts)
-        leading, trailing = ([] if i is None else [np.array([i], np.uint32)] for i in (self.bos_id, self.eos_id))
+        arrays = [np.zeros(0, np.uint32)]
+        lengths = [0] * len(texts)
+        leading, trailing = (
+            [] if i is None else [np.array([i], np.uint32)] for i in (self.bos_id, self.eos_id)
+        )
         with _refusals():
             for group in self._groups(texts):
-                for piece, encoded in zip(group, self.encoder([p.text for p in group]), strict=True):
+                for piece, encoded in zip(
+                    group, self.encoder([p.text for p in group]), strict=True
+                ):
                     self._check_special(encoded)
-                    some = [*(leading if piece.opens else ()), encoded, *(trailing if piece.closes else ())]
+                    some = [
+                        *(leading if piece.opens else ()),
+                        encoded,
+                        *(trailing if piece.closes else ()),
+                    ]
                     arrays += some
                     lengths[piece.document] += sum(map(len, some))
-        return np.concatenate(arrays, dtype=self.dtype, casting="unsafe"), np.array(lengths, np.int64)
+        return np.concatenate(arrays, dtype=self.dtype, casting="unsafe"), np.array(
+            lengths, np.int64
+        )
 
     def encode_plain(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, uint32, by ``tokenizers``, without added special tokens."""
@@ -260,7 +294,10 @@ class FileTokenizer(Tokenizer):
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         with _refusals():
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        placed = [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+        placed = [
+            Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2))
+            for e in encodings
+        ]
         for one in placed:
             self._check_special(one.ids)
         return placed
@@ -278,7 +315,11 @@ class FileTokenizer(Tokenizer):
         group: list[_Piece] = []
         chars = 0
         for document, text in enumerate(texts):
-            stops = [*cut_points(text, self._plain_ids), len(text)] if len(text) > PIECE_CHARS else [len(text)]
+            stops = (
+                [*cut_points(text, self._plain_ids), len(text)]
+                if len(text) > PIECE_CHARS
+                else [len(text)]
+            )
             start = 0
             for stop in stops:
                 group.append(_Piece(document, text[start:stop], start == 0, stop == len(text)))
@@ -286,7 +327,8 @@ class FileTokenizer(Tokenizer):
                 start = stop
                 if chars >= limit:
                     yield group
-                    group, chars = [], 0
+                    group = []
+                    chars = 0
         if group:
             yield group
 
@@ -299,7 +341,9 @@ class FileTokenizer(Tokenizer):
             cure = "If it is meant as text, pass --special-tokens-in-text text; if as the token, token."
             raise BadRecordError(f"spells out the special token {token!r}", cure)
         cure = "Leave such records out: --on-bad-line skip."
-        raise BadRecordError(f"has no other tokens than the special {token!r} for what it spells out", cure)
+        raise BadRecordError(
+            f"has no other tokens than the special {token!r} for what it spells out", cure
+        )
 
     def _plain_ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -355,7 +399,9 @@ def _read_tokenizer(path: str) -> tuple[bytes, str, str]:
     """The file's bytes, its folder, and its name for a cache."""
     try:
         for url, folder in ((files.join(path, FILE_NAME), path), (path, os.path.dirname(path))):
-            is_none = path.startswith(HUB) or (url == path and files.is_local(url) and os.path.isdir(url))
+            is_none = path.startswith(HUB) or (
+                url == path and files.is_local(url) and os.path.isdir(url)
+            )
             content = None if is_none else files.read_bytes(url)
             if content is not None:
                 return content, folder, path

@@ -121,11 +121,16 @@ def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
     return spent
 
 
-def _finished(root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None) -> Iterator[PartRecord]:
+def _finished(
+    root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None
+) -> Iterator[PartRecord]:
     """The records of parts that became complete since the last call; they are no longer ``waiting``."""
     fs, folder = files.filesystem(files.join(root, "parts"))
     try:
-        names = [str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(folder, detail=False, refresh=True)]
+        names = [
+            str(path).rstrip("/").rpartition("/")[2]
+            for path in fs.ls(folder, detail=False, refresh=True)
+        ]
     except FileNotFoundError:  # nothing is complete yet
         return
     for name in sorted(waiting.keys() & set(names)):
@@ -134,7 +139,11 @@ def _finished(root: str, waiting: dict[str, Task], report: Callable[[Progress], 
             continue
         stored = waiting.pop(name).stored_bytes
         if report is not None:
-            report(Progress(record.documents, record.tokens, int(record.extra.get("text_bytes", 0)), stored))
+            report(
+                Progress(
+                    record.documents, record.tokens, int(record.extra.get("text_bytes", 0)), stored
+                )
+            )
         yield record
 
 
@@ -149,9 +158,13 @@ def _pipeline(job: Job, count: int | None, scratch: str) -> tuple[Any, Any]:
             module = importlib.import_module("zephyr.execution")
     except ImportError as error:
         cure = install_command("marin-zephyr")
-        raise ConfigError("needs the package marin-zephyr", field="engine", value="zephyr", cure=cure) from error
+        raise ConfigError(
+            "needs the package marin-zephyr", field="engine", value="zephyr", cure=cure
+        ) from error
     need = types.ResourceConfig(cpu=1, ram=f"{job.worker_bytes >> 20}m")
-    context = module.ZephyrContext(max_workers=count, resources=need, chunk_storage_prefix=scratch, name="headrace")
+    context = module.ZephyrContext(
+        max_workers=count, resources=need, chunk_storage_prefix=scratch, name="headrace"
+    )
     return context, dataset
 
 

@@ -63,13 +63,17 @@ class HeadraceDataConfig:
             ConfigError: it is missing or invalid.
         """
         if self.config is None:
-            raise ConfigError("is missing", field="data.config", cure="Write data: {config: data.yaml}.")
+            raise ConfigError(
+                "is missing", field="data.config", cure="Write data: {config: data.yaml}."
+            )
         if isinstance(self.config, str):
             return load_config(self.config, self.settings)
         if isinstance(self.config, Mapping):
             return decode(LmDataConfig, with_overrides(self.config, self.settings, LmDataConfig))
         if self.settings:
-            raise ConfigError("go with a file or its content", field="data.settings", value=self.settings)
+            raise ConfigError(
+                "go with a file or its content", field="data.settings", value=self.settings
+            )
         return self.config
 
     @cached_property
@@ -91,7 +95,9 @@ class HeadraceDataConfig:
             )
         return tokenizer
 
-    def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
+    def train_set(
+        self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any
+    ) -> HeadraceDataset:
         """The mixture, as a dataset for Levanter's loader.
 
         Args:
@@ -163,7 +169,12 @@ def check_length(Pos: Any, config: LmDataConfig) -> None:
 def _encoded(config: HeadraceDataConfig, declared_type: Any = None) -> dict[str, Any]:
     """The resolved config, so that the run's log has all of it."""
     data = None if config.config is None else yaml.safe_load(config.resolved.to_yaml())
-    return {"config": data, "settings": [], "tokenizer": config.tokenizer, "run_dir": config.run_dir}
+    return {
+        "config": data,
+        "settings": [],
+        "tokenizer": config.tokenizer,
+        "run_dir": config.run_dir,
+    }
 
 
 encode.register(HeadraceDataConfig, _encoded)  # pyright: ignore[reportFunctionMemberAccess]

@@ -42,7 +42,12 @@ def check_whole_batches(config: LmDataConfig) -> None:
     """Raises ConfigError if a config splits batches, which Levanter's trainer does by itself."""
     if config.micro_batches is not None:
         cure = "Leave it out, and set trainer.per_device_parallelism."
-        raise ConfigError("are Levanter's own to cut", field="micro_batches", value=config.micro_batches, cure=cure)
+        raise ConfigError(
+            "are Levanter's own to cut",
+            field="micro_batches",
+            value=config.micro_batches,
+            cure=cure,
+        )
 
 
 class HeadraceDataset(LevanterAsyncDataset[Any]):
@@ -84,12 +89,14 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
                 value=list(planned.seq_lens),
                 cure="Train each phase as a separate run, or load with headrace.DataLoader.",
             )
-        self.dataset, self.schedule = self._order.dataset, self._order.schedule
+        self.dataset = self._order.dataset
+        self.schedule = self._order.schedule
         self.row_order: RowOrder = self._order.row_order
         self.prefetch_bytes = prefetch_bytes
         self.row_exchange: ExchangeSetting = row_exchange
         self.read_stats = ReadStats()
-        self._named, self.position_axis = named, position_axis
+        self._named = named
+        self.position_axis = position_axis
         stop_loaders_at_exit()
 
     def describe(self) -> dict[str, Any]:
@@ -118,7 +125,8 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         if len(indices) == 0:
             return []
         numbers = check_indices(np.asarray(indices, np.int64), self.dataset.length)
-        planned, steps = self._order.planned, self.schedule.step_of(numbers)
+        planned = self._order.planned
+        steps = self.schedule.step_of(numbers)
         if planned is None:
             return self._examples(await self.dataset.get_batch(numbers))
         examples: dict[int, Any] = {}
@@ -126,7 +134,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         while remaining.size:  # one dataset at a time: from some step on, documents may be removed
             served, until = planned.at_step(int(steps[remaining].min()))
             now = remaining if until is None else remaining[steps[remaining] < until]
-            examples |= zip(now.tolist(), self._examples(await self._read(served, numbers[now])), strict=True)
+            examples |= zip(
+                now.tolist(), self._examples(await self._read(served, numbers[now])), strict=True
+            )
             remaining = np.setdiff1d(remaining, now)
         return [examples[position] for position in range(numbers.size)]
 
@@ -143,7 +153,10 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         steps = np.unique(self.schedule.step_of(wanted))
         runs = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
         first = np.asarray([self.schedule.rows_at(int(run[0]))[0] for run in runs])
-        tables = [global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows for r in runs]
+        tables = [
+            global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows
+            for r in runs
+        ]
         start = np.cumsum([0] + [rows.row.size for rows in tables[:-1]])
         run = np.searchsorted(first, wanted, side="right") - 1
         at = wanted - first[run] + start[run]
@@ -154,7 +167,8 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         one = jax.tree.map(lambda leaf: leaf[0], example)
         if self._named:
             one = named_lm_example_from_grug(one, Axis(self.position_axis, batch.seq_len))
-        structure, leaves = jax.tree.structure(one), jax.tree.leaves(example)
+        structure = jax.tree.structure(one)
+        leaves = jax.tree.leaves(example)
         return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadraceDataset:
@@ -183,7 +197,9 @@ def direct_component(
     """
     datasets: dict[str, Any] = {"train": HeadraceDataset(train, batch_size, named=False)}
     if validation is not None:
-        datasets["validation"] = HeadraceDataset(validation, batch_size or 1, named=False, row_order="stream")
+        datasets["validation"] = HeadraceDataset(
+            validation, batch_size or 1, named=False, row_order="stream"
+        )
     return DirectDatasetComponent(datasets=datasets, tags=None if tags is None else list(tags))
 
 

@@ -48,7 +48,8 @@ class FedMixture(MixtureDataset[Any]):
     """
 
     def __init__(self, rows: HeadraceDataset, own: OwnConfig, block_size: int) -> None:
-        self.rows, self.block_size = rows, block_size
+        self.rows = rows
+        self.block_size = block_size
         self.weight_stages: list[
             tuple[int, dict[str, float]]
         ] = []  # (first row, weights), with entries where changing weights bend
@@ -56,7 +57,9 @@ class FedMixture(MixtureDataset[Any]):
         ends = [stage.first_step for stage in stages[1:]] + [MAX_STEP]
         for stage, end in zip(stages, ends, strict=True):
             steps = stage.blend.bends(stage.first_step, end)
-            for start, shares in zip(rows.schedule.offset_at(steps), stage.blend.at(steps), strict=True):
+            for start, shares in zip(
+                rows.schedule.offset_at(steps), stage.blend.at(steps), strict=True
+            ):
                 weights = dict(zip(stage.blend.names, shares.tolist(), strict=True))
                 self.weight_stages.append((int(start), weights))
 
@@ -91,7 +94,9 @@ class FedDataConfig(LmDataConfig):
     rows: Any = None
     run_dir: str | None = None
 
-    def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
+    def train_set(
+        self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any
+    ) -> HeadraceDataset:
         """The rows themselves, not mixed again, so that headrace's own loader can read them.
 
         Raises:
@@ -148,14 +153,21 @@ def fed(
     for trained in (n for n in direct if _has_weight(config, n)):
         cure = "Give it no weight, or mix its examples with headrace.MixtureDataset."
         raise ConfigError(
-            "cannot be fed: its examples are made in Python", field=f"data.components.{trained}", cure=cure
+            "cannot be fed: its examples are made in Python",
+            field=f"data.components.{trained}",
+            cure=cure,
         )
     if COMPONENT in config.components:
         cure = "Call it otherwise, and name its folder with cache_dir; a config that was fed before is not fed again."
-        raise ConfigError("is the name of what is fed", field=f"data.components.{COMPONENT}", cure=cure)
+        raise ConfigError(
+            "is the name of what is fed", field=f"data.components.{COMPONENT}", cure=cure
+        )
     cached = {name: one for name, one in config.components.items() if name not in direct}
     translated = _translated(
-        replace(config, components=cached, train_weights=_weights_of(config, cached)), seq_len, batch_size, seed
+        replace(config, components=cached, train_weights=_weights_of(config, cached)),
+        seq_len,
+        batch_size,
+        seed,
     )
     translated = decode(OwnConfig, with_overrides(translated, settings))
     _build_missing(config, translated)
@@ -164,18 +176,29 @@ def fed(
     values = {field.name: getattr(config, field.name) for field in fields(LmDataConfig)}
     sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size.values())
     changes: dict[str, Any] = {
-        "components": {**config.components, COMPONENT: DirectDatasetComponent(datasets={"train": rows})},
+        "components": {
+            **config.components,
+            COMPONENT: DirectDatasetComponent(datasets={"train": rows}),
+        },
         "train_weights": {COMPONENT: 1.0},
-        "mixture_block_size": math.gcd(*sizes),  # Levanter's mixture then only reorders the rows of a batch
+        "mixture_block_size": math.gcd(
+            *sizes
+        ),  # Levanter's mixture then only reorders the rows of a batch
         "shuffle": False,
         "stop_strategy": "first_exhausted" if rows.is_finite() else "restart",
     }
     return FedDataConfig(**values | changes, own=translated, rows=rows, run_dir=run_dir)
 
 
-def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[int, int], seed: int) -> dict[str, Any]:
+def _translated(
+    config: LmDataConfig, seq_len: int, batch_size: int | Mapping[int, int], seed: int
+) -> dict[str, Any]:
     """The config translated to headrace's, with caches only."""
-    batch = batch_size if isinstance(batch_size, int) else [[step, rows] for step, rows in batch_size.items()]
+    batch = (
+        batch_size
+        if isinstance(batch_size, int)
+        else [[step, rows] for step, rows in batch_size.items()]
+    )
     trainer = {"train_batch_size": batch, "seed": seed}
     data = yaml.safe_load(str(draccus.dump(config)))
     translation = translate({"data": data, "train_seq_len": seq_len, "trainer": trainer})
@@ -196,12 +219,15 @@ def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
     try:
         return own, own.dataset()
     except ConfigError as error:
-        name, unsure = config.tokenizer, str(error.field).endswith((".cache", "split_documents"))
+        name = config.tokenizer
+        unsure = str(error.field).endswith((".cache", "split_documents"))
         if not unsure or own.tokenizer is not None or name == "passthrough":
             raise
     stage = tokenizers._stage_tokenizer  # pyright: ignore[reportPrivateUsage]
     folder = name if os.path.isdir(name) else stage(name)
-    with_tokenizer = replace(own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token))
+    with_tokenizer = replace(
+        own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token)
+    )
     return with_tokenizer, with_tokenizer.dataset()
 
 
@@ -236,7 +262,9 @@ def _build_missing(config: LmDataConfig, own: OwnConfig) -> None:
 def _weights_of(config: LmDataConfig, components: Mapping[str, Any]) -> Any:
     weights = config.train_weights
     if isinstance(weights, list):
-        return [(step, {n: w for n, w in stage.items() if n in components}) for step, stage in weights]
+        return [
+            (step, {n: w for n, w in stage.items() if n in components}) for step, stage in weights
+        ]
     return None if weights is None else {n: w for n, w in weights.items() if n in components}
 
 
@@ -246,7 +274,9 @@ def _has_weight(config: LmDataConfig, name: str) -> bool:
     return any(stage.get(name, 0) > 0 for stage in stages)
 
 
-def _rows(own: OwnConfig, dataset: Any, *, named: bool = True, position_axis: str = "position") -> HeadraceDataset:
+def _rows(
+    own: OwnConfig, dataset: Any, *, named: bool = True, position_axis: str = "position"
+) -> HeadraceDataset:
     return HeadraceDataset(
         dataset,
         named=named,
@@ -259,7 +289,11 @@ def _rows(own: OwnConfig, dataset: Any, *, named: bool = True, position_axis: st
 
 def _encoded(config: FedDataConfig, declared_type: Any = None) -> dict[str, Any]:
     """The resolved config, so that the run's log has all of it."""
-    return {"config": yaml.safe_load(config.own.to_yaml()), "tokenizer": config.tokenizer, "run_dir": config.run_dir}
+    return {
+        "config": yaml.safe_load(config.own.to_yaml()),
+        "tokenizer": config.tokenizer,
+        "run_dir": config.run_dir,
+    }
 
 
 draccus.encode.register(FedDataConfig, _encoded)  # pyright: ignore[reportFunctionMemberAccess]

@@ -32,7 +32,8 @@ class LmBatches(Iterator[Any]):
     """Batches from a step on, from :meth:`LmLoader.iter_from_step`. Closing or deleting it stops the loading."""
 
     def __init__(self, batches: Prefetched[Any], convert: Any) -> None:
-        self._batches, self._convert = batches, convert
+        self._batches = batches
+        self._convert = convert
 
     def __next__(self) -> Any:
         return self._convert(next(self._batches))
@@ -95,7 +96,8 @@ class LmLoader:
         sharding = _sharding(mesh, axis_resources or {}, batch_axis, position_axis)
         self.loader = DataLoader(dataset, batch_size, sharding=sharding, **options)
         self._convert = jax.jit(
-            partial(to_lm_example, batch_axis=batch_axis, position_axis=position_axis), out_shardings=sharding
+            partial(to_lm_example, batch_axis=batch_axis, position_axis=position_axis),
+            out_shardings=sharding,
         )
 
     @classmethod
@@ -139,7 +141,9 @@ class LmLoader:
 
     def iter_from_step(self, step: Any = None) -> LmBatches:
         """Batches from ``step`` on: a number, an array of one number (as in the trainer's state), or None for 0."""
-        return LmBatches(self.loader.iter_from_step(0 if step is None else int(step)), self._convert)
+        return LmBatches(
+            self.loader.iter_from_step(0 if step is None else int(step)), self._convert
+        )
 
     def batch_at(self, step: int) -> Any:
         """Reads the batch of a step at once."""
@@ -163,10 +167,16 @@ def headrace_schedule(schedule: Any) -> BatchSchedule:
 
 
 def check_schedule(
-    dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None, theirs: BatchSchedule
+    dataset: AsyncDataset[Any],
+    batch_size: int | Mapping[int, int] | BatchSchedule | None,
+    theirs: BatchSchedule,
 ) -> None:
     """Raises ConfigError unless headrace's batch sizes equal those of Levanter's trainer."""
-    schedule = getattr(dataset, "batch_schedule", None) if batch_size is None else BatchSchedule(batch_size)
+    schedule = (
+        getattr(dataset, "batch_schedule", None)
+        if batch_size is None
+        else BatchSchedule(batch_size)
+    )
     if schedule is not None and schedule != theirs:
         raise ConfigError(
             f"is {schedule.to_config()} for headrace and {theirs.to_config()} for Levanter's trainer",
@@ -208,9 +218,13 @@ def own_loader() -> Iterator[None]:
         Trainer.data_loader = levanter_loader
 
 
-def _sharding(mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, position_axis: str) -> NamedSharding:
+def _sharding(
+    mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, position_axis: str
+) -> NamedSharding:
     """Sharding of ``[batch, position]`` arrays according to Levanter's mapping of names to mesh axes."""
-    spec = [hax.partitioning.physical_axis_name(name, resources) for name in (batch_axis, position_axis)]
+    spec = [
+        hax.partitioning.physical_axis_name(name, resources) for name in (batch_axis, position_axis)
+    ]
     if spec[0] is None:
         raise ConfigError(
             f"is not mapped to an axis of the mesh {dict(mesh.shape)}",
@@ -218,4 +232,6 @@ def _sharding(mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, positio
             value=batch_axis,
             cure="Map it, as trainer.compute_axis_mapping does.",
         )
-    return NamedSharding(mesh, PartitionSpec(*spec) if spec[1] is not None else PartitionSpec(spec[0]))
+    return NamedSharding(
+        mesh, PartitionSpec(*spec) if spec[1] is not None else PartitionSpec(spec[0])
+    )

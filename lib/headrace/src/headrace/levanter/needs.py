@@ -8,7 +8,8 @@ from importlib import metadata
 from headrace.errors import ConfigError
 
 _PACKAGE = "marin-levanter"
-_LAST_OF_311, _NEWEST = "0.2.20.dev202606180959", "0.2.227.dev40316220070"
+_LAST_OF_311 = "0.2.20.dev202606180959"
+_NEWEST = "0.2.227.dev40316220070"
 _LEVANTER_PACKAGES = ("levanter", "haliax", "draccus")
 
 
@@ -23,7 +24,9 @@ def install_command(python: tuple[int, int] = sys.version_info[:2]) -> str:
         pip install marin-levanter==0.2.227.dev40316220070
         (or: uv pip install --prerelease=allow marin-levanter==0.2.227.dev40316220070)
     """
-    packages = f"{_PACKAGE}=={_NEWEST}" if python >= (3, 12) else f"{_PACKAGE}=={_LAST_OF_311} gitpython"
+    packages = (
+        f"{_PACKAGE}=={_NEWEST}" if python >= (3, 12) else f"{_PACKAGE}=={_LAST_OF_311} gitpython"
+    )
     return f"pip install {packages}\n(or: uv pip install --prerelease=allow {packages})"
 
 

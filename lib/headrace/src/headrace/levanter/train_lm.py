@@ -70,7 +70,9 @@ def main(config: TrainLmConfig) -> None:
     different data, order or mixture is refused.
     """
     if config.data.run_dir is None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, run_dir=_run_dir(config)))
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, run_dir=_run_dir(config))
+        )
     _train(config, config.loader)
 
 
@@ -131,7 +133,9 @@ def of_today_in(arguments: list[str]) -> Iterator[bool]:
     """
     if "--configs" in arguments:
         cure = "Write one file with `data: !include DATA.yaml`, and give it as --config_path."
-        raise ConfigError("names several files, but only one is read here", field="--configs", cure=cure)
+        raise ConfigError(
+            "names several files, but only one is read here", field="--configs", cure=cure
+        )
     at = next((n + 1 for n, one in enumerate(arguments) if one in ("--config_path", "--config")), 0)
     raw = read_mapping(arguments[at], foreign=True) if 0 < at < len(arguments) else {}
     if "config" in (raw.get("data") or {"config": None}):
@@ -147,7 +151,11 @@ def of_today_in(arguments: list[str]) -> Iterator[bool]:
 def run() -> None:
     """The command line."""
     joined = ("--config_path=", "--config=")
-    arguments = [part for one in sys.argv[1:] for part in (one.split("=", 1) if one.startswith(joined) else [one])]
+    arguments = [
+        part
+        for one in sys.argv[1:]
+        for part in (one.split("=", 1) if one.startswith(joined) else [one])
+    ]
     with of_today_in(arguments) as stock:
         levanter.config.main(main_of_stock if stock else main, args=arguments)()
 

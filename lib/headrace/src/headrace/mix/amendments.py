@@ -59,8 +59,11 @@ def amend(
             check_weights(without_repeats(entries), f"{path}.{field}")
     tree = dict(mixture)
     touched: list[BlendPath] = []
-    for name in sorted(weights, key=lambda name: _blend_of(weights[name]) is None):  # blends written out anew first
-        value, field = weights[name], f"{path}.weights.{name}"
+    for name in sorted(
+        weights, key=lambda name: _blend_of(weights[name]) is None
+    ):  # blends written out anew first
+        value = weights[name]
+        field = f"{path}.weights.{name}"
         path_of_entry = _find(tree, name, field, components, group=_blend_of(value) is not None)
         tree = _put(tree, path_of_entry, _weighed(tree, path_of_entry, value, field))
         touched.append(path_of_entry)
@@ -69,7 +72,9 @@ def amend(
         if named[: len(path_of_entry)] == path_of_entry:
             problem = f"is dropped by the same amendment, with {path_of_entry[-1]!r}"
             cure = "Say one of the two."
-            raise ConfigError(problem, field=f"{path}.weights.{named[-1]}", value=weights[named[-1]], cure=cure)
+            raise ConfigError(
+                problem, field=f"{path}.weights.{named[-1]}", value=weights[named[-1]], cure=cure
+            )
     for path_of_entry in dropped:
         if not any(path_of_entry[:depth] in dropped for depth in range(1, len(path_of_entry))):
             tree = _put(tree, path_of_entry, None)
@@ -78,7 +83,9 @@ def amend(
         tree[name] = value
     if not tree:
         problem = "leaves nothing, and a mixture needs at least one source"
-        raise ConfigError(problem, field=f"{path}.drop", value=[*drop], cure="Keep one of them, or add another.")
+        raise ConfigError(
+            problem, field=f"{path}.drop", value=[*drop], cure="Keep one of them, or add another."
+        )
     return tree
 
 
@@ -98,7 +105,11 @@ def extend(
     for name, newcomer in newcomers.items():
         entry_path = _find(tree, name, f"{path}.extend.{name}", components)
         weight = _at(tree, entry_path)
-        old = weight if _is_extended(name, weight) else {"weight": weight, "blend": {name: {REPEAT: 1}}}
+        old = (
+            weight
+            if _is_extended(name, weight)
+            else {"weight": weight, "blend": {name: {REPEAT: 1}}}
+        )
         tree = _put(tree, entry_path, {**old, "blend": {**old["blend"], newcomer: {REPEAT: 1}}})
     return tree
 
@@ -139,20 +150,28 @@ def _is_extended(name: str, value: object) -> bool:
     return blend is not None and name in blend and family(name, blend) == [*blend]
 
 
-def check_disjoint(add: Mapping[str, Any], weights: Mapping[str, Any], drop: Sequence[str], path: str) -> None:
+def check_disjoint(
+    add: Mapping[str, Any], weights: Mapping[str, Any], drop: Sequence[str], path: str
+) -> None:
     """Raises ConfigError if an amendment is empty, contradicts itself, or repeats a name."""
     if not (add or weights or drop):
-        raise ConfigError("changes nothing", field=path, cure="Give it add, weights or drop, or leave it out.")
+        raise ConfigError(
+            "changes nothing", field=path, cure="Give it add, weights or drop, or leave it out."
+        )
     doubled = next((name for number, name in enumerate(drop) if name in drop[:number]), None)
     if doubled is not None:
         cure = f"Name it once: drop: [{', '.join(dict.fromkeys(drop))}]"
-        raise ConfigError(f"names {doubled!r} twice", field=f"{path}.drop", value=[*drop], cure=cure)
+        raise ConfigError(
+            f"names {doubled!r} twice", field=f"{path}.drop", value=[*drop], cure=cure
+        )
     for field, entries in (("add", add), ("weights", weights)):
         for name in entries:
             if name in drop:
                 problem = "is dropped by the same amendment"
                 cure = "Say one of the two: weights changes what is in the mixture."
-                raise ConfigError(problem, field=f"{path}.{field}.{name}", value=entries[name], cure=cure)
+                raise ConfigError(
+                    problem, field=f"{path}.{field}.{name}", value=entries[name], cure=cure
+                )
 
 
 def sources_of(weights: Mapping[str, Any]) -> list[str]:
@@ -165,9 +184,13 @@ def sources_of(weights: Mapping[str, Any]) -> list[str]:
     return [entry_path[-1] for entry_path, group in _entries(weights) if not group]
 
 
-def added_sources(amendment_add: Mapping[str, Any], amendment_weights: Mapping[str, Any]) -> set[str]:
+def added_sources(
+    amendment_add: Mapping[str, Any], amendment_weights: Mapping[str, Any]
+) -> set[str]:
     """Sources that an amendment may add: those of its additions and of new blends."""
-    anew = {name: value for name, value in amendment_weights.items() if _blend_of(value) is not None}
+    anew = {
+        name: value for name, value in amendment_weights.items() if _blend_of(value) is not None
+    }
     return {*sources_of(amendment_add), *sources_of(anew)}
 
 
@@ -182,7 +205,8 @@ def _blend_of(value: object) -> Mapping[str, Any] | None:
 def _entries(tree: Mapping[str, Any], above: BlendPath = ()) -> Iterator[tuple[BlendPath, bool]]:
     """Place of each entry, at all depths, and whether it is a group."""
     for name, value in tree.items():
-        blend, entry_path = _blend_of(value), (*above, str(name))
+        blend = _blend_of(value)
+        entry_path = (*above, str(name))
         yield entry_path, blend is not None
         if blend is not None:
             yield from _entries(blend, entry_path)
@@ -196,11 +220,20 @@ def weights_by_place(tree: Mapping[str, Any]) -> dict[BlendPath, Any]:
         {('web',): 2, ('web', 'cc'): 1, ('code',): {'step': {0: 1}}}
     """
     weights = ((entry_path, _at(tree, entry_path), group) for entry_path, group in _entries(tree))
-    return {entry_path: value.get("weight", 1) if group else value for entry_path, value, group in weights}
+    return {
+        entry_path: value.get("weight", 1) if group else value
+        for entry_path, value, group in weights
+    }
 
 
 def _find(
-    tree: Mapping[str, Any], name: str, field: str, components: Collection[str], *, group: bool = False, **given: object
+    tree: Mapping[str, Any],
+    name: str,
+    field: str,
+    components: Collection[str],
+    *,
+    group: bool = False,
+    **given: object,
 ) -> BlendPath:
     """The place of a name; ``group``: of a group where a source bears the same name."""
     entries = [entry for entry in _entries(tree) if entry[0][-1] == name]
@@ -227,7 +260,8 @@ def _at(tree: Mapping[str, Any], place: BlendPath) -> Any:
 
 def _weighed(tree: Mapping[str, Any], place: BlendPath, value: Any, field: str) -> Any:
     """What stands at a place after a new weight, or blend, for it."""
-    old, anew = _at(tree, place), _blend_of(value)
+    old = _at(tree, place)
+    anew = _blend_of(value)
     blend = _blend_of(old)
     if blend is None:
         if anew is not None:
@@ -235,7 +269,8 @@ def _weighed(tree: Mapping[str, Any], place: BlendPath, value: Any, field: str) 
             raise ConfigError("is a source and no group", field=field, value=value, cure=cure)
         return value
     if anew is not None:
-        inside, outside = set(sources_of(anew)), set(sources_of(tree)) - set(sources_of(blend))
+        inside = set(sources_of(anew))
+        outside = set(sources_of(tree)) - set(sources_of(blend))
         for name in sorted(inside & outside):
             problem = f"has {name!r}, which is in the mixture outside of this group"
             raise ConfigError(problem, field=f"{field}.blend", cure="Leave it where it is.")
@@ -259,21 +294,33 @@ def _put(tree: Mapping[str, Any], place: BlendPath, value: Any) -> dict[str, Any
 
 
 def _check_named(
-    given: Mapping[str, Any], components: Collection[str], mixture: Mapping[str, Any], path: str, field: str
+    given: Mapping[str, Any],
+    components: Collection[str],
+    mixture: Mapping[str, Any],
+    path: str,
+    field: str,
 ) -> None:
     """Refuses unknown components and repeated names."""
     names: set[str] = set()
     groups = {entry_path[-1] for entry_path, group in _entries(mixture) if group}
     for entry_path, group in _entries(given):
-        name, at = entry_path[-1], f"{path}.{'.blend.'.join(entry_path)}"
-        in_mixture = field == "weights" and len(entry_path) == 1  # said of what is not there when it is looked for
+        name = entry_path[-1]
+        at = f"{path}.{'.blend.'.join(entry_path)}"
+        in_mixture = (
+            field == "weights" and len(entry_path) == 1
+        )  # said of what is not there when it is looked for
         if not group and name not in components and not in_mixture:
             cure = did_you_mean(name, components)
             if field == "add" and not cure.startswith("Did you mean"):
                 cure = f"List it: components: {{{name}: {{cache: PATH}}}}."
             raise ConfigError("is not a component", field=at, cure=cure)
         if name in names and not (group or name in groups):
-            raise ConfigError("is given twice", field=at, value=_at(given, entry_path), cure="Say its weight once.")
+            raise ConfigError(
+                "is given twice",
+                field=at,
+                value=_at(given, entry_path),
+                cure="Say its weight once.",
+            )
         names |= set() if group else {name}
 
 

@@ -28,7 +28,14 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace.mix.schedule import MAX_STEP, MIN_WEIGHT, Curves, Weight, compose_weights, weight_from_config
+from headrace.mix.schedule import (
+    MAX_STEP,
+    MIN_WEIGHT,
+    Curves,
+    Weight,
+    compose_weights,
+    weight_from_config,
+)
 
 WeightsAt: TypeAlias = Callable[[Int64[np.ndarray, " n"]], Float64[np.ndarray, "n d"]]
 """Vectorised weights: steps -> one row of component weights for each step. Pure, and row by row."""
@@ -85,7 +92,9 @@ class Blend:
         """Names of the leaves, in the order written: component numbers count along it."""
         for name in self.names:
             if self.names.count(name) > 1:
-                raise ConfigError("names two sources", field=path, value=name, cure="Rename one of them.")
+                raise ConfigError(
+                    "names two sources", field=path, value=name, cure="Rename one of them."
+                )
         self.breaks: tuple[int, ...] = tuple(sorted(set(_breaks(self._root))))
         """Steps at which some weight may bend or jump."""
         self._first = first_step
@@ -129,7 +138,11 @@ class Blend:
     def flat(self) -> tuple[Weight, ...] | None:
         """The leaves' own weights, if the blend is not nested."""
         entries = self._root.entries
-        return None if any(inner for _, _, inner in entries) else tuple(weight for _, weight, _ in entries)
+        return (
+            None
+            if any(inner for _, _, inner in entries)
+            else tuple(weight for _, weight, _ in entries)
+        )
 
     def at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
         """Weights of all leaves at ``steps``, rows summing to 1; at steps outside its use those of its first or last.
@@ -161,61 +174,92 @@ def blend_of(weights: Sequence[Weight] | Mapping[str, object] | Blend) -> Blend:
     """
     if isinstance(weights, Blend):
         return weights
-    return Blend(weights if isinstance(weights, Mapping) else {str(i): w for i, w in enumerate(weights)})
+    return Blend(
+        weights if isinstance(weights, Mapping) else {str(i): w for i, w in enumerate(weights)}
+    )
 
 
 def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:
     if not isinstance(obj, Mapping) or not obj:
-        cure = "Name at least one: {code: {cache: PATH}}." if path == "components" else "Write {NAME: WEIGHT}."
+        cure = (
+            "Name at least one: {code: {cache: PATH}}."
+            if path == "components"
+            else "Write {NAME: WEIGHT}."
+        )
         raise ConfigError("needs at least one source", field=path, value=obj, cure=cure)
     entries: list[tuple[str, Weight, _Node | None]] = []
     for key, value in cast(Mapping[object, object], obj).items():
-        name, entry_path = str(key), f"{path}.{key}"
+        name = str(key)
+        entry_path = f"{path}.{key}"
         inner: object = None
         if isinstance(value, Mapping) and ("blend" in value or "weight" in value):
             parts = cast(Mapping[str, object], value)
             for part in parts:
                 if part not in ("weight", "blend"):
                     cure = did_you_mean(str(part), ("weight", "blend"))
-                    raise ConfigError(f"unknown key {part!r}", field=entry_path, value=value, cure=cure)
-            value, inner = parts.get("weight", 1.0), parts.get("blend")
+                    raise ConfigError(
+                        f"unknown key {part!r}", field=entry_path, value=value, cure=cure
+                    )
+            value = parts.get("weight", 1.0)
+            inner = parts.get("blend")
         weight = weight_from_config(value, entry_path)
         chain = (*above, Weight(weight.kind, weight.points, weight.scale, entry_path))
         for outer in above:  # not only the parent: a schedule may stand two levels up
             compose_weights(outer, chain[-1])
-        entries.append((name, weight, None if inner is None else _read(inner, f"{entry_path}.blend", chain)))
+        entries.append(
+            (name, weight, None if inner is None else _read(inner, f"{entry_path}.blend", chain))
+        )
     return _Node(tuple(entries), Curves([w for _, w, _ in entries]), path)
 
 
 def _leaves(node: _Node) -> list[str]:
-    return [leaf for name, _, inner in node.entries for leaf in ([name] if inner is None else _leaves(inner))]
+    return [
+        leaf
+        for name, _, inner in node.entries
+        for leaf in ([name] if inner is None else _leaves(inner))
+    ]
 
 
 def _breaks(node: _Node) -> list[int]:
-    return [b for _, w, inner in node.entries for b in (*w.breaks, *(_breaks(inner) if inner else ()))]
+    return [
+        b for _, w, inner in node.entries for b in (*w.breaks, *(_breaks(inner) if inner else ()))
+    ]
 
 
 def _settles(node: _Node, last: int) -> int:
-    return max(max(w.settles_at(last), _settles(inner, last) if inner else 0) for _, w, inner in node.entries)
+    return max(
+        max(w.settles_at(last), _settles(inner, last) if inner else 0)
+        for _, w, inner in node.entries
+    )
 
 
 def _config(node: _Node) -> dict[str, object]:
     return {
-        name: weight.to_config() if inner is None else {"weight": weight.to_config(), "blend": _config(inner)}
+        name: weight.to_config()
+        if inner is None
+        else {"weight": weight.to_config(), "blend": _config(inner)}
         for name, weight, inner in node.entries
     }
 
 
-def _evaluate(node: _Node, steps: np.ndarray, share: np.ndarray | None, parts: list[np.ndarray]) -> None:
+def _evaluate(
+    node: _Node, steps: np.ndarray, share: np.ndarray | None, parts: list[np.ndarray]
+) -> None:
     """Append the weights of the leaves below ``node``, which has ``share`` of the whole, to ``parts``."""
     values = node.curves.at(steps)
-    total = np.add.accumulate(values, axis=1)[:, -1]  # in a fixed order: numpy's sum depends on the vector width
+    total = np.add.accumulate(values, axis=1)[
+        :, -1
+    ]  # in a fixed order: numpy's sum depends on the vector width
     if not total.all():
         empty = total == 0 if share is None else (total == 0) & (share > 0)
         if empty.any():
             names = ", ".join(repr(name) for name, _, _ in node.entries[:6])
             cure = f"Give one of {names} a weight there."
-            raise ConfigError(f"all weights are zero at step {int(steps[empty].min())}", field=node.path, cure=cure)
+            raise ConfigError(
+                f"all weights are zero at step {int(steps[empty].min())}",
+                field=node.path,
+                cure=cure,
+            )
         total[total == 0] = 1.0
     positive = values > 0
     values /= total[:, None]
@@ -255,14 +299,18 @@ def temperature_weights(sizes: Mapping[str, float], tau: float) -> dict[str, flo
     """
     _check_sizes(sizes)
     if not tau > 0:
-        raise ConfigError("must be above 0", field="tau", value=tau, cure="1 keeps the sizes' proportions.")
+        raise ConfigError(
+            "must be above 0", field="tau", value=tau, cure="1 keeps the sizes' proportions."
+        )
     largest = max(sizes.values())
     raised = {name: (size / largest) ** (1 / tau) for name, size in sizes.items()}
     total = math.fsum(raised.values())
     return {name: r / total for name, r in raised.items()}
 
 
-def unimax_weights(sizes: Mapping[str, float], budget: float, max_epochs: float) -> dict[str, float]:
+def unimax_weights(
+    sizes: Mapping[str, float], budget: float, max_epochs: float
+) -> dict[str, float]:
     """Shares as equal as possible while no source is seen more than ``max_epochs`` times.
 
     Args:
@@ -290,10 +338,15 @@ def unimax_weights(sizes: Mapping[str, float], budget: float, max_epochs: float)
     limit = math.fsum(sizes.values()) * max_epochs
     if limit < budget * (1 - 1e-9):
         problem = f"cannot be met: {max_epochs:g} epochs of all sources hold {limit:g}"
-        raise ConfigError(problem, field="budget", value=budget, cure="Lower the budget or allow more epochs.")
-    budget_left, share = float(budget), {}
+        raise ConfigError(
+            problem, field="budget", value=budget, cure="Lower the budget or allow more epochs."
+        )
+    budget_left = float(budget)
+    share = {}
     by_size = sorted(sizes, key=lambda name: sizes[name])
-    for i, name in enumerate(by_size):  # smallest first: what it cannot take is shared by the larger ones
+    for i, name in enumerate(
+        by_size
+    ):  # smallest first: what it cannot take is shared by the larger ones
         share[name] = min(budget_left / (len(by_size) - i), sizes[name] * max_epochs)
         budget_left -= share[name]
     return {name: share[name] / budget for name in sizes}
@@ -317,16 +370,22 @@ def is_size_rule(weights: Mapping[str, Any], names: Collection[str]) -> bool:
     return len(weights) == 1 and next(iter(weights)) in RULES and next(iter(weights)) not in names
 
 
-def refuse_size_rules(weights: Mapping[str, Any], names: Collection[str], path: str, *, itself: bool = False) -> None:
+def refuse_size_rules(
+    weights: Mapping[str, Any], names: Collection[str], path: str, *, itself: bool = False
+) -> None:
     """Raises ConfigError where a group of a blend is a rule (or, if asked, ``weights`` themselves are one)."""
     if itself and is_size_rule(weights, names):
         problem = "is a rule for all sources, and stands at the top of weights only"
         cure = f"Write weights: {dict(weights)} for all sources, or name: weight lines here."
         raise ConfigError(problem, field=path, value=dict(weights), cure=cure)
     for name, value in weights.items():
-        blend: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+        blend: object = (
+            cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+        )
         if isinstance(blend, Mapping):
-            refuse_size_rules(cast("Mapping[str, Any]", blend), names, f"{path}.{name}.blend", itself=True)
+            refuse_size_rules(
+                cast("Mapping[str, Any]", blend), names, f"{path}.{name}.blend", itself=True
+            )
 
 
 def weights_of_sizes(
@@ -359,7 +418,9 @@ def weights_of_sizes(
     kind_path = f"{path}.{kind}"
     float_sizes = {name: float(size) for name, size in sizes.items()}
     if kind == "temperature":
-        tau = _positive(value, kind_path, "1 keeps the proportions of the sizes; larger values level them.")
+        tau = _positive(
+            value, kind_path, "1 keeps the proportions of the sizes; larger values level them."
+        )
         return _rounded(temperature_weights(float_sizes, tau))
     tokens: object = run_tokens
     epochs: object = value
@@ -368,12 +429,17 @@ def weights_of_sizes(
         for key in fields:
             if key not in ("max_epochs", "tokens"):
                 cure = did_you_mean(str(key), ("max_epochs", "tokens"))
-                raise ConfigError("is not a field here", field=f"{kind_path}.{key}", value=fields[key], cure=cure)
-        epochs, tokens = fields.get("max_epochs"), fields.get("tokens", run_tokens)
+                raise ConfigError(
+                    "is not a field here", field=f"{kind_path}.{key}", value=fields[key], cure=cure
+                )
+        epochs = fields.get("max_epochs")
+        tokens = fields.get("tokens", run_tokens)
         budget = f"{kind_path}.tokens" if "tokens" in fields else budget
     if tokens is None:
         cure = f"Give {budget}, or write unimax: {{max_epochs: 4, tokens: 1e10}}."
-        raise ConfigError("needs to know how many tokens the run has", field=kind_path, value=value, cure=cure)
+        raise ConfigError(
+            "needs to know how many tokens the run has", field=kind_path, value=value, cure=cure
+        )
     passes = f"{kind_path}.max_epochs" if isinstance(value, Mapping) else kind_path
     most = _positive(epochs, passes, "Passes over each source, e.g. 4.")
     total_tokens = _positive(tokens, f"{kind_path}.tokens", "Tokens of the whole run.")

@@ -61,12 +61,20 @@ class Draws:
             self.policy = weights
             for name, value in (("batch", batch), ("limits", limits)):
                 if value is not None:
-                    raise ConfigError("is the policy's own", field=name, value=value, cure="Leave it out.")
+                    raise ConfigError(
+                        "is the policy's own", field=name, value=value, cure="Leave it out."
+                    )
         else:
             if batch is None:
-                raise ConfigError("is missing", field="batch", cure="Give a BatchSchedule, e.g. BatchSchedule(128).")
+                raise ConfigError(
+                    "is missing",
+                    field="batch",
+                    cure="Give a BatchSchedule, e.g. BatchSchedule(128).",
+                )
             blend = blend_of(weights)
-            self.policy = Quota(blend.at, len(blend.names), batch, limits, max(blend.breaks, default=0))
+            self.policy = Quota(
+                blend.at, len(blend.names), batch, limits, max(blend.breaks, default=0)
+            )
         self.batch = self.policy.batch
         self.components = self.policy.components
         # Filled without a lock: concurrent threads store equal values.
@@ -98,7 +106,11 @@ class Draws:
         """
         _check_step(step)
         state = self.policy.anchor_at(step)
-        return None if state is None else {"policy": type(self.policy).__name__, "step": step, "state": state}
+        return (
+            None
+            if state is None
+            else {"policy": type(self.policy).__name__, "step": step, "state": state}
+        )
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
         """Continues from the result of :meth:`anchor_at` of equal draws: later steps then cost what the first ones
@@ -109,7 +121,8 @@ class Draws:
         Raises:
             ConfigError: it is damaged, or of other draws as far as that can be seen.
         """
-        name, state = type(self.policy).__name__, anchor.get("state")
+        name = type(self.policy).__name__
+        state = anchor.get("state")
         if anchor.get("policy") != name or not isinstance(state, Mapping):
             raise refused(f"is not one of {name}")
         anchor_integer(anchor, "step")
@@ -130,7 +143,9 @@ class Draws:
             entry = self._tables[step % _TABLES] = (step, (component, ordinal))
         return entry[1]
 
-    def route(self, i: Int64[np.ndarray, " n"]) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def route(
+        self, i: Int64[np.ndarray, " n"]
+    ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Component and ordinal of global example indices, in any order, over any steps.
 
         Args:
@@ -154,7 +169,8 @@ class Draws:
             return tables[0][at], tables[1][at]
         steps = self.batch.step_of(i)
         rows = i - self.batch.offset_at(steps)
-        component, ordinal = np.empty(len(i), np.int32), np.empty(len(i), np.int64)
+        component = np.empty(len(i), np.int32)
+        ordinal = np.empty(len(i), np.int64)
         by_step = np.argsort(steps, kind="stable")
         distinct, first = np.unique(steps[by_step], return_index=True)
         for step, rows_here in zip(distinct.tolist(), np.split(by_step, first[1:]), strict=True):
@@ -163,7 +179,8 @@ class Draws:
 
     def _tables_between(self, low: int, high: int, asked: int) -> StepTable | None:
         """The rows of the steps ``low`` to ``high``, if the policy has them in one go and most are asked for."""
-        first, (last, size) = self.batch.rows_at(low)[0], self.batch.rows_at(high)
+        first = self.batch.rows_at(low)[0]
+        (last, size) = self.batch.rows_at(high)
         if last + size - first > _WASTE * asked:
             return None
         sizes = self.batch.size_at(np.arange(low, high + 1))
@@ -178,11 +195,20 @@ class Draws:
         if not 0 <= ordinal < supply[component]:
             return None
         stop = 1
-        last = MAX_STEP if supply.max() >= UNLIMITED else int(self.batch.step_of(supply.sum(keepdims=True) - 1)[0]) + 1
+        last = (
+            MAX_STEP
+            if supply.max() >= UNLIMITED
+            else int(self.batch.step_of(supply.sum(keepdims=True) - 1)[0]) + 1
+        )
         while stop < last and self.policy.starts_at(stop)[component] <= ordinal:
             stop = min(2 * stop, last)
         steps = range(stop)
-        step = bisect.bisect_right(steps, ordinal, key=lambda s: int(self.policy.starts_at(s)[component])) - 1
+        step = (
+            bisect.bisect_right(
+                steps, ordinal, key=lambda s: int(self.policy.starts_at(s)[component])
+            )
+            - 1
+        )
         drawn, position = self.step_table(step)
         row = int(np.flatnonzero((drawn == component) & (position == ordinal))[0])
         return self.batch.rows_at(step)[0] + row
@@ -190,11 +216,17 @@ class Draws:
 
 def _check_step(step: int) -> None:
     if not isinstance(step, int | np.integer) or step < 0:
-        raise IndexOutOfRangeError("is no step", field="step", value=step, cure="Steps are whole numbers from 0 on.")
+        raise IndexOutOfRangeError(
+            "is no step", field="step", value=step, cure="Steps are whole numbers from 0 on."
+        )
 
 
-def _pick(table: StepTable, rows: Int64[np.ndarray, " n"]) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    if int(rows.max()) >= len(table[0]):  # the last step of a finite mixture may hold fewer than its batch
+def _pick(
+    table: StepTable, rows: Int64[np.ndarray, " n"]
+) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    if int(rows.max()) >= len(
+        table[0]
+    ):  # the last step of a finite mixture may hold fewer than its batch
         problem = f"the mixture's last step holds only {len(table[0])} examples"
         raise IndexOutOfRangeError(problem, field="row", value=int(rows.max()))
     return table[0][rows], table[1][rows]

@@ -31,7 +31,9 @@ STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
 
 def check_epochs(path: str, value: float | None) -> None:
     """Raises ConfigError unless the number of passes is finite and above 0, or None."""
-    if value is not None and (isinstance(value, bool | str) or not (math.isfinite(value) and value > 0)):
+    if value is not None and (
+        isinstance(value, bool | str) or not (math.isfinite(value) and value > 0)
+    ):
         cure = "Passes over the source, e.g. 1.5."
         raise ConfigError("must be finite and above 0", field=path, value=value, cure=cure)
 
@@ -41,10 +43,14 @@ def check_tokens(path: str, value: float | None, row_tokens: int | None = None) 
     if value is None:
         return
     if isinstance(value, bool) or value < 1 or value != int(value):
-        raise ConfigError("must be a whole number of at least 1", field=path, value=value, cure="In tokens.")
+        raise ConfigError(
+            "must be a whole number of at least 1", field=path, value=value, cure="In tokens."
+        )
     if row_tokens is not None and value < row_tokens:
         cure = f"Give at least {row_tokens} tokens."
-        raise ConfigError(f"holds no row of {row_tokens} tokens", field=path, value=value, cure=cure)
+        raise ConfigError(
+            f"holds no row of {row_tokens} tokens", field=path, value=value, cure=cure
+        )
 
 
 def check_steps(path: str, value: int | None, least: int = 1) -> None:
@@ -54,7 +60,9 @@ def check_steps(path: str, value: int | None, least: int = 1) -> None:
         raise ConfigError(problem, field=path, value=value, cure="Count in steps.")
 
 
-def step_after_tokens(first: int, tokens: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]) -> int:
+def step_after_tokens(
+    first: int, tokens: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]
+) -> int:
     """The step before which this many tokens (at least 1) were delivered since the step ``first``, rounded up.
 
     Example:
@@ -85,22 +93,37 @@ def tokens_of_steps(steps: int, batch: BatchSchedule, phases: Sequence[tuple[int
     """
     bounds = [*(min(begin, steps) for begin, _ in phases), steps]
     rows = [batch.rows_at(step)[0] for step in bounds]
-    return sum((end - first) * length for (first, end), (_, length) in zip(pairwise(rows), phases, strict=True))
+    return sum(
+        (end - first) * length
+        for (first, end), (_, length) in zip(pairwise(rows), phases, strict=True)
+    )
 
 
 def check_component_budgets(
-    path: str, max_epochs: float | None, max_tokens: int | None, max_share: float | None, row_tokens: int
+    path: str,
+    max_epochs: float | None,
+    max_tokens: int | None,
+    max_share: float | None,
+    row_tokens: int,
 ) -> None:
     """Raises ConfigError for a limit of a component that cannot be met; ``path`` is the component's."""
     check_epochs(f"{path}.max_epochs", max_epochs)
     check_tokens(f"{path}.max_tokens", max_tokens, row_tokens)
     if max_share is not None and not 0 < max_share <= 1:
         cure = "A part of each batch, e.g. 0.25."
-        raise ConfigError("must lie above 0 and be at most 1", field=f"{path}.max_share", value=max_share, cure=cure)
+        raise ConfigError(
+            "must lie above 0 and be at most 1",
+            field=f"{path}.max_share",
+            value=max_share,
+            cure=cure,
+        )
 
 
 def tightest_bounds(
-    epochs: Mapping[str, float], tokens: Mapping[str, int], sizes: Mapping[str, int], own: Collection[str] = ()
+    epochs: Mapping[str, float],
+    tokens: Mapping[str, int],
+    sizes: Mapping[str, int],
+    own: Collection[str] = (),
 ) -> dict[str, tuple[str, float]]:
     """Field in the config, and value, of the limit that applies to each component: passes or tokens.
 
@@ -111,7 +134,8 @@ def tightest_bounds(
         {'a': ('max_epochs', 2), 'b': ('components.b.max_tokens', 100)}
     """
     bounds: dict[str, tuple[str, float]] = {
-        name: (f"components.{name}.max_epochs" if name in own else "max_epochs", most) for name, most in epochs.items()
+        name: (f"components.{name}.max_epochs" if name in own else "max_epochs", most)
+        for name, most in epochs.items()
     }
     for name, most in tokens.items():
         if name not in epochs or most < epochs[name] * sizes[name]:
@@ -137,12 +161,18 @@ def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ..
         raise ConfigError("must begin at step 0", field="seq_len", value=seq_len, cure=cure)
     for (first_length, _), (next_length, _) in pairwise(points):
         if not first_length < next_length <= MAX_STEP:
-            raise ConfigError("names its steps out of order", field="seq_len", value=seq_len, cure=cure)
+            raise ConfigError(
+                "names its steps out of order", field="seq_len", value=seq_len, cure=cure
+            )
     for step, length in points:
         if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 2:
             where = f"seq_len[{step}]" if isinstance(seq_len, Mapping) else "seq_len"
-            raise ConfigError("must be a whole number of at least 2", field=where, value=length, cure=cure)
-    return tuple((int(s), int(n)) for k, (s, n) in enumerate(points) if k == 0 or n != points[k - 1][1])
+            raise ConfigError(
+                "must be a whole number of at least 2", field=where, value=length, cure=cure
+            )
+    return tuple(
+        (int(s), int(n)) for k, (s, n) in enumerate(points) if k == 0 or n != points[k - 1][1]
+    )
 
 
 def example_limits(
@@ -171,13 +201,17 @@ def example_limits(
     for field, settings in (("max_epochs", epochs), ("budgets", budgets or {})):
         for name, value in settings.items():
             if name not in sizes:
-                raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
+                raise ConfigError(
+                    "names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes)
+                )
             if value is None:
                 continue
             if field == "max_epochs":
                 bound = _rows_of_epochs(name, sizes[name], value, by_name=by_name)
             elif isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
-                raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
+                raise ConfigError(
+                    "must be finite and not negative", field=f"{field}.{name}", value=value
+                )
             else:
                 bound = math.floor(value)
             limit = limits[name]
@@ -189,7 +223,9 @@ def _rows_of_epochs(name: str, size: int | None, epochs: float, *, by_name: bool
     """Examples in a number of passes over a source; ``by_name``: whether the number was given for it alone."""
     check_epochs(f"max_epochs.{name}" if by_name else "max_epochs", epochs)
     if size is None:
-        raise ConfigError("bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out.")
+        raise ConfigError(
+            "bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out."
+        )
     rows = math.floor(size * epochs)
     if size and rows == 0:
         raise ConfigError(
@@ -223,13 +259,17 @@ def mixture_length(
     """
     check_choice("stop", stop, STOP_STRATEGIES, "is no stop strategy")
     if len(sizes) != draws.components:
-        raise ConfigError(f"needs one entry for each of {draws.components} components", field="sizes", value=sizes)
+        raise ConfigError(
+            f"needs one entry for each of {draws.components} components", field="sizes", value=sizes
+        )
     supply = draws.policy.supply()
     ends: list[int | None] = [] if supply.max() >= UNLIMITED else [int(supply.sum())]
     if stop == "first_exhausted":
         for d, (size, limit) in enumerate(zip(sizes, limits or [None] * len(sizes), strict=True)):
             if limit is not None and (size is None or limit < size):
-                ends.append(_end_of(draws, d, limit))  # it is skipped from then on: there are no further examples
+                ends.append(
+                    _end_of(draws, d, limit)
+                )  # it is skipped from then on: there are no further examples
             elif size is not None:
                 ends.append(draws.index_of(d, size))
     elif stop == "all_exhausted":

@@ -91,19 +91,27 @@ def time_stages(
         ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment that begins before
             the last planned stage.
     """
-    timed, end = list(stages[: len(budgets)]), None
+    timed = list(stages[: len(budgets)])
+    end = None
     amendments = list(stages[len(budgets) :])
     for number, tokens in enumerate(budgets):
-        stage, last = timed[number], number == len(budgets) - 1
+        stage = timed[number]
+        last = number == len(budgets) - 1
         for amendment in amendments if last else ():
             _check_after(amendment, stage)
         if tokens is None:
             continue
         open_ended = [*timed[:number], _between(stage, stage.first_step, None)]
         if last:
-            open_ended = [*timed[:number], _between(stage, stage.first_step, _first(amendments)), *amendments]
+            open_ended = [
+                *timed[:number],
+                _between(stage, stage.first_step, _first(amendments)),
+                *amendments,
+            ]
         path = f"stages[{number}].tokens"
-        step_after = partial(_step_after, partial(make, open_ended), stage.first_step, tokens, lengths, path)
+        step_after = partial(
+            _step_after, partial(make, open_ended), stage.first_step, tokens, lengths, path
+        )
         end = keep(open_ended, tokens, step_after)
         if not last:
             timed[number] = _between(stage, stage.first_step, end)
@@ -137,12 +145,21 @@ def _check_after(amendment: Stage, stage: Stage) -> None:
 def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrder]) -> int:
     """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the mixture ends before."""
     if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
-        raise IndexOutOfRangeError(f"the mixture ends after {policy.length} examples", field="step", value=step)
-    return sum(tokens.count_first(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
+        raise IndexOutOfRangeError(
+            f"the mixture ends after {policy.length} examples", field="step", value=step
+        )
+    return sum(
+        tokens.count_first(n)
+        for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True)
+    )
 
 
 def _step_after(
-    make: Callable[[], MixingPolicy], first: int, tokens: int, lengths: Sequence[TokensInOrder], path: str
+    make: Callable[[], MixingPolicy],
+    first: int,
+    tokens: int,
+    lengths: Sequence[TokensInOrder],
+    path: str,
 ) -> int:
     """The first step by which this many tokens were drawn since step ``first``."""
     policy = make()
@@ -158,8 +175,12 @@ def _step_after(
     while not is_met(first + steps):
         steps *= 2
         if first + steps > MAX_STEP:
-            raise ConfigError("takes more than 2**40 steps", field=path, value=tokens, cure="Give fewer tokens.")
-    step = bisect.bisect_left(range(first + steps + 1), True, lo=first + steps // 2 + (steps > 1), key=is_met)
+            raise ConfigError(
+                "takes more than 2**40 steps", field=path, value=tokens, cure="Give fewer tokens."
+            )
+    step = bisect.bisect_left(
+        range(first + steps + 1), True, lo=first + steps // 2 + (steps > 1), key=is_met
+    )
     try:
         tokens_before(policy, step, lengths)
     except IndexOutOfRangeError as error:

@@ -44,7 +44,9 @@ def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> 
     longest = max(lengths)
     if rows is not None:
         if rows * lengths[0] < longest:
-            problem = f"holds {rows * lengths[0]} tokens, less than the {longest} of the longest row"
+            problem = (
+                f"holds {rows * lengths[0]} tokens, less than the {longest} of the longest row"
+            )
             cure = f"Give at least {-(-longest // lengths[0])} (rows of the first phase), or leave it out."
             raise ConfigError(problem, field="io_block_size", value=rows, cure=cure)
         return rows * lengths[0]
@@ -73,7 +75,9 @@ class BlockOrder(Protocol):
         ...
 
 
-def untouched_blocks(order: Order, *, drawn: int, epoch: int, blocks: int, block_behind: Callable[[int], int]) -> Order:
+def untouched_blocks(
+    order: Order, *, drawn: int, epoch: int, blocks: int, block_behind: Callable[[int], int]
+) -> Order:
     """Map onto the blocks among ``range(blocks)`` that an order's first draws leave whole, in the order's own sequence.
 
     Args:
@@ -99,7 +103,9 @@ def untouched_blocks(order: Order, *, drawn: int, epoch: int, blocks: int, block
     touched = order.touched_rows(drawn)
     if touched is None:
         problem = "touches every block from the start, so that a change of seq_len would leave nothing to go on with"
-        cure = "Use the braided shuffle (the default) or a block shuffle with more than one seq_len."
+        cure = (
+            "Use the braided shuffle (the default) or a block shuffle with more than one seq_len."
+        )
         raise ConfigError(problem, field="shuffle", value=type(order).__name__, cure=cure)
     return Slice(blocks, min(block_behind(touched), blocks))
 
@@ -110,12 +116,21 @@ class UntouchedBlocks(Order):
     described = ("order", "drawn", "epoch", "rows")
 
     def __init__(self, order: BlockOrder, *, drawn: int, epoch: int, blocks: int) -> None:
-        self.order, self.drawn, self.epoch = order, drawn, epoch
+        self.order = order
+        self.drawn = drawn
+        self.epoch = epoch
         self._family, of, self._key = order.block_permutation(epoch)
         # The sequence also holds blocks of rows that lie in no block, if they are many.
-        others = INVERSES[self._family](np.arange(blocks, of), of, self._key) if of > blocks else np.zeros(0, np.int64)
-        touched = Intervals.union([order.touched_blocks(drawn, epoch), Intervals.of_numbers(others)])
-        self._left, self._of = touched.complement(of), of
+        others = (
+            INVERSES[self._family](np.arange(blocks, of), of, self._key)
+            if of > blocks
+            else np.zeros(0, np.int64)
+        )
+        touched = Intervals.union(
+            [order.touched_blocks(drawn, epoch), Intervals.of_numbers(others)]
+        )
+        self._left = touched.complement(of)
+        self._of = of
         super().__init__(self._left.total, blocks)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
@@ -134,9 +149,12 @@ class RowsOfBlocks(Order):
 
     def __init__(self, blocks: Order, *, block: int, n: int) -> None:
         if blocks.rows * block > n:
-            raise ConfigError(f"are more than the {n} rows", field="blocks", value=blocks.rows * block)
+            raise ConfigError(
+                f"are more than the {n} rows", field="blocks", value=blocks.rows * block
+            )
         super().__init__(len(blocks) * block, n)
-        self.blocks, self.block = blocks, block
+        self.blocks = blocks
+        self.block = block
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         number, offset = np.divmod(i, self.block)

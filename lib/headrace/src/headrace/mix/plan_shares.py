@@ -67,7 +67,9 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
     """
     stages = [*stages[:-1], dataclasses.replace(stages[-1], blend=stages[-1].blend.without_end())]
     stops = [*(stage.first_step for stage in stages[1:]), None]
-    stretches = [s for stage, stop in zip(stages, stops, strict=True) for s in _stretches(stage, stop)]
+    stretches = [
+        s for stage, stop in zip(stages, stops, strict=True) for s in _stretches(stage, stop)
+    ]
     largest: dict[str, float] = {}
     for stretch in stretches:
         for name, share in zip(stretch.names, stretch.rows.max(axis=0).tolist(), strict=True):
@@ -77,7 +79,8 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
         return PlanShares(largest, None)
     near = {name: usual.get(name, 0.0) for name in largest}
     fitting = {
-        name: share if share >= _FITTING_SHARE * largest[name] else largest[name] for name, share in near.items()
+        name: share if share >= _FITTING_SHARE * largest[name] else largest[name]
+        for name, share in near.items()
     }
     return PlanShares(largest, fitting)
 
@@ -85,7 +88,8 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
 def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:
     first = stage.first_step
     inside = [b for b in stage.blend.breaks if first < b and (stop is None or b < stop)]
-    names, bound = stage.blend.names, np.array([stage.max_share.get(name, 1.0) for name in stage.blend.names])
+    names = stage.blend.names
+    bound = np.array([stage.max_share.get(name, 1.0) for name in stage.blend.names])
     row_tokens = stage.tokens_of_rows
     stretches: list[_Stretch] = []
     for begin, end in pairwise([first, *inside, stop]):
@@ -94,7 +98,9 @@ def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:
         steps = np.unique(np.linspace(begin, last, _SAMPLES).astype(np.int64))
         try:
             rows = stage.blend.at(steps)
-        except ConfigError:  # no weight there: the blend was checked for the steps that are run, and this is behind
+        except (
+            ConfigError
+        ):  # no weight there: the blend was checked for the steps that are run, and this is behind
             continue
         rows = _bounded(rows, bound, steps, names)
         rows = rows if row_tokens is None else row_shares(rows, np.array(row_tokens))
@@ -102,20 +108,26 @@ def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:
     return stretches
 
 
-def _bounded(rows: np.ndarray, bound: np.ndarray, steps: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+def _bounded(
+    rows: np.ndarray, bound: np.ndarray, steps: np.ndarray, names: tuple[str, ...]
+) -> np.ndarray:
     if not (bound < 1).any():
         return rows
     try:
         return bound_shares(rows, bound, steps)
     except ConfigError as error:
         bounds = {n: b for n, b in zip(names, bound.tolist(), strict=True) if b < 1}
-        raise ConfigError(error.problem, field="max_share", value=bounds, cure=error.cure) from error
+        raise ConfigError(
+            error.problem, field="max_share", value=bounds, cure=error.cure
+        ) from error
 
 
 def _longest(stretches: Sequence[_Stretch]) -> dict[str, float] | None:
     """Shares of the longest stretch without change; the first of equals."""
-    best, longest = None, 0
-    begin, previous = 0, None
+    best = None
+    longest = 0
+    begin = 0
+    previous = None
     for stretch in stretches:
         shares = stretch.constant()
         if shares is not None and shares != previous:  # neighbours that are alike are one
@@ -123,5 +135,6 @@ def _longest(stretches: Sequence[_Stretch]) -> dict[str, float] | None:
         previous = shares
         stop = max(2 * begin, begin + 1) if stretch.stop is None else stretch.stop
         if shares is not None and stop - begin > longest:
-            best, longest = shares, stop - begin
+            best = shares
+            longest = stop - begin
     return best

@@ -109,7 +109,9 @@ class MixingPolicy(abc.ABC):
         return {"policy": self.name}
 
 
-def anchor_integer(anchor: Mapping[str, object], name: str, *, multiple: int = 1, most: int = UNLIMITED) -> int:
+def anchor_integer(
+    anchor: Mapping[str, object], name: str, *, multiple: int = 1, most: int = UNLIMITED
+) -> int:
     """A whole number of an anchor, 0 to ``most``; raises ConfigError otherwise, as do the following functions."""
     value = anchor.get(name)
     if type(value) is not int or not 0 <= value <= most or value % multiple:
@@ -153,4 +155,8 @@ def anchor_sum(values: Int64[np.ndarray, " n"], total: int, name: str) -> None:
 
 def refused(problem: str) -> ConfigError:
     """The error for an anchor that cannot be used."""
-    return ConfigError(problem, field="anchor", cure="Leave it out (or delete the file): the state is walked to again.")
+    return ConfigError(
+        problem,
+        field="anchor",
+        cure="Leave it out (or delete the file): the state is walked to again.",
+    )

@@ -121,7 +121,8 @@ class Quota(MixingPolicy):
         ([[2, 1, 1], [2, 1, 1], [2, 2, 0], [2, 1, 1], [2, 1, 1]], array([10,  6,  4]))
     """
 
-    name, follows_sizes = "quota", False
+    name = "quota"
+    follows_sizes = False
 
     def __init__(
         self,
@@ -135,10 +136,13 @@ class Quota(MixingPolicy):
         row_tokens: Sequence[float] | None = None,
     ) -> None:
         names = [str(d) for d in range(components)] if isinstance(components, int) else components
-        self._reach, components = Reach(names), len(names)
+        self._reach = Reach(names)
+        components = len(names)
         self._shares = Shares(weights, components, batch, limits, largest, row_tokens)
-        self.components, self.batch = components, batch
-        self._weights, self._settled = weights, settled
+        self.components = components
+        self.batch = batch
+        self._weights = weights
+        self._settled = settled
         if start is None:
             zero = np.zeros(components, np.int64)
             start = Account(zero, zero, zero)
@@ -149,7 +153,10 @@ class Quota(MixingPolicy):
         self._anchors: dict[int, _Anchor] = {}
         self._chunks: list[int] = []
         self._end: int | None = None
-        self._keep(0, _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)))
+        self._keep(
+            0,
+            _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)),
+        )
         self._tables: list[tuple[int, _Chunk] | None] = [None] * _TABLES
 
     @property
@@ -176,7 +183,9 @@ class Quota(MixingPolicy):
         """Component of each row of ``step``, in stream order: each spread evenly over the step."""
         return even_rows(self.counts_at(step))
 
-    def tables_between(self, first: int, stop: int) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def tables_between(
+        self, first: int, stop: int
+    ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Component and ordinal of each row of the steps ``first .. stop``, which have one size, in stream order."""
         parts: list[Int64[np.ndarray, "m d"]] = []
         step = first
@@ -198,7 +207,8 @@ class Quota(MixingPolicy):
 
     def account_at(self, step: int) -> Account:
         """The account of the components before ``step``: what they should have, and what they have."""
-        drawn, (chunk, row) = self.starts_at(step), divmod(int(step), CHUNK)
+        drawn = self.starts_at(step)
+        (chunk, row) = divmod(int(step), CHUNK)
         anchor = self._anchors[chunk]
         if row == 0:
             return anchor
@@ -223,13 +233,15 @@ class Quota(MixingPolicy):
         if (part > PART).any():
             raise refused("has no 'part' that can be")
         anchor_sum(part, (total - int(integers.sum())) << BITS, "part")
-        late, worst = anchor_integer(anchor, "late"), anchor_number(anchor, "worst")
+        late = anchor_integer(anchor, "late")
+        worst = anchor_number(anchor, "worst")
         calm = self._calm(Account(integers, part, drawn), step // CHUNK, None)
         self._keep(step // CHUNK, _Anchor(integers, part, drawn, late, worst, calm))
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         """See :class:`~headrace.mix.policy.MixingPolicy`; walks to where the weights settle, or to the end."""
-        weights, settled = self._weights(np.array([MAX_STEP], np.int64))[0], self._settled or 0
+        weights = self._weights(np.array([MAX_STEP], np.int64))[0]
+        settled = self._settled or 0
         endless = self._shares.can_fill((weights > 0) & (self._shares.limits == UNLIMITED))
         stop = settled + 1
         while (end := self.find_end(stop)) is None and not endless:
@@ -252,7 +264,9 @@ class Quota(MixingPolicy):
 
     def _check(self, step: int) -> None:
         if not 0 <= step < MAX_STEP:
-            raise IndexOutOfRangeError("is not a step", field="step", value=step, cure="Steps count from 0 to 2**40.")
+            raise IndexOutOfRangeError(
+                "is not a step", field="step", value=step, cure="Steps count from 0 to 2**40."
+            )
 
     def _locate(self, step: int, counts: bool) -> tuple[Int64[np.ndarray, "m d"], int]:
         """The table of the step's chunk, and the step's row in it, after which there is one more for its ``counts``."""
@@ -283,10 +297,15 @@ class Quota(MixingPolicy):
         if len(drawn) < CHUNK:
             self._end = chunk * CHUNK + len(drawn)
         else:
-            late, worst = anchor.late + sum(o >= 1 for o in off), max(anchor.worst, *off, 0.0)
-            end_account = Account(plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy())
+            late = anchor.late + sum(o >= 1 for o in off)
+            worst = max(anchor.worst, *off, 0.0)
+            end_account = Account(
+                plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy()
+            )
             calm = self._calm(end_account, chunk + 1, anchor)
-            following = _Anchor(end_account.whole, end_account.part, end_account.drawn, late, worst, calm)
+            following = _Anchor(
+                end_account.whole, end_account.part, end_account.drawn, late, worst, calm
+            )
         walked = np.concatenate([anchor.drawn[None], drawn]), following
         self._tables[chunk % _TABLES] = (chunk, walked)
         return walked
@@ -312,21 +331,33 @@ class Quota(MixingPolicy):
     def _keep(self, chunk: int, anchor: _Anchor) -> None:
         if chunk not in self._anchors:
             self._anchors[chunk] = anchor
-            insort(self._chunks, chunk)  # after the anchor, for other threads; a chunk that is in it twice does no harm
+            insort(
+                self._chunks, chunk
+            )  # after the anchor, for other threads; a chunk that is in it twice does no harm
 
     def _calm(self, account: Account, chunk: int, before: _Anchor | None) -> int:
         """Examples of the run from which on its beginning does not matter, see :mod:`headrace.mix.quota_walk`."""
         if self._settled is None or chunk * CHUNK < self._settled:
             return NEVER
         used_up = account.whole >= self._shares.limits
-        if before is not None and before.calm != NEVER and (used_up == (before.whole >= self._shares.limits)).all():
+        if (
+            before is not None
+            and before.calm != NEVER
+            and (used_up == (before.whole >= self._shares.limits)).all()
+        ):
             return before.calm
         weights, last = self._weights(np.array([self._settled, MAX_STEP], np.int64))
-        if not account.part.any() and (account.whole == account.drawn).all() and (weights == last).all():
+        if (
+            not account.part.any()
+            and (account.whole == account.drawn).all()
+            and (weights == last).all()
+        ):
             return self._examples(chunk)  # a beginning like any other
         idle = used_up | (weights == 0)
         if idle.any() and (account.part[idle].any() or (account.whole - account.drawn)[idle].any()):
-            return NEVER  # they are owed something, or have had too much, and the others wait for it
+            return (
+                NEVER  # they are owed something, or have had too much, and the others wait for it
+            )
         run = self._shares.run(account.whole, account.part, chunk * CHUNK, 1)
         if not run.filled:
             return NEVER
@@ -335,7 +366,8 @@ class Quota(MixingPolicy):
 
     def _jump(self, at: int, chunk: int) -> int | None:
         """Make the anchor of a chunk up to ``chunk`` without all between it and ``at``; None if it takes the walk."""
-        anchor, examples = self._anchors[at], self._examples(at)
+        anchor = self._anchors[at]
+        examples = self._examples(at)
         if chunk - at < _FAR or anchor.calm > examples:
             return None
         run = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1)
@@ -352,7 +384,9 @@ class Quota(MixingPolicy):
         if begin <= at + 1:
             return None
         total = self._before + self._examples(begin)
-        guess = due_first(integers, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits)
+        guess = due_first(
+            integers, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits
+        )
         if guess is None:
             return None
         now = _Anchor(integers, part, guess, anchor.late, anchor.worst, anchor.calm)
@@ -362,7 +396,14 @@ class Quota(MixingPolicy):
             drawn = self._walk.drawn(now, plan, off)
             if len(drawn) < CHUNK or any(o >= 1 for o in off):
                 return None
-            now = _Anchor(plan.shares.whole[-1], plan.shares.part[-1], drawn[-1], now.late, now.worst, now.calm)
+            now = _Anchor(
+                plan.shares.whole[-1],
+                plan.shares.part[-1],
+                drawn[-1],
+                now.late,
+                now.worst,
+                now.calm,
+            )
         self._keep(chunk, now)
         return chunk
 
@@ -372,21 +413,27 @@ class Quota(MixingPolicy):
         """The chunk from which a guess is exact at ``chunk``, or ``at``; and the shares before it."""
         back = 1.0
         while (begin := chunk - int(back)) > at:
-            shares = shares_after(anchor.whole, anchor.part, rate, self._examples(begin) - self._examples(at))
+            shares = shares_after(
+                anchor.whole, anchor.part, rate, self._examples(begin) - self._examples(at)
+            )
             early = may_be_early(shares[1], rate, self._walk.delta)
-            if self._examples(chunk) - self._examples(begin) >= 2 * longest_wait(np.where(early, rate, 0)):
+            if self._examples(chunk) - self._examples(begin) >= 2 * longest_wait(
+                np.where(early, rate, 0)
+            ):
                 return begin, shares
             back *= 1.1
         return at, (anchor.whole, anchor.part)
 
     def _check_reach(self, at: int, chunk: int) -> None:
         """Raises ConfigError if it takes too long a walk to go from one chunk to another, or to where one may jump."""
-        anchor, last = self._anchors[at], self._examples(chunk)
+        anchor = self._anchors[at]
+        last = self._examples(chunk)
         if self._settled is None or anchor.calm == NEVER:
             settled = -(-(self._settled or MAX_STEP) // CHUNK)
             self._reach.check_walk(at, min(settled, chunk) if settled > at else chunk)
             return
-        examples, rate = self._examples(at), self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
+        examples = self._examples(at)
+        rate = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
         calm = (
             anchor.calm if anchor.calm > examples else examples + 4 * longest_wait(rate)
         )  # a limit, which is reached by then

@@ -82,7 +82,10 @@ class Walk:
     """Walks from any account; ``before`` examples were drawn before step 0."""
 
     def __init__(self, shares: Shares, components: int, batch: BatchSchedule, before: int) -> None:
-        self._shares, self._components, self._batch, self._before = shares, components, batch, before
+        self._shares = shares
+        self._components = components
+        self._batch = batch
+        self._before = before
         self.delta = ONE // (4 * max(components - 1, 1))
         """How far above a whole example a share must be for the next, and how far below it is due."""
         self.id_bits = max(components - 1, 1).bit_length()
@@ -106,7 +109,9 @@ class Walk:
         """Examples drawn after each step; deviations that may exceed what is promised are appended to ``off``."""
         return (self._bits if self._components <= 256 else self._one_by_one)(anchor, plan, off)
 
-    def _one_by_one(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
+    def _one_by_one(
+        self, anchor: Account, plan: Plan, off: list[float]
+    ) -> Int64[np.ndarray, "n d"]:
         """Step by step in numpy: any number of components, 20 us per step."""
         rows: list[Int64[np.ndarray, " d"]] = [anchor.drawn]
         for s in range(plan.shares.filled):
@@ -119,18 +124,27 @@ class Walk:
 
     def _bits(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
         """The same for at most 256 components, 1 us per step; a byte string holds who is one example ahead."""
-        d, filled, eligible, live = self._components, plan.shares.filled, plan.eligible, plan.shares.live
+        d = self._components
+        filled = plan.shares.filled
+        eligible = plan.eligible
+        live = plan.shares.live
         crossed_rows, crossed_ids = np.nonzero(plan.crossed)
         ends = np.cumsum(np.bincount(crossed_rows, minlength=CHUNK)).tolist()
-        crossed, order = crossed_ids.astype(np.uint8).tobytes(), plan.order.astype(np.uint8).tobytes()
+        crossed = crossed_ids.astype(np.uint8).tobytes()
+        order = plan.order.astype(np.uint8).tobytes()
         surplus = (plan.total - plan.whole.sum(axis=1)).tolist()
         drawn = anchor.drawn
         start_part = anchor.part + self.delta
-        ahead, base = _split(drawn - anchor.whole - (start_part >> BITS), start_part & PART >= 2 * self.delta)
-        odd = np.flatnonzero(base)  # off by more than a bit can say, which may last only while their weight is 0
+        ahead, base = _split(
+            drawn - anchor.whole - (start_part >> BITS), start_part & PART >= 2 * self.delta
+        )
+        odd = np.flatnonzero(
+            base
+        )  # off by more than a bit can say, which may last only while their weight is 0
         bits: list[bytes] = []
         bases = [(0, base)]
-        total, start = int(base.sum()), 0
+        total = int(base.sum())
+        start = 0
         for s in range(filled):
             ahead_left = ahead.translate(None, crossed[start : ends[s]])
             start = ends[s]
@@ -146,22 +160,28 @@ class Walk:
                 if settled is None:
                     break
                 ahead, base = _split(settled - plan.whole[s], plan.roomy[s])
-                odd, total = np.flatnonzero(base), int(base.sum())
+                odd = np.flatnonzero(base)
+                total = int(base.sum())
                 bases.append((s, base))
                 off.append(_deviation(plan, s, settled))
             bits.append(ahead)
         end_counts = plan.whole[: len(bits)] + _join_rows(bits, d)
-        for (row, base), stop in zip(bases, [row for row, _ in bases[1:]] + [len(bits)], strict=True):
+        for (row, base), stop in zip(
+            bases, [row for row, _ in bases[1:]] + [len(bits)], strict=True
+        ):
             end_counts[row:stop] += base
         return end_counts
 
-    def _settle(self, plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"] | None:
+    def _settle(
+        self, plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]
+    ) -> Int64[np.ndarray, " d"] | None:
         """Examples drawn after one step, in full generality, for when bits do not suffice; None: it cannot be filled.
 
         First what is due, then what may be drawn in the order of deadlines. Where more is due than the batch holds, the
         least late wait; where less may be drawn than it holds, the least early are drawn.
         """
-        integers, live = plan.whole[row], plan.shares.live[row]
+        integers = plan.whole[row]
+        live = plan.shares.live[row]
         end_counts = np.where(live, np.maximum(integers, drawn), drawn)
         rest = int(plan.total[row] - end_counts.sum())
         if rest > 0:
@@ -174,7 +194,9 @@ class Walk:
                 return None
             end_counts[np.where(can, _deficits(plan, row, end_counts), -np.inf).argmax()] += 1
         for _ in range(-rest):
-            end_counts[np.where(end_counts > drawn, _deficits(plan, row, end_counts), np.inf).argmin()] -= 1
+            end_counts[
+                np.where(end_counts > drawn, _deficits(plan, row, end_counts), np.inf).argmin()
+            ] -= 1
         return end_counts
 
 
@@ -187,7 +209,9 @@ def _deviation(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> float:
     return float(np.abs(_deficits(plan, row, drawn)).max())
 
 
-def _split(extra: Int64[np.ndarray, " d"], roomy: Bool[np.ndarray, " d"]) -> tuple[bytes, Int64[np.ndarray, " d"]]:
+def _split(
+    extra: Int64[np.ndarray, " d"], roomy: Bool[np.ndarray, " d"]
+) -> tuple[bytes, Int64[np.ndarray, " d"]]:
     """Examples beyond ``whole`` as a byte string of those that are one ahead and may be, and what that leaves out."""
     bit = (extra > 0) & roomy
     return np.flatnonzero(bit).astype(np.uint8).tobytes(), extra - bit
@@ -205,7 +229,10 @@ def _join_rows(ahead: list[bytes], d: int) -> Int64[np.ndarray, "n d"]:
 
 
 def deadline_order(
-    part: Int64[np.ndarray, "n d"], rate: Int64[np.ndarray, "n d"], may: Bool[np.ndarray, "n d"], id_bits: int
+    part: Int64[np.ndarray, "n d"],
+    rate: Int64[np.ndarray, "n d"],
+    may: Bool[np.ndarray, "n d"],
+    id_bits: int,
 ) -> Int64[np.ndarray, "n d"]:
     """Components in the order in which they are due, row by row; those that may not be drawn come last.
 
@@ -239,7 +266,10 @@ def longest_wait(rate: Int64[np.ndarray, " d"]) -> int:
 
 
 def shares_after(
-    whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], examples: int
+    whole: Int64[np.ndarray, " d"],
+    part: Int64[np.ndarray, " d"],
+    rate: Int64[np.ndarray, " d"],
+    examples: int,
 ) -> tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]:
     """Exact shares after a number of further examples at constant rates.
 
@@ -267,7 +297,9 @@ def room_before_limits(
     return min(room, default=NEVER)
 
 
-def may_be_early(part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], delta: int) -> Bool[np.ndarray, " d"]:
+def may_be_early(
+    part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], delta: int
+) -> Bool[np.ndarray, " d"]:
     """Components whose next example may have been drawn before it is due, if weights were constant since its last.
 
     Example:
@@ -278,7 +310,9 @@ def may_be_early(part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], d
     deadline = (ONE - above) / np.maximum(rate, 1)
     order = np.argsort(deadline)
     due_later = np.cumsum((np.maximum(above - delta, 0) * (rate > 0) / ONE)[order][::-1])[::-1]
-    first = np.searchsorted(deadline[order], deadline * (1 - 1e-9))  # deadlines that nearly coincide change places
+    first = np.searchsorted(
+        deadline[order], deadline * (1 - 1e-9)
+    )  # deadlines that nearly coincide change places
     return (rate > 0) & (due_later[first] >= 0.7)
 
 
@@ -333,7 +367,9 @@ def even_tables(
     steps, components = counts.shape
     of_each = counts.ravel()
     component = np.repeat(np.tile(np.arange(components, dtype=np.int32), steps), of_each)
-    rank = np.arange(component.size, dtype=np.int64) - np.repeat(np.cumsum(of_each) - of_each, of_each)
+    rank = np.arange(component.size, dtype=np.int64) - np.repeat(
+        np.cumsum(of_each) - of_each, of_each
+    )
     # 43 bits of (2k + 1) / (2 count) tell all places apart, which differ by 2**-35 at least; ties go by component
     key = ((2 * rank + 1) << 42) // np.repeat(of_each, of_each)
     first = np.arange(steps)[:, None] * (component.size // max(steps, 1))
@@ -368,7 +404,9 @@ class Reach:
                 " what they give no weight; or go on from a run's folder: its anchors.json holds counts.",
             )
 
-    def check_wait(self, at: int, stop: int, rate: Int64[np.ndarray, " d"], examples: float) -> None:
+    def check_wait(
+        self, at: int, stop: int, rate: Int64[np.ndarray, " d"], examples: float
+    ) -> None:
         """Raises ConfigError if it is too far from one chunk to another, up to where the rarest component was served.
 
         Args:
@@ -380,14 +418,17 @@ class Reach:
         if self.is_far(at, stop):
             raise self._too_rare(rate, examples)
 
-    def check_replay(self, begin: int, chunk: int, rate: Int64[np.ndarray, " d"], examples: float) -> None:
+    def check_replay(
+        self, begin: int, chunk: int, rate: Int64[np.ndarray, " d"], examples: float
+    ) -> None:
         """Raises ConfigError if the chunks from ``begin`` on are too many to be walked before a far one."""
         if chunk - begin > self._replayed:
             raise self._too_rare(rate, examples)
 
     def _too_rare(self, rate: Int64[np.ndarray, " d"], examples: float) -> ConfigError:
         rarest = int(np.where(rate > 0, rate, ONE + 1).argmin())
-        share, least = int(rate[rarest]) / ONE, 2.2 / (self._replayed * examples)
+        share = int(rate[rarest]) / ONE
+        least = 2.2 / (self._replayed * examples)
         return ConfigError(
             f"is too small for this step: it gives one example in {1 / share:,.0f}, the next of which is nearly due,"
             " and counts depend on up to twice as many before them",

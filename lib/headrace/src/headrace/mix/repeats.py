@@ -26,10 +26,15 @@ def repeats_somewhere(weights: Mapping[str, Any]) -> bool:
         >>> repeats_somewhere({"a": {"weight": 1, "blend": {"b": {"repeat": 1}}}}), repeats_somewhere({"a": 1})
         (True, False)
     """
-    return any(_repeat_of(value) is not None or repeats_somewhere(blend_of(value)) for value in weights.values())
+    return any(
+        _repeat_of(value) is not None or repeats_somewhere(blend_of(value))
+        for value in weights.values()
+    )
 
 
-def with_rows(weights: Mapping[str, Any], rows: Callable[[], Mapping[str, int]], path: str) -> dict[str, Any]:
+def with_rows(
+    weights: Mapping[str, Any], rows: Callable[[], Mapping[str, int]], path: str
+) -> dict[str, Any]:
     """A (nested) blend with plain weights instead of those that repeat.
 
     Args:
@@ -56,9 +61,14 @@ def without_repeats(weights: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain: dict[str, Any] = {}
     for name, value in weights.items():
-        repeat, blend = _repeat_of(value), blend_of(value)
+        repeat = _repeat_of(value)
+        blend = blend_of(value)
         if blend:
-            plain[name] = {**value, "blend": without_repeats(blend), **({} if repeat is None else {"weight": repeat})}
+            plain[name] = {
+                **value,
+                "blend": without_repeats(blend),
+                **({} if repeat is None else {"weight": repeat}),
+            }
         else:
             plain[name] = value if repeat is None else repeat
     return plain
@@ -67,7 +77,9 @@ def without_repeats(weights: Mapping[str, Any]) -> dict[str, Any]:
 def check_weight(weight: object, path: str) -> None:
     """Raises ConfigError unless it is a weight, or one that repeats."""
     repeat = _repeat_of(weight)
-    weight_from_config(weight if repeat is None else repeat, path if repeat is None else f"{path}.{REPEAT}")
+    weight_from_config(
+        weight if repeat is None else repeat, path if repeat is None else f"{path}.{REPEAT}"
+    )
 
 
 def _resolved(weights: Mapping[str, Any], rows: Mapping[str, int], path: str) -> dict[str, Any]:
@@ -76,20 +88,34 @@ def _resolved(weights: Mapping[str, Any], rows: Mapping[str, int], path: str) ->
         name = [*weights][repeating.index(False)]
         field = f"{path}.{name}.weight" if path == "components" else f"{path}.{name}"
         cure = "Write {repeat: 1}, or give all of them numbers."
-        raise ConfigError("stands beside weights that repeat", field=field, value=weights[name], cure=cure)
+        raise ConfigError(
+            "stands beside weights that repeat", field=field, value=weights[name], cure=cure
+        )
     plain: dict[str, Any] = {}
     for name, value in weights.items():
-        entry_path, blend, repeat = f"{path}.{name}", blend_of(value), _repeat_of(value)
+        entry_path = f"{path}.{name}"
+        blend = blend_of(value)
+        repeat = _repeat_of(value)
         if blend:
             inner = _resolved(blend, rows, f"{entry_path}.blend")
-            of_group = None if repeat is None else _scaled(repeat, _group_rows(blend, inner, entry_path), entry_path)
-            plain[name] = {**value, "blend": inner, **({} if of_group is None else {"weight": of_group})}
+            of_group = (
+                None
+                if repeat is None
+                else _scaled(repeat, _group_rows(blend, inner, entry_path), entry_path)
+            )
+            plain[name] = {
+                **value,
+                "blend": inner,
+                **({} if of_group is None else {"weight": of_group}),
+            }
         elif repeat is None:
             plain[name] = value
         elif name in rows:
             plain[name] = _scaled(repeat, rows[name], entry_path)
         else:
-            raise ConfigError("is not a component", field=entry_path, value=value, cure=did_you_mean(name, rows))
+            raise ConfigError(
+                "is not a component", field=entry_path, value=value, cure=did_you_mean(name, rows)
+            )
     return plain
 
 
@@ -97,11 +123,15 @@ def _group_rows(blend: Mapping[str, Any], resolved: Mapping[str, Any], path: str
     """Rows that a group is drawn in the time in which a source of ``{repeat: 1}`` is drawn once."""
     if not all(_repeat_of(value) is not None for value in blend.values()):
         cure = "Give the weights of its blend as repeats too, e.g. {repeat: 1}."
-        raise ConfigError("repeats, and what is in the group does not", field=path, value=dict(blend), cure=cure)
+        raise ConfigError(
+            "repeats, and what is in the group does not", field=path, value=dict(blend), cure=cure
+        )
     parts = [value["weight"] if blend_of(value) else value for value in resolved.values()]
     if any(isinstance(part, Mapping) for part in parts):
         cure = "Give one of the two as plain weights."
-        raise ConfigError("repeats, and so do schedules in the group", field=path, value=dict(blend), cure=cure)
+        raise ConfigError(
+            "repeats, and so do schedules in the group", field=path, value=dict(blend), cure=cure
+        )
     return sum(float(part) for part in parts)
 
 
@@ -111,7 +141,9 @@ def _scaled(repeat: Any, rows: float, path: str) -> Any:
 
 def blend_of(value: object) -> Mapping[str, Any]:
     """The blend of a group; empty for a weight."""
-    blend: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+    blend: object = (
+        cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+    )
     return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else {}
 
 

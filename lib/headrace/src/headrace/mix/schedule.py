@@ -78,20 +78,29 @@ class Weight:
 
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "step", "linear"):
-            raise ConfigError("is not a kind of weight", field=self.path, value=self.kind, cure=_CURE)
+            raise ConfigError(
+                "is not a kind of weight", field=self.path, value=self.kind, cure=_CURE
+            )
         if self.kind == "constant" and len(self.points) == 1:
             object.__setattr__(self, "points", ((0, self.points[0][1]),))
         if not self.points or (self.kind == "constant" and len(self.points) != 1):
-            raise ConfigError("needs at least one point", field=self.path, value=self.points, cure=_CURE)
+            raise ConfigError(
+                "needs at least one point", field=self.path, value=self.points, cure=_CURE
+            )
         object.__setattr__(self, "scale", _number(self.scale, f"{self.path}.scale"))
-        clean = tuple((_step(s, self.path), _number(w, f"{self.path}[{s}]")) for s, w in self.points)
+        clean = tuple(
+            (_step(s, self.path), _number(w, f"{self.path}[{s}]")) for s, w in self.points
+        )
         _check_rising(clean, self.path, [step for step, _ in clean])
         for _, weight in clean:
             if weight > 0 and self.scale > 0 and weight * self.scale < MIN_WEIGHT:
                 spelled = weight if self.scale == 1.0 else f"{weight:g} x {self.scale:g}"
                 problem = "is too small to count, and is not 0"
                 raise ConfigError(
-                    problem, field=self.path, value=spelled, cure="Weights are relative: use a larger one."
+                    problem,
+                    field=self.path,
+                    value=spelled,
+                    cure="Weights are relative: use a larger one.",
                 )
         object.__setattr__(self, "points", clean)
 
@@ -139,7 +148,9 @@ class Weight:
             >>> weight_from_config({"linear": {0: 4, 4: 0}}).scaled(0.25).at(np.array([0, 2, 5]))
             array([1. , 0.5, 0. ])
         """
-        return Weight(self.kind, self.points, self.scale * _number(factor, f"{self.path}.scale"), self.path)
+        return Weight(
+            self.kind, self.points, self.scale * _number(factor, f"{self.path}.scale"), self.path
+        )
 
     def to_config(self) -> float | dict[str, object]:
         """The plain value that :func:`weight_from_config` reads back to an equal weight.
@@ -181,7 +192,9 @@ class Curves:
         segment = bisect.bisect_right(self.breaks, step)
         latest = self._latest  # one read: another thread may replace it
         if latest[0] != segment:
-            pieces = np.array([w.piece(step) for w in self._weights]).T  # steps up to 2**40 are exact in float64
+            pieces = np.array(
+                [w.piece(step) for w in self._weights]
+            ).T  # steps up to 2**40 are exact in float64
             latest = self._latest = (segment, np.ascontiguousarray(pieces))
         return latest[1]
 
@@ -226,7 +239,12 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
         problem = "has both step and linear" if kinds else "has neither step nor linear"
         raise ConfigError(problem, field=path, value=obj, cure=_CURE)
     points = sorted_points(keys[kinds[0]], f"{path}.{kinds[0]}")
-    return Weight(cast(Literal["step", "linear"], kinds[0]), points, _number(keys.get("scale", 1.0), path), path)
+    return Weight(
+        cast(Literal["step", "linear"], kinds[0]),
+        points,
+        _number(keys.get("scale", 1.0), path),
+        path,
+    )
 
 
 def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
@@ -258,7 +276,9 @@ def _check_rising(points: Sequence[tuple[int, float]], path: str, value: object)
     for (step, _), (next_step, _) in itertools.pairwise(points):
         if next_step <= step:
             cure = "Sort the points by step and name each step once."
-            raise ConfigError(f"has step {next_step} after step {step}", field=path, value=value, cure=cure)
+            raise ConfigError(
+                f"has step {next_step} after step {step}", field=path, value=value, cure=cure
+            )
 
 
 def compose_weights(outer: Weight, inner: Weight) -> Weight:
@@ -297,14 +317,18 @@ class BatchSchedule:
         (array([   0,    1, 1000, 1001]), (32064, 64))
     """
 
-    def __init__(self, sizes: int | Mapping[int, int] | Iterable[tuple[int, int]] | BatchSchedule) -> None:
+    def __init__(
+        self, sizes: int | Mapping[int, int] | Iterable[tuple[int, int]] | BatchSchedule
+    ) -> None:
         name = "batch_size"
         cure = "Write a number of examples, or {0: 32, 1000: 64}."
         if isinstance(sizes, BatchSchedule):
             points: tuple[tuple[int, float], ...] = tuple(sizes.points)
         elif isinstance(sizes, int | np.integer) and not isinstance(sizes, bool):
             points = ((0, int(sizes)),)
-        elif isinstance(sizes, Mapping) or (isinstance(sizes, list | tuple) and not np.isscalar(next(iter(sizes), 0))):
+        elif isinstance(sizes, Mapping) or (
+            isinstance(sizes, list | tuple) and not np.isscalar(next(iter(sizes), 0))
+        ):
             points = sorted_points(sizes, name) if sizes else ()
         else:
             raise ConfigError("is not a batch size", field=name, value=sizes, cure=cure)
@@ -313,11 +337,15 @@ class BatchSchedule:
         for _, size in points:
             is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
             if not is_integer or not 1 <= size <= MAX_BATCH:
-                raise ConfigError("must be a whole number from 1 to 2**18", field=name, value=size, cure=cure)
+                raise ConfigError(
+                    "must be a whole number from 1 to 2**18", field=name, value=size, cure=cure
+                )
         self.points: tuple[tuple[int, int], ...] = tuple((s, int(b)) for s, b in points)
         self._starts = np.array([s for s, _ in self.points], np.int64)
         self._sizes = np.array([b for _, b in self.points], np.int64)
-        self._offsets = np.concatenate([[0], np.cumsum(np.diff(self._starts) * self._sizes[:-1])]).astype(np.int64)
+        self._offsets = np.concatenate(
+            [[0], np.cumsum(np.diff(self._starts) * self._sizes[:-1])]
+        ).astype(np.int64)
         self.max_size = int(self._sizes.max())
         """The largest batch of any step, in examples."""
         self.unique_sizes: tuple[int, ...] = tuple(sorted({b for _, b in self.points}))
@@ -378,9 +406,20 @@ def whole_number(value: object) -> object:
 
 
 def _step(value: object, path: str) -> int:
-    value = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else whole_number(value)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= MAX_STEP:
-        raise ConfigError("is not a step", field=path, value=value, cure="Steps are whole numbers from 0 to 2**40.")
+    value = (
+        int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else whole_number(value)
+    )
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or not 0 <= value <= MAX_STEP
+    ):
+        raise ConfigError(
+            "is not a step",
+            field=path,
+            value=value,
+            cure="Steps are whole numbers from 0 to 2**40.",
+        )
     return int(value)
 
 
@@ -394,6 +433,15 @@ def _number(value: object, path: str) -> float:
         raise ConfigError("is not a weight", field=path, value=value, cure=_CURE)
     number = float(value)
     if not math.isfinite(number) or not 0 <= number <= MAX_WEIGHT:
-        problem = "must be finite and not negative" if number < 0 or not math.isfinite(number) else "is above 1e100"
-        raise ConfigError(problem, field=path, value=value, cure="Weights are relative: any scale from 0 up will do.")
+        problem = (
+            "must be finite and not negative"
+            if number < 0 or not math.isfinite(number)
+            else "is above 1e100"
+        )
+        raise ConfigError(
+            problem,
+            field=path,
+            value=value,
+            cure="Weights are relative: any scale from 0 up will do.",
+        )
     return number

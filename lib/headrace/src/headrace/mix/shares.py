@@ -49,13 +49,17 @@ def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]
         array([[0.25, 0.75, 0.  ]])
     """
     if not (weights >= 0).all():
-        raise ConfigError("must be numbers from 0 up", field="weights", value=weights[~(weights >= 0)][0])
+        raise ConfigError(
+            "must be numbers from 0 up", field="weights", value=weights[~(weights >= 0)][0]
+        )
     fixed = np.rint(weights * ONE).astype(np.int64)
     fixed += (fixed == 0) & (weights > 0)
     short = ONE - fixed.sum(axis=1)
     if np.abs(short).max(initial=0) > weights.shape[1] << 10:
         row = int(np.abs(short).argmax())
-        raise ConfigError("must sum to 1 at each step", field="weights", value=weights[row].tolist())
+        raise ConfigError(
+            "must sum to 1 at each step", field="weights", value=weights[row].tolist()
+        )
     fixed[np.arange(len(fixed)), fixed.argmax(axis=1)] += short
     return fixed
 
@@ -98,24 +102,32 @@ class Shares:
         if batch.max_size > MAX_BATCH:
             raise ConfigError("must be at most 2**18", field="batch_size", value=batch.max_size)
         if limits is not None and len(limits) != components:
-            raise ConfigError(f"needs one entry for each of {components} components", field="limits", value=limits)
+            raise ConfigError(
+                f"needs one entry for each of {components} components", field="limits", value=limits
+            )
         for limit in limits or ():
             if limit is not None and not 0 <= limit < UNLIMITED:
                 raise ConfigError("must be 0 to 2**62 examples", field="limits", value=limit)
         for share in largest or ():
             if share is not None and not 0 < share <= 1:
                 raise ConfigError("must be above 0 and at most 1", field="max_share", value=share)
-        self._weights, self._batch = weights, batch
+        self._weights = weights
+        self._batch = batch
         self._bound = np.array([1.0 if x is None else x for x in largest or [None] * components])
         self._bounded = bool((self._bound < 1).any())
         self._row_tokens = None if row_tokens is None else np.array(row_tokens, np.float64)
-        self.limits = np.array([UNLIMITED if x is None else x for x in limits or [None] * components], np.int64)
+        self.limits = np.array(
+            [UNLIMITED if x is None else x for x in limits or [None] * components], np.int64
+        )
         self.limited = bool((self.limits < UNLIMITED).any())
 
-    def run(self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], first: int, n: int) -> ShareRun:
+    def run(
+        self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], first: int, n: int
+    ) -> ShareRun:
         """Shares after each of the ``n`` steps from ``first`` on, given the shares before it."""
         steps = np.arange(first, first + n, dtype=np.int64)
-        weights, sizes = self._weights(steps), self._batch.size_at(steps)
+        weights = self._weights(steps)
+        sizes = self._batch.size_at(steps)
         if not self.limited:
             bounded, met = self._below_largest(weights)
             rate = fixed_point(self._of_rows(bounded))
@@ -134,16 +146,22 @@ class Shares:
             over = ((w > self.limits) | ((w == self.limits) & (whole < self.limits))).any(axis=1)
             plain = int(over.argmax()) if over.any() else usable
             end = row + plain
-            wholes[row:end], parts[row:end], rates[row:end] = w[:plain], p[:plain], rate[:plain]
+            wholes[row:end] = w[:plain]
+            parts[row:end] = p[:plain]
+            rates[row:end] = rate[:plain]
             if plain:
-                whole, part = w[plain - 1], p[plain - 1]
+                whole = w[plain - 1]
+                part = p[plain - 1]
             if plain < usable:
                 due = self._last_of_some(weight[plain], rate[plain], int(sizes[end]), whole, part)
                 if due is None:
                     return ShareRun(wholes, parts, rates, weights > 0, end)
                 w, p = _accumulate(whole, part, due[None])
-                whole, part = w[0], p[0]
-                wholes[end], parts[end], rates[end] = whole, part, rate[plain]
+                whole = w[0]
+                part = p[0]
+                wholes[end] = whole
+                parts[end] = part
+                rates[end] = rate[plain]
                 end += 1
             row = end
         return ShareRun(wholes, parts, rates, weights > 0, row)
@@ -180,9 +198,13 @@ class Shares:
         if self._row_tokens is None:
             return self._bound
         average = float(np.add.accumulate(rate * self._row_tokens)[-1]) / ONE
-        return np.where(self._bound < 1, np.minimum(self._bound * average / self._row_tokens, 1.0), 1.0)
+        return np.where(
+            self._bound < 1, np.minimum(self._bound * average / self._row_tokens, 1.0), 1.0
+        )
 
-    def _below_largest(self, weights: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "n d"], int]:
+    def _below_largest(
+        self, weights: Float64[np.ndarray, "n d"]
+    ) -> tuple[Float64[np.ndarray, "n d"], int]:
         """The weights below the limits, and the number of steps that can be met; later rows only sum to 1."""
         if not self._bounded:
             return weights, len(weights)
@@ -191,7 +213,9 @@ class Shares:
         return np.where(short[:, None], weights, scaled), met
 
 
-def row_shares(shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "n d"]:
+def row_shares(
+    shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarray, " d"]
+) -> Float64[np.ndarray, "n d"]:
     """Shares of rows from shares of tokens, given the mean tokens per row of each component.
 
     Example:
@@ -235,7 +259,9 @@ def _bounded_rows(
     for _ in range(len(bound) + 1):  # each round fills at least one more component, or is the last
         open_weight = np.add.accumulate(np.where(full, 0.0, rows), axis=1)[:, -1:]
         share_left = 1 - np.add.accumulate(np.where(full, bound, 0.0), axis=1)[:, -1:]
-        scaled = np.where(full, bound, rows * (share_left / np.where(open_weight > 0, open_weight, 1.0)))
+        scaled = np.where(
+            full, bound, rows * (share_left / np.where(open_weight > 0, open_weight, 1.0))
+        )
         over = (scaled > bound) & ~full
         if not over.any():
             break
@@ -269,7 +295,8 @@ def _pour(
     rates = [int(r) for r in rate]
     room = [(int(x) - int(w)) * ONE - int(p) for x, w, p in zip(limits, whole, part, strict=True)]
     room = [min(most, size * int(b * ONE)) for most, b in zip(room, bound, strict=True)]
-    due, to_pour = [0] * len(rates), size * ONE
+    due = [0] * len(rates)
+    to_pour = size * ONE
     sharing = [d for d, r in enumerate(rates) if r > 0]
     while to_pour and sharing:
         total = sum(rates[d] for d in sharing)
@@ -302,7 +329,9 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     sum_of_all = sum_of_weights(weights)
     exact = [w / sum_of_all * total for w in weights]
     counts = [math.floor(x) for x in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda d: counts[d] - exact[d])  # stable: the first of equals first
+    by_remainder = sorted(
+        range(len(exact)), key=lambda d: counts[d] - exact[d]
+    )  # stable: the first of equals first
     for d in by_remainder[: total - sum(counts)]:
         counts[d] += 1
     return counts
@@ -310,6 +339,14 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
 
 def sum_of_weights(weights: Sequence[float], field: str = "weights") -> float:
     """Raises ConfigError unless all are finite and not negative, and one is positive."""
-    if not len(weights) or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):  # also arrays
-        raise ConfigError("must be finite and not negative, one of them positive", field=field, value=list(weights))
+    if (
+        not len(weights)
+        or not all(math.isfinite(w) and w >= 0 for w in weights)
+        or not any(weights)
+    ):  # also arrays
+        raise ConfigError(
+            "must be finite and not negative, one of them positive",
+            field=field,
+            value=list(weights),
+        )
     return math.fsum(weights)

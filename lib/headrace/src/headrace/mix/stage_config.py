@@ -164,23 +164,38 @@ def _check_one_place(config: MixtureConfig) -> None:
             cure="Say the weights in one place.",
         )
     if config.weights is not None and config.stages:
-        raise ConfigError("is given beside stages", field="weights", cure="Say the weights in one place.")
+        raise ConfigError(
+            "is given beside stages", field="weights", cure="Say the weights in one place."
+        )
 
 
 def _planned(config: MixtureConfig, later: set[str]) -> list[_Mixture]:
     """The mixtures without the amendments."""
-    batch, phases = config.batch, config.phases
+    batch = config.batch
+    phases = config.phases
     if config.stages:
         bounds, _ = stage_bounds(config.stages, batch, phases)
         return [
-            _Mixture(step, stage.weights, stage.name, f"stages[{k}].weights", (f"stages[{k}].tokens", stage.tokens))
+            _Mixture(
+                step,
+                stage.weights,
+                stage.name,
+                f"stages[{k}].weights",
+                (f"stages[{k}].tokens", stage.tokens),
+            )
             for k, (stage, step) in enumerate(zip(config.stages, bounds, strict=True))
         ]
     if config.weights is not None:
-        tokens = None if config.num_steps is None else tokens_of_steps(config.num_steps, batch, phases)
+        tokens = (
+            None if config.num_steps is None else tokens_of_steps(config.num_steps, batch, phases)
+        )
         return [_Mixture(0, dict(config.weights), "", "weights", ("num_steps", tokens))]
     # a component without a weight counts 1, unless it is an amendment that brings it in
-    plain = {n: 1.0 if w is None else w for n, w in config.components.items() if w is not None or n not in later}
+    plain = {
+        n: 1.0 if w is None else w
+        for n, w in config.components.items()
+        if w is not None or n not in later
+    }
     return [_Mixture(0, plain, "", "components")]
 
 
@@ -190,11 +205,16 @@ def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
     dropped: set[str] = set()
     for amendment in amendments:
         dropped |= set(amendment.drop) - added
-        added |= {*added_sources(amendment.add, amendment.weights), *amendment.newcomers.values()} - dropped
+        added |= {
+            *added_sources(amendment.add, amendment.weights),
+            *amendment.newcomers.values(),
+        } - dropped
     return added
 
 
-def _amended(previous: _Mixture, amendment: AmendmentConfig, number: int, components: Mapping[str, Any]) -> _Mixture:
+def _amended(
+    previous: _Mixture, amendment: AmendmentConfig, number: int, components: Mapping[str, Any]
+) -> _Mixture:
     path = f"amendments[{number}]"
     if amendment.step <= previous.step:
         problem = f"is not after step {previous.step}, where the mixture before it begins"
@@ -202,16 +222,21 @@ def _amended(previous: _Mixture, amendment: AmendmentConfig, number: int, compon
         raise ConfigError(problem, field=f"{path}.step", value=amendment.step, cure=cure)
     refuse_size_rules(amendment.add, components, f"{path}.add", itself=True)
     refuse_size_rules(amendment.weights, components, f"{path}.weights", itself=True)
-    add, weights, drop = amendment.add, amendment.weights, amendment.drop
+    add = amendment.add
+    weights = amendment.weights
+    drop = amendment.drop
     mixture = extend(previous.weights, amendment.newcomers, components, path)
     if amendment.reweighs:
-        mixture = amend(mixture, add=add, weights=weights, drop=drop, components=components, path=path)
+        mixture = amend(
+            mixture, add=add, weights=weights, drop=drop, components=components, path=path
+        )
     return _Mixture(amendment.step, mixture, f"amendment {number}", f"{path}.weights")
 
 
 def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) -> _Mixture:
     """The mixture with plain weights instead of a rule; components that an amendment adds do not count."""
-    weights, path = mixture.weights, mixture.path
+    weights = mixture.weights
+    path = mixture.path
     if not is_size_rule(weights, config.components):
         refuse_size_rules(weights, config.components, path)
         return mixture
@@ -221,7 +246,9 @@ def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) ->
     field_, tokens = mixture.budget
     if config.counted and field_ == "num_steps":
         total = sum(sizes.values())
-        _check_tokens_written(weights, f"{path}.unimax", total if tokens is None else min(tokens, total))
+        _check_tokens_written(
+            weights, f"{path}.unimax", total if tokens is None else min(tokens, total)
+        )
     return replace(mixture, weights=weights_of_sizes(weights, sizes, tokens, path, field_))
 
 
@@ -230,7 +257,11 @@ def _check_tokens_written(rule: Mapping[str, Any], path: str, example: int) -> N
     value = rule.get("unimax")
     if value is None or (isinstance(value, Mapping) and "tokens" in value):
         return
-    epochs: object = cast("Mapping[str, object]", value).get("max_epochs") if isinstance(value, Mapping) else value
+    epochs: object = (
+        cast("Mapping[str, object]", value).get("max_epochs")
+        if isinstance(value, Mapping)
+        else value
+    )
     raise ConfigError(
         "needs to know how many tokens the run has, and they follow from num_steps only where all rows hold as many",
         field=path,
@@ -259,15 +290,19 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
     Raises:
         ConfigError: negative or unsorted steps, tokens below 1; names the field.
     """
-    reached, where = -1, ""
+    reached = -1
+    where = ""
     for number, stage in enumerate(stages):
         path = f"stages[{number}]"
         check_tokens(f"{path}.tokens", stage.tokens)
         check_steps(f"{path}.step", stage.step, 0)
         if number == 0 and stage.step not in (None, 0):
-            raise ConfigError("must begin at step 0", field=f"{path}.step", value=stage.step, cure="Leave it out.")
+            raise ConfigError(
+                "must begin at step 0", field=f"{path}.step", value=stage.step, cure="Leave it out."
+            )
         reached, where = _rising(stage.step, f"{path}.step", reached, where)
-    reached, where = max(reached, 0), where or "the first stage"
+    reached = max(reached, 0)
+    where = where or "the first stage"
     for number, amendment in enumerate(amendments):
         path = f"amendments[{number}].step"
         if amendment.step == 0:
@@ -276,7 +311,9 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             raise ConfigError(problem, field=path, value=0, cure=cure)
         check_steps(path, amendment.step)
         if amendment.reweighs or not (amendment.remove or amendment.extend):
-            check_disjoint(amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]")
+            check_disjoint(
+                amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]"
+            )
         reached, where = _rising(amendment.step, path, reached, where)
 
 
@@ -285,7 +322,9 @@ def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int,
         return reached, where
     if step <= reached:
         problem = f"is not after step {reached}, where the mixture before it begins ({where})"
-        raise ConfigError(problem, field=path, value=step, cure="Sort by step; each needs a step of its own.")
+        raise ConfigError(
+            problem, field=path, value=step, cure="Sort by step; each needs a step of its own."
+        )
     return step, path
 
 
@@ -306,18 +345,25 @@ def stage_bounds(
     first: list[int] = []
     reached: int | None = 0
     for number, stage in enumerate(stages):
-        path, previous_path = f"stages[{number}]", f"stages[{number - 1}]"
+        path = f"stages[{number}]"
+        previous_path = f"stages[{number - 1}]"
         begin = stage.step if stage.step is not None else reached
         if begin is None:
             raise ConfigError(
-                "has no beginning", field=f"{path}.step", cure=f"Give it a step, or {previous_path}.tokens."
+                "has no beginning",
+                field=f"{path}.step",
+                cure=f"Give it a step, or {previous_path}.tokens.",
             )
         if number and reached is not None and begin != reached:
             problem = f"last until step {reached}, but {path} begins at step {begin}"
             cure = f"Leave out {previous_path}.tokens or {path}.step."
-            raise ConfigError(problem, field=f"{previous_path}.tokens", value=stages[number - 1].tokens, cure=cure)
+            raise ConfigError(
+                problem, field=f"{previous_path}.tokens", value=stages[number - 1].tokens, cure=cure
+            )
         first.append(begin)
-        reached = None if stage.tokens is None else step_after_tokens(begin, stage.tokens, batch, phases)
+        reached = (
+            None if stage.tokens is None else step_after_tokens(begin, stage.tokens, batch, phases)
+        )
     return first, reached
 
 
@@ -327,7 +373,8 @@ def run_steps(config: MixtureConfig) -> int | None:
     Raises:
         ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where the run has ended.
     """
-    stages, num_steps = config.stages, config.num_steps
+    stages = config.stages
+    num_steps = config.num_steps
     check_steps("num_steps", num_steps)
     _check_counted(config)
     first_steps, end = stage_bounds(stages, config.batch, config.phases) if stages else ([], None)
@@ -336,12 +383,16 @@ def run_steps(config: MixtureConfig) -> int | None:
     if None not in (num_steps, end) and num_steps != end:
         problem = f"end the run after {end} steps, but num_steps is {num_steps}"
         cure = "Leave out one of the two."
-        raise ConfigError(problem, field=f"stages[{len(stages) - 1}].tokens", value=stages[-1].tokens, cure=cure)
+        raise ConfigError(
+            problem, field=f"stages[{len(stages) - 1}].tokens", value=stages[-1].tokens, cure=cure
+        )
     end = num_steps if end is None else end
     if end is None:
         return None
     begins = {f"stages[{k}].step": step for k, step in enumerate(first_steps)}
-    begins |= {f"amendments[{k}].step": amendment.step for k, amendment in enumerate(config.amendments)}
+    begins |= {
+        f"amendments[{k}].step": amendment.step for k, amendment in enumerate(config.amendments)
+    }
     for path, step in begins.items():
         if step >= end:
             problem = f"is not before step {end}, where the run ends"

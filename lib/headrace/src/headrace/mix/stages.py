@@ -37,7 +37,14 @@ from jaxtyping import Bool, Float64, Int32, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError, did_you_mean
 from headrace.mix.blend import Blend
-from headrace.mix.policy import Anchor, MixingPolicy, anchor_integer, anchor_integers, anchor_sum, refused
+from headrace.mix.policy import (
+    Anchor,
+    MixingPolicy,
+    anchor_integer,
+    anchor_integers,
+    anchor_sum,
+    refused,
+)
 from headrace.mix.quota import Quota
 from headrace.mix.quota_walk import Account
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
@@ -68,17 +75,25 @@ class Stage:
         """Mean tokens per row, in the order of the blend's names; None: weights count rows."""
         if not self.row_tokens:
             return None
-        return [tokens / rows for tokens, rows in (self.row_tokens[name] for name in self.blend.names)]
+        return [
+            tokens / rows for tokens, rows in (self.row_tokens[name] for name in self.blend.names)
+        ]
 
     def describe(self) -> dict[str, Any]:
         """As JSON values of a manifest."""
         return {
             "step": self.first_step,
             "name": self.name,
-            "components": list(self.blend.names),  # their order breaks ties, and JSON objects have none
+            "components": list(
+                self.blend.names
+            ),  # their order breaks ties, and JSON objects have none
             "weights": self.blend.to_config(),
             "max_share": dict(self.max_share),
-            **({"row_tokens": {n: [*t] for n, t in self.row_tokens.items()}} if self.row_tokens else {}),
+            **(
+                {"row_tokens": {n: [*t] for n, t in self.row_tokens.items()}}
+                if self.row_tokens
+                else {}
+            ),
         }
 
 
@@ -104,7 +119,11 @@ def check_known(names: Sequence[str], stage: Stage) -> None:
     """Raises ConfigError if a stage names an unknown component."""
     for name in stage.blend.names:
         if name not in names:
-            raise ConfigError("is not a component", field=f"{stage.blend.path}.{name}", cure=did_you_mean(name, names))
+            raise ConfigError(
+                "is not a component",
+                field=f"{stage.blend.path}.{name}",
+                cure=did_you_mean(name, names),
+            )
 
 
 @dataclass(frozen=True)
@@ -131,7 +150,8 @@ class Stages(MixingPolicy):
         ([[3, 1, 0], [0, 2, 2]], [6, 4, 2])
     """
 
-    name, follows_sizes = "quota", False
+    name = "quota"
+    follows_sizes = False
 
     def __init__(
         self,
@@ -143,7 +163,12 @@ class Stages(MixingPolicy):
     ) -> None:
         if not stages or stages[0].first_step != 0:
             first = stages[0].first_step if stages else None
-            raise ConfigError("must begin at step 0", field="stages[0].step", value=first, cure="Add a first stage.")
+            raise ConfigError(
+                "must begin at step 0",
+                field="stages[0].step",
+                value=first,
+                cure="Add a first stage.",
+            )
         for previous, next_stage in pairwise(stages):
             if not previous.first_step < next_stage.first_step <= MAX_STEP:
                 raise ConfigError(
@@ -152,18 +177,29 @@ class Stages(MixingPolicy):
                     value=next_stage.first_step,
                     cure="Sort the stages; each needs a step of its own.",
                 )
-        self.names, self.stages, self.batch = tuple(names), tuple(stages), batch
-        self.components, self._planned = len(self.names), len(stages) if planned is None else planned
+        self.names = tuple(names)
+        self.stages = tuple(stages)
+        self.batch = batch
+        self.components = len(self.names)
+        self._planned = len(stages) if planned is None else planned
         self._limits = [None] * self.components if limits is None else list(limits)
         if len(self._limits) != self.components:
-            raise ConfigError(f"needs one entry for each of {self.components} components", field="limits", value=limits)
+            raise ConfigError(
+                f"needs one entry for each of {self.components} components",
+                field="limits",
+                value=limits,
+            )
         for stage in stages:
             check_known(self.names, stage)
             for name in stage.max_share:
                 if name not in stage.blend.names:
                     cure = did_you_mean(name, stage.blend.names)
-                    raise ConfigError("is not a component of this stage", field=f"max_share.{name}", cure=cure)
-        self._columns = [np.asarray([self.names.index(n) for n in stage.blend.names]) for stage in stages]
+                    raise ConfigError(
+                        "is not a component of this stage", field=f"max_share.{name}", cure=cure
+                    )
+        self._columns = [
+            np.asarray([self.names.index(n) for n in stage.blend.names]) for stage in stages
+        ]
         self._first_steps = [stage.first_step for stage in stages]
         self._stops = [*self._first_steps[1:], MAX_STEP + 1]
         # Filled without a lock: threads that meet store equal values.
@@ -187,16 +223,21 @@ class Stages(MixingPolicy):
             raise self._ended(number, step) from error
         return self._columns[number][drawn].astype(np.int32)
 
-    def tables_between(self, first: int, stop: int) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]] | None:
+    def tables_between(
+        self, first: int, stop: int
+    ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]] | None:
         """Component and ordinal of each row of some steps of one size; None if they are of several stages."""
         number = self.stage_at(first)
         if self.stage_at(stop - 1) != number:
             return None
-        first_step, quota = self._first_steps[number], self._quota(number)
+        first_step = self._first_steps[number]
+        quota = self._quota(number)
         try:
             drawn, ordinal = quota.tables_between(first - first_step, stop - first_step)
         except IndexOutOfRangeError as error:
-            raise self._ended(number, max(first, first_step + (quota.find_end(stop - first_step) or 0))) from error
+            raise self._ended(
+                number, max(first, first_step + (quota.find_end(stop - first_step) or 0))
+            ) from error
         return self._columns[number][drawn].astype(np.int32), ordinal
 
     def supply(self) -> Int64[np.ndarray, " d"]:
@@ -204,7 +245,9 @@ class Stages(MixingPolicy):
         last = len(self.stages) - 1
         try:
             total = self._entry(last).drawn.copy()
-        except IndexOutOfRangeError:  # limits end the mixture within the last stage that could be entered
+        except (
+            IndexOutOfRangeError
+        ):  # limits end the mixture within the last stage that could be entered
             number = max(number for number, entry in enumerate(self._entered) if entry is not None)
             first = self._first_steps[number]
             end = self._quota(number).find_end(self._stops[number] - first)
@@ -230,7 +273,8 @@ class Stages(MixingPolicy):
         Constant over a stage; 0 as long as no component has left, and for those that have left.
         """
         number = self.stage_at(step)
-        entry, used = self._entry(number), self._used(number)
+        entry = self._entry(number)
+        used = self._used(number)
         return np.where(used, _rebased(entry, used, self._room(entry)) - entry.owed, 0) / ONE
 
     def anchor_at(self, step: int) -> Anchor:
@@ -241,13 +285,16 @@ class Stages(MixingPolicy):
             quota = self._quota(number).anchor_at(step - self._first_steps[number])
         except IndexOutOfRangeError as error:
             raise self._ended(number, step) from error
-        drawn, owed = entry.drawn.tolist(), entry.owed.tolist()
+        drawn = entry.drawn.tolist()
+        owed = entry.owed.tolist()
         return {"stage": number, "drawn": drawn, "owed": owed, "late": entry.late, "quota": quota}
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         number = anchor_integer(anchor, "stage", most=len(self.stages) - 1)
-        drawn = anchor_integers(anchor, "drawn", self.components, padded=True)  # amendments add components at the end
+        drawn = anchor_integers(
+            anchor, "drawn", self.components, padded=True
+        )  # amendments add components at the end
         anchor_sum(drawn, self.batch.rows_at(self._first_steps[number])[0], "drawn")
         owed = anchor_integers(anchor, "owed", self.components, signed=True, padded=True)
         anchor_sum(owed, 0, "owed")
@@ -258,13 +305,16 @@ class Stages(MixingPolicy):
         quota = self._quotas[number] or self._make_quota(number, entry)
         quota.use_anchor(cast(Mapping[str, object], inner))
         if self._quotas[number] is None:
-            self._entered[number], self._quotas[number] = entry, quota
+            self._entered[number] = entry
+            self._quotas[number] = quota
 
     def _drawn_before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
         """Examples drawn before a step of this stage, or before the first step after it."""
         total = self._entry(number).drawn.copy()
         try:
-            total[self._columns[number]] = self._quota(number).starts_at(step - self._first_steps[number])
+            total[self._columns[number]] = self._quota(number).starts_at(
+                step - self._first_steps[number]
+            )
         except IndexOutOfRangeError as error:
             raise self._ended(number, step) from error
         return total
@@ -273,11 +323,15 @@ class Stages(MixingPolicy):
         entry = self._entered[number]
         if entry is None:
             zero = np.zeros(self.components, np.int64)
-            entry = self._entered[number] = self._entry_after(number - 1) if number else _Entry(zero, zero, 0)
+            entry = self._entered[number] = (
+                self._entry_after(number - 1) if number else _Entry(zero, zero, 0)
+            )
         return entry
 
     def _entry_after(self, number: int) -> _Entry:
-        entry, quota, columns = self._entry(number), self._quota(number), self._columns[number]
+        entry = self._entry(number)
+        quota = self._quota(number)
+        columns = self._columns[number]
         drawn = self._drawn_before(number, self._stops[number])
         account = quota.account_at(self._stops[number] - self._first_steps[number])
         owed = entry.owed.copy()
@@ -291,8 +345,10 @@ class Stages(MixingPolicy):
         return quota
 
     def _make_quota(self, number: int, entry: _Entry) -> Quota:
-        stage, columns = self.stages[number], self._columns[number]
-        first, stop = self._first_steps[number], self._stops[number]
+        stage = self.stages[number]
+        columns = self._columns[number]
+        first = self._first_steps[number]
+        stop = self._stops[number]
         owed = _rebased(entry, self._used(number), self._room(entry))[columns]
         drawn = entry.drawn[columns]
         start = Account(drawn + (owed >> BITS), owed & PART, drawn)
@@ -310,9 +366,14 @@ class Stages(MixingPolicy):
 
     def _used(self, number: int) -> Bool[np.ndarray, " d"]:
         """Components with weight at some step of the stage."""
-        first, last, blend = self._first_steps[number], self._stops[number] - 1, self.stages[number].blend
-        if self._planned <= number + 1 < len(self.stages):  # an amendment ends it, and must not touch its past
-            last, blend = MAX_STEP, blend.without_end()
+        first = self._first_steps[number]
+        last = self._stops[number] - 1
+        blend = self.stages[number].blend
+        if (
+            self._planned <= number + 1 < len(self.stages)
+        ):  # an amendment ends it, and must not touch its past
+            last = MAX_STEP
+            blend = blend.without_end()
         used = np.zeros(self.components, bool)
         steps = np.append(blend.bends(first, last), min(last, MAX_STEP))
         used[self._columns[number]] = (blend.at(steps) > 0).any(axis=0)
@@ -340,7 +401,9 @@ def _off(account: Account) -> Int64[np.ndarray, " d"]:
     return ((account.whole - account.drawn) << BITS) + account.part
 
 
-def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -> Int64[np.ndarray, " d"]:
+def _rebased(
+    entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]
+) -> Int64[np.ndarray, " d"]:
     """The debts of components, shifted so that they sum to 0 over those in use and are 0 for the others.
 
     All are shifted equally, but none beyond the capacity that its limit leaves; exact in integers.
@@ -350,7 +413,9 @@ def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -
     everyone = np.flatnonzero(used).tolist()
     while True:
         free = [d for d in everyone if d not in capped]
-        part, rest = divmod(sum(int(entry.owed[d]) for d in free) + sum(room[d] for d in capped), max(len(free), 1))
+        part, rest = divmod(
+            sum(int(entry.owed[d]) for d in free) + sum(room[d] for d in capped), max(len(free), 1)
+        )
         carried = {d: int(entry.owed[d]) - part - (k < rest) for k, d in enumerate(free)}
         over = {d for d, owed in carried.items() if owed > room[d]}
         if not over:
@@ -361,7 +426,9 @@ def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -
     return moved
 
 
-def _weights_at(blend: Blend, first: int, last: int, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
+def _weights_at(
+    blend: Blend, first: int, last: int, steps: Int64[np.ndarray, " n"]
+) -> Float64[np.ndarray, "n d"]:
     """Weights at steps of a stage, counted from its first; its last step's hold behind it."""
     return blend.at(np.minimum(steps + first, last))
 

@@ -31,10 +31,15 @@ class Bits:
         (3, [True, True, False], Intervals(2..4, 9..10))
     """
 
-    def __init__(self, bits: UInt8[np.ndarray, " n"], length: int, total: int | None = None) -> None:
-        self.bits, self.length = bits, length
+    def __init__(
+        self, bits: UInt8[np.ndarray, " n"], length: int, total: int | None = None
+    ) -> None:
+        self.bits = bits
+        self.length = length
         if total is None:
-            total = sum(int(_ONES[bits[at : at + _CHUNK]].sum()) for at in range(0, bits.size, _CHUNK))
+            total = sum(
+                int(_ONES[bits[at : at + _CHUNK]].sum()) for at in range(0, bits.size, _CHUNK)
+            )
         self.total = total
 
     @classmethod
@@ -44,7 +49,9 @@ class Bits:
         for at in range(0, numbers.size, _CHUNK):
             some = np.sort(numbers[at : at + _CHUNK].astype(np.int64))
             first = np.flatnonzero(np.diff(some >> 3, prepend=-1))
-            bits[some[first] >> 3] |= np.bitwise_or.reduceat(np.uint8(0x80) >> (some & 7).astype(np.uint8), first)
+            bits[some[first] >> 3] |= np.bitwise_or.reduceat(
+                np.uint8(0x80) >> (some & 7).astype(np.uint8), first
+            )
         return cls(bits, length)
 
     @classmethod
@@ -59,9 +66,13 @@ class Bits:
     def mask(self, first: int, stop: int) -> Bool[np.ndarray, " n"]:
         """Which of the numbers ``first .. stop`` are in the set."""
         byte = first // 8
-        bits = np.unpackbits(np.asarray(self.bits[byte : -(-stop // 8)]), count=min(stop, self.length) - byte * 8)
+        bits = np.unpackbits(
+            np.asarray(self.bits[byte : -(-stop // 8)]), count=min(stop, self.length) - byte * 8
+        )
         inside = bits[first - byte * 8 :].view(bool)
-        return inside if stop <= self.length else np.append(inside, np.zeros(stop - self.length, bool))
+        return (
+            inside if stop <= self.length else np.append(inside, np.zeros(stop - self.length, bool))
+        )
 
     def below(self, length: int) -> Bits:
         """The numbers of the set that are less than ``length``."""
@@ -72,7 +83,9 @@ class Bits:
         last = Intervals.empty()
         for at in range(0, self.length, _CHUNK):
             ranges = Intervals.of_mask(self.mask(at, min(at + _CHUNK, self.length)))
-            every = Intervals(np.append(last.start, ranges.start + at), np.append(last.stop, ranges.stop + at))
+            every = Intervals(
+                np.append(last.start, ranges.start + at), np.append(last.stop, ranges.stop + at)
+            )
             last = Intervals(every.start[-1:], every.stop[-1:])
             yield Intervals(every.start[:-1], every.stop[:-1])
         yield last

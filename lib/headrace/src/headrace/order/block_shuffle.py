@@ -61,7 +61,9 @@ class BlockShuffle(KeyedShuffle):
         super().__init__(n, seed, perm_type)
         for name, value in (("io_block_size", io_block_size), ("window_blocks", window_blocks)):
             check_at_least(name, value, cure="Give a positive number.")
-        self.io_block_size, self.window_blocks, self.held_windows = io_block_size, window_blocks, held_windows
+        self.io_block_size = io_block_size
+        self.window_blocks = window_blocks
+        self.held_windows = held_windows
         self.num_blocks = n // io_block_size
 
     def open_window(self) -> OpenWindow:
@@ -69,7 +71,8 @@ class BlockShuffle(KeyedShuffle):
         return OpenWindow(self.window_blocks, rows, self.held_windows)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        size, full = self.io_block_size, self.num_blocks * self.io_block_size
+        size = self.io_block_size
+        full = self.num_blocks * self.io_block_size
         window_size = min(size * self.window_blocks, max(full, 1))
         tail = i >= full
         window = np.where(tail, -1, i // window_size)
@@ -80,17 +83,27 @@ class BlockShuffle(KeyedShuffle):
         if self.num_blocks == 0:
             return virtual
         block, offset = np.divmod(np.minimum(virtual, full - 1), size)
-        physical = self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch)) * size + offset
+        physical = (
+            self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch))
+            * size
+            + offset
+        )
         return np.where(tail, virtual, physical)
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
         """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions, as whole windows."""
         windows = -(-drawn // (self.io_block_size * self.window_blocks))
-        return Intervals(np.zeros(1, np.int64), np.array([min(windows * self.window_blocks, self.num_blocks)]))
+        return Intervals(
+            np.zeros(1, np.int64), np.array([min(windows * self.window_blocks, self.num_blocks)])
+        )
 
     def block_permutation(self, epoch: int) -> tuple[str, int, int]:
         """Family, length and key of the permutation of blocks."""
-        return self.perm_type, self.num_blocks, int(derive_keys(self.seed, "block", last=np.array([epoch]))[0])
+        return (
+            self.perm_type,
+            self.num_blocks,
+            int(derive_keys(self.seed, "block", last=np.array([epoch]))[0]),
+        )
 
 
 class EraShuffle(KeyedShuffle):

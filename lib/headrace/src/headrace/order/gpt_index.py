@@ -60,21 +60,31 @@ class GptIndex:
         check_at_least("stride", stride)
         if not 0 <= seed < 1 << 32:
             cure = "Give Megatron's --seed."
-            raise ConfigError("must lie in 0 .. 2**32 - 1 for Megatron's order", field="seed", value=seed, cure=cure)
+            raise ConfigError(
+                "must lie in 0 .. 2**32 - 1 for Megatron's order",
+                field="seed",
+                value=seed,
+                cure=cure,
+            )
         tokens = int(lengths[documents].sum())
         per_epoch = (tokens - overlap) // stride
         if per_epoch < 1:
-            problem = f"is longer than the {tokens:,} tokens of the split's {documents.size:,} documents"
+            problem = (
+                f"is longer than the {tokens:,} tokens of the split's {documents.size:,} documents"
+            )
             cure = "Use a shorter seq_len, a larger corpus or another split."
             raise ConfigError(problem, field="seq_len", value=stride + overlap, cure=cure)
         self.epochs = 1 if samples is None else max(-(-(samples * stride + overlap) // tokens), 1)
         self.last_epoch_apart = False
-        total, of_earlier = (self.epochs * tokens - overlap) // stride, ((self.epochs - 1) * tokens - overlap) // stride
+        total = (self.epochs * tokens - overlap) // stride
+        of_earlier = ((self.epochs - 1) * tokens - overlap) // stride
         if samples is not None and self.epochs > 1:
             self.last_epoch_apart = samples - of_earlier < int(_APART * per_epoch)
         state = np.random.RandomState(seed)
         passes = [self.epochs - 1, 1] if self.last_epoch_apart else [self.epochs]
-        self.documents: Int32[np.ndarray, " d"] = np.concatenate([_shuffled(documents, n, state) for n in passes])
+        self.documents: Int32[np.ndarray, " d"] = np.concatenate(
+            [_shuffled(documents, n, state) for n in passes]
+        )
         parts = [(0, of_earlier), (of_earlier, total)] if self.last_epoch_apart else [(0, total)]
         dtype = np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64
         orders = [np.arange(begin, end, dtype=dtype) for begin, end in parts]
@@ -83,7 +93,9 @@ class GptIndex:
         self.order: UInt[np.ndarray, " s"] = np.concatenate(orders)
 
 
-def _shuffled(documents: Int64[np.ndarray, " d"], passes: int, state: np.random.RandomState) -> Int32[np.ndarray, " e"]:
+def _shuffled(
+    documents: Int64[np.ndarray, " d"], passes: int, state: np.random.RandomState
+) -> Int32[np.ndarray, " e"]:
     order = np.tile(documents.astype(np.int32), passes)
     state.shuffle(order)
     return order

@@ -57,7 +57,9 @@ class ValidationConfig:
     def __post_init__(self) -> None:
         derive(self.seed)
         if self.one_in is not None and self.fraction is not None:
-            raise ConfigError("is given beside one_in", field="validation.fraction", cure="Give one of them.")
+            raise ConfigError(
+                "is given beside one_in", field="validation.fraction", cure="Give one of them."
+            )
         check_at_least("validation.one_in", self.one_in, 2, "E.g. 100.")
         if self.fraction is not None and not 0 < self.fraction <= 0.5:
             raise ConfigError(
@@ -68,7 +70,9 @@ class ValidationConfig:
             )
         check_choice("validation.by", self.by, get_args(HoldOutBy))
         if self.io_block_size is not None and self.by == "documents":
-            raise ConfigError("goes with by: blocks", field="validation.io_block_size", cure="Leave it out.")
+            raise ConfigError(
+                "goes with by: blocks", field="validation.io_block_size", cure="Leave it out."
+            )
         check_at_least("validation.io_block_size", self.io_block_size)
 
     @property
@@ -79,7 +83,9 @@ class ValidationConfig:
         return DEFAULT_ONE_IN if self.one_in is None else self.one_in
 
 
-def held_out(members: int, one_in: int, seed: int, *, what: str = "blocks") -> Int64[np.ndarray, " g"]:
+def held_out(
+    members: int, one_in: int, seed: int, *, what: str = "blocks"
+) -> Int64[np.ndarray, " g"]:
     """The numbers, below ``members``, that are held out: one of each full group, rising.
 
     Raises:
@@ -118,14 +124,18 @@ class _SplitSide(Order):
     trains: bool
     described = ("rows", "one_in", "block", "seed", "groups")
 
-    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
+    def __init__(
+        self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None
+    ) -> None:
         check_at_least("io_block_size", block, cure="Count in examples.")
         if blocks is not None and not 0 <= blocks <= n // block:
             raise ConfigError(f"do not fit into {n} rows", field="blocks", value=blocks)
         members = n // block if blocks is None else blocks
         self.groups = _num_groups(members, one_in, seed, f"blocks of {block} examples")
         super().__init__(n - self.groups * block if self.trains else self.groups * block, n)
-        self.one_in, self.block, self.seed = one_in, block, seed
+        self.one_in = one_in
+        self.block = block
+        self.seed = seed
 
 
 class TrainSplit(_SplitSide):

@@ -44,7 +44,8 @@ class Intervals:
     """
 
     def __init__(self, start: Int64[np.ndarray, " k"], stop: Int64[np.ndarray, " k"]) -> None:
-        start, stop = np.asarray(start, np.int64), np.asarray(stop, np.int64)
+        start = np.asarray(start, np.int64)
+        stop = np.asarray(stop, np.int64)
         if (start >= stop).any() or (start[1:] <= stop[:-1]).any():
             start, stop = _merged(start, stop)
         self.start: Int64[np.ndarray, " k"] = start
@@ -81,7 +82,11 @@ class Intervals:
         """
         changes = np.flatnonzero(mask[1:] != mask[:-1]) + 1
         ends = np.concatenate(
-            [np.zeros(int(mask[:1].sum()), np.int64), changes, np.full(int(mask[-1:].sum()), mask.size)]
+            [
+                np.zeros(int(mask[:1].sum()), np.int64),
+                changes,
+                np.full(int(mask[-1:].sum()), mask.size),
+            ]
         )
         return cls(ends[0::2], ends[1::2])
 
@@ -96,7 +101,9 @@ class Intervals:
         every = [cls.empty(), *sets]
         if len(nonempty := [one for one in every if one.start.size]) == 1:
             return nonempty[0]
-        return cls(np.concatenate([s.start for s in every]), np.concatenate([s.stop for s in every]))
+        return cls(
+            np.concatenate([s.start for s in every]), np.concatenate([s.stop for s in every])
+        )
 
     def complement(self, length: int) -> Intervals:
         """The numbers of ``range(length)`` that are not in the set.
@@ -115,7 +122,10 @@ class Intervals:
             >>> Intervals(np.array([0, 6]), np.array([4, 9])).without(Intervals(np.array([2]), np.array([7])))
             Intervals(0..2, 7..9)
         """
-        end = max(int(self.stop[-1]) if self.stop.size else 0, int(other.stop[-1]) if other.stop.size else 0)
+        end = max(
+            int(self.stop[-1]) if self.stop.size else 0,
+            int(other.stop[-1]) if other.stop.size else 0,
+        )
         return Intervals.union([self.complement(end), other]).complement(end)
 
     def within(self, start: int, stop: int) -> Intervals:
@@ -154,7 +164,8 @@ class Intervals:
             >>> Intervals(np.array([3, 10]), np.array([5, 12])).mask(4, 7).tolist()
             [True, False, False]
         """
-        low, high = np.searchsorted(self.stop, first, side="right"), np.searchsorted(self.start, stop)
+        low = np.searchsorted(self.stop, first, side="right")
+        high = np.searchsorted(self.start, stop)
         edges = np.zeros(stop - first + 1, np.int8)
         edges[np.maximum(self.start[low:high] - first, 0)] = 1
         edges[np.minimum(self.stop[low:high], stop) - first] -= 1
@@ -176,7 +187,10 @@ class Intervals:
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # it holds arrays
 
     def __repr__(self) -> str:
-        ranges = [f"{a}..{b}" for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)]
+        ranges = [
+            f"{a}..{b}"
+            for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)
+        ]
         return f"Intervals({', '.join(ranges)}{', ...' if self.start.size > 6 else ''})"
 
 
@@ -193,7 +207,8 @@ def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """Ranges, sorted and merged, without empty ones."""
     order = np.argsort(start, kind="stable")
     order = order[stop[order] > start[order]]
-    start, reach = start[order], np.maximum.accumulate(stop[order])
+    start = start[order]
+    reach = np.maximum.accumulate(stop[order])
     first = np.ones(start.size, bool)
     first[1:] = start[1:] > reach[:-1]
     at = np.flatnonzero(first)
@@ -206,7 +221,9 @@ class StoredRanges(NamedTuple):
     range: Int64[np.ndarray, " p"]  # number of the requested range
     column: Int64[np.ndarray, " p"]  # where in it the piece begins
     start: Int64[np.ndarray, " p"]  # first stored position
-    size: Int64[np.ndarray, " p"]  # positions. The pieces of a range fill it without gaps; none is empty
+    size: Int64[
+        np.ndarray, " p"
+    ]  # positions. The pieces of a range fill it without gaps; none is empty
 
 
 class Removal:
@@ -229,25 +246,35 @@ class Removal:
         ([3, 7], [1, 2])
     """
 
-    def __init__(self, length: int, removed: Intervals | Iterable[Intervals], most: int = 0) -> None:
+    def __init__(
+        self, length: int, removed: Intervals | Iterable[Intervals], most: int = 0
+    ) -> None:
         if isinstance(removed, Intervals):
             removed, most = [removed], removed.start.size
         # Gap k lies before the remaining position cut[k + 1], and shifts all from there on by removed_upto[k + 1] in
         # all. At the end stands what cuts the last piece.
         self._cut, self._removed_upto = self.sums = _sums(length, removed, most)
-        self.length, self.ranges, self.remaining = length, self._removed_upto.size - 1, self._cut.total
+        self.length = length
+        self.ranges = self._removed_upto.size - 1
+        self.remaining = self._cut.total
 
     @classmethod
-    def of_sums(cls, length: int, remaining_before: RunningSums, removed_before: RunningSums) -> Removal:
+    def of_sums(
+        cls, length: int, remaining_before: RunningSums, removed_before: RunningSums
+    ) -> Removal:
         """Restores a removal from its ``sums``."""
         removal = cls.__new__(cls)
-        removal.length, removal.ranges, removal.remaining = length, removed_before.size - 1, remaining_before.total
+        removal.length = length
+        removal.ranges = removed_before.size - 1
+        removal.remaining = remaining_before.total
         removal._cut, removal._removed_upto = removal.sums = remaining_before, removed_before
         return removal
 
     def digest(self) -> str:
         """Digest of what is removed, like that of a set."""
-        return ranges_digest(lambda: (self.removed(at, at + _CHUNK) for at in range(0, self.ranges, _CHUNK)))
+        return ranges_digest(
+            lambda: (self.removed(at, at + _CHUNK) for at in range(0, self.ranges, _CHUNK))
+        )
 
     def removed(self, first: int = 0, stop: int | None = None) -> Intervals:
         """What is removed: the ranges ``first .. stop``, or all."""
@@ -258,7 +285,10 @@ class Removal:
 
     def stored(self, position: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Stored positions of remaining ones. Rises strictly; not checked."""
-        return position + self._removed_upto[np.minimum(self._cut.search(position, "right") - 1, self.ranges)]
+        return (
+            position
+            + self._removed_upto[np.minimum(self._cut.search(position, "right") - 1, self.ranges)]
+        )
 
     def kept_before(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Number of remaining positions before each stored one: its position in the rest, or where it would be.
@@ -269,7 +299,13 @@ class Removal:
         """
         zero = np.zeros_like(stored)
         # gaps that begin before it; it may lie in the last of them
-        gap = bisect(lambda k: self._cut[k + 1] + self._removed_upto[k], stored, "left", zero, zero + self.ranges)
+        gap = bisect(
+            lambda k: self._cut[k + 1] + self._removed_upto[k],
+            stored,
+            "left",
+            zero,
+            zero + self.ranges,
+        )
         return np.maximum(stored - self._removed_upto[gap], self._cut[gap])
 
     def pieces(self, start: Int64[np.ndarray, " n"], size: Int64[np.ndarray, " n"]) -> StoredRanges:
@@ -277,29 +313,39 @@ class Removal:
         first = self._cut.search(start, "right") - 1
         count = self._cut.search(start + size, "left") - first
         if count.max(initial=1) == 1:
-            return StoredRanges(np.arange(start.size), np.zeros_like(start), start + self._removed_upto[first], size)
+            return StoredRanges(
+                np.arange(start.size), np.zeros_like(start), start + self._removed_upto[first], size
+            )
         number = np.repeat(np.arange(start.size), count)
         nth = np.arange(number.size) - np.repeat(np.cumsum(count) - count, count)
         gap = first[number] + nth  # gaps before the piece
         begin = np.where(nth == 0, start[number], self._cut[gap])
         end = np.where(nth == count[number] - 1, (start + size)[number], self._cut[gap + 1])
-        return StoredRanges(number, begin - start[number], begin + self._removed_upto[gap], end - begin)
+        return StoredRanges(
+            number, begin - start[number], begin + self._removed_upto[gap], end - begin
+        )
 
 
 def _sums(length: int, removed: Iterable[Intervals], most: int) -> tuple[RunningSums, RunningSums]:
     """Positions that remain before each range and after the last, and those of the ranges, summed up. Touching ranges
     of consecutive sets are merged.
     """
-    kept_sums, gap_sums = SumsWriter(most + 1), SumsWriter(most)
-    last, end = Intervals.empty(), 0  # the last range so far, which the next set may go on with, and the end before it
+    kept_sums = SumsWriter(most + 1)
+    gap_sums = SumsWriter(most)
+    # the last range so far, which the next set may go on with, and the end before it
+    last = Intervals.empty()
+    end = 0
     for one in removed:
         if one.start.size and (int(one.start[0]) < 0 or int(one.stop[-1]) > length):
-            raise IndexOutOfRangeError(f"reach outside the {length} positions", field="removed", value=one)
+            raise IndexOutOfRangeError(
+                f"reach outside the {length} positions", field="removed", value=one
+            )
         last_runs = Intervals(np.append(last.start, one.start), np.append(last.stop, one.stop))
         ends = np.append(end, last_runs.stop)
         kept_sums.add(last_runs.start[:-1] - ends[:-2])
         gap_sums.add((last_runs.stop - last_runs.start)[:-1])
-        last, end = Intervals(last_runs.start[-1:], last_runs.stop[-1:]), int(ends[-2:][0])
+        last = Intervals(last_runs.start[-1:], last_runs.stop[-1:])
+        end = int(ends[-2:][0])
     kept_sums.add(last.start - end)
     kept_sums.add(length - np.append(end, last.stop)[-1:])
     gap_sums.add(last.stop - last.start)

@@ -64,7 +64,8 @@ class Order(abc.ABC):
         for name, value in (("length", length), ("rows", rows)):
             if not 0 <= value <= MAX_LENGTH:
                 raise ConfigError("must lie in 0 .. 2**62", field=name, value=value)
-        self.length, self.rows = int(length), int(rows)
+        self.length = int(length)
+        self.rows = int(rows)
 
     def __len__(self) -> int:
         return self.length
@@ -79,7 +80,9 @@ class Order(abc.ABC):
         return self.at(i, np.zeros_like(i))
 
     @abc.abstractmethod
-    def at(self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def at(
+        self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, " n"]:
         """Rows at positions ``i`` of the given epochs. Indices are not checked."""
 
     def open_window(self) -> OpenWindow:
@@ -88,8 +91,10 @@ class Order(abc.ABC):
 
     def _shuffle_like(self, order: Order) -> None:
         """Copies the shuffle's attributes from another order."""
-        self.reorders, self.kind = order.reorders, order.kind
-        self.io_block_size, self.strands = order.io_block_size, order.strands
+        self.reorders = order.reorders
+        self.kind = order.kind
+        self.io_block_size = order.io_block_size
+        self.strands = order.strands
 
     def passes(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
@@ -135,9 +140,11 @@ def check_indices(i: object, length: int | None) -> Int64[np.ndarray, " n"]:
         return np.zeros(0, np.int64)
     if a.ndim != 1 or not np.issubdtype(a.dtype, np.integer):
         raise IndexOutOfRangeError(
-            f"must be a one-dimensional integer array, not {a.dtype} of shape {a.shape}", field="indices"
+            f"must be a one-dimensional integer array, not {a.dtype} of shape {a.shape}",
+            field="indices",
         )
-    low, high = int(a.min()), int(a.max())
+    low = int(a.min())
+    high = int(a.max())
     if low < 0 or (length is not None and high >= length):
         bad = low if low < 0 else high
         limit = "" if length is None else f" of {length}"
@@ -203,13 +210,17 @@ class Compose(Order):
     def __init__(self, outer: Order, inner: Order) -> None:
         if inner.rows > outer.length:
             raise ConfigError(
-                f"names up to {inner.rows} rows, but the outer map has {outer.length}", field="inner", value=inner
+                f"names up to {inner.rows} rows, but the outer map has {outer.length}",
+                field="inner",
+                value=inner,
             )
         super().__init__(inner.length, outer.rows)
-        self.outer, self.inner = outer, inner
+        self.outer = outer
+        self.inner = inner
         self.bijective = outer.bijective and inner.bijective
         self._shuffle_like(inner if inner.reorders else outer)
-        self.repeats, self.endless = outer.repeats or inner.repeats, inner.endless
+        self.repeats = outer.repeats or inner.repeats
+        self.endless = inner.endless
 
     def open_window(self) -> OpenWindow:
         return (self.inner if self.inner.reorders else self.outer).open_window()
@@ -246,11 +257,16 @@ class Repeat(Order):
 
     def __init__(self, base: Order, epochs: int | None = None) -> None:
         if len(base) == 0:
-            raise ConfigError("cannot repeat an empty dataset", field="repeat", cure="Give it at least one example.")
+            raise ConfigError(
+                "cannot repeat an empty dataset",
+                field="repeat",
+                cure="Give it at least one example.",
+            )
         check_whole("epochs", epochs)
         check_at_least("epochs", epochs, cure="Leave it out to repeat without end.")
         super().__init__(min(len(base) * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, base.rows)
-        self.base, self.epochs = base, epochs
+        self.base = base
+        self.epochs = epochs
         self._shuffle_like(base)
         self.endless = epochs is None
         self.bijective = base.bijective and epochs == 1

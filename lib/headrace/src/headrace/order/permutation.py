@@ -26,15 +26,21 @@ from headrace.order.order import OpenWindow, Order
 from headrace.order.seeds import GOLDEN, derive, derive_keys, fold
 
 ROUNDS = 8
-SHORT, SHORT_ROUNDS = 64, 16
+SHORT = 64
+SHORT_ROUNDS = 16
 _SLICE = 8192  # indices per pass: every temporary then stays in the second-level cache
-_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S27, _S30, _S32 = np.uint64(27), np.uint64(30), np.uint64(32)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_S27 = np.uint64(27)
+_S30 = np.uint64(30)
+_S32 = np.uint64(32)
 _ONE = np.uint64(1)
 
 
 def permute(
-    i: Int64[np.ndarray, " n"], length: Int64[np.ndarray, "*#n"] | int, key: UInt64[np.ndarray, "*#n"] | int
+    i: Int64[np.ndarray, " n"],
+    length: Int64[np.ndarray, "*#n"] | int,
+    key: UInt64[np.ndarray, "*#n"] | int,
 ) -> Int64[np.ndarray, " n"]:
     """Image of ``i`` under the permutation of ``range(length)``, of 1 to 2**62, chosen by ``key``: a bijection.
 
@@ -58,7 +64,9 @@ def permute(
     return out
 
 
-def rectangle(n: UInt64[np.ndarray, " m"]) -> tuple[UInt64[np.ndarray, " m"], UInt64[np.ndarray, " m"]]:
+def rectangle(
+    n: UInt64[np.ndarray, " m"],
+) -> tuple[UInt64[np.ndarray, " m"], UInt64[np.ndarray, " m"]]:
     """Sides ``a, b`` of the domain for each length: ``n <= a * b < n + sqrt(n) + 1``, ``a`` even.
 
     Example:
@@ -98,7 +106,9 @@ def _cycle(x: np.ndarray, n: np.ndarray, key: np.ndarray, rounds: int) -> np.nda
     return x
 
 
-def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
+def _encrypt(
+    x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int
+) -> np.ndarray:
     right = x // a
     left_half = x - right * a
     for r in range(rounds):
@@ -129,7 +139,8 @@ def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.nda
         >>> unpermute(permute(np.arange(7), 7, 3), 7, 3).tolist()
         [0, 1, 2, 3, 4, 5, 6]
     """
-    n, keys = np.array([length], np.uint64), np.array([key], np.uint64)
+    n = np.array([length], np.uint64)
+    keys = np.array([key], np.uint64)
     a, b = rectangle(n)
     rounds = SHORT_ROUNDS if length < SHORT else ROUNDS
     x = np.asarray(i, np.int64).astype(np.uint64)
@@ -140,7 +151,9 @@ def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.nda
     return x.astype(np.int64)
 
 
-def _decrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
+def _decrypt(
+    x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int
+) -> np.ndarray:
     right = x // a
     left_half = x - right * a
     for r in reversed(range(rounds)):
@@ -151,7 +164,9 @@ def _decrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, round
 
 
 def permute_linear(
-    i: Int64[np.ndarray, " n"], length: Int64[np.ndarray, "*#n"] | int, key: UInt64[np.ndarray, "*#n"] | int
+    i: Int64[np.ndarray, " n"],
+    length: Int64[np.ndarray, "*#n"] | int,
+    key: UInt64[np.ndarray, "*#n"] | int,
 ) -> Int64[np.ndarray, " n"]:
     """Affine permutation ``(a x + c) mod 2**k`` with cycle walking: cheap, and visibly regular.
 
@@ -184,7 +199,9 @@ def unpermute_linear(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64
         >>> unpermute_linear(permute_linear(np.arange(7), 7, 3), 7, 3).tolist()
         [0, 1, 2, 3, 4, 5, 6]
     """
-    mult, add, mask = (int(v[0]) for v in _affine(np.array([length], np.uint64), np.array([key], np.uint64)))
+    mult, add, mask = (
+        int(v[0]) for v in _affine(np.array([length], np.uint64), np.array([key], np.uint64))
+    )
     back = np.array([pow(mult, -1, 1 << 64)], np.uint64)
     x = np.asarray(i, np.int64).astype(np.uint64)
     outside = np.arange(x.size)
@@ -222,7 +239,8 @@ class KeyedShuffle(Order):
 
     def __init__(self, n: int, seed: int, perm_type: str) -> None:
         super().__init__(n, n)
-        self.seed, self.perm_type = seed, perm_type
+        self.seed = seed
+        self.perm_type = perm_type
         self._permute = permutation_family(perm_type)
         derive(seed)
 

@@ -43,11 +43,15 @@ class WindowUses:
     first_step: int  # first step of the window
     blocks: Int64[np.ndarray, " m"]  # distinct blocks, ascending
     bounds: Int64[np.ndarray, " steps1"]  # step k has the uses ``bounds[k]:bounds[k + 1]``
-    block: Int64[np.ndarray, " u"]  # block of each use, as an index into ``blocks``; each once a step, ascending
+    block: Int64[
+        np.ndarray, " u"
+    ]  # block of each use, as an index into ``blocks``; each once a step, ascending
     # Step that uses the block next, as far as is planned; else :data:`NEVER`. Kept up to date as further windows are
     # planned
     following: Int64[np.ndarray, " u"]
-    last: Int64[np.ndarray, " m"]  # the last use of each block in this window, as an index into ``block``
+    last: Int64[
+        np.ndarray, " m"
+    ]  # the last use of each block in this window, as an index into ``block``
 
     @property
     def steps(self) -> int:
@@ -56,9 +60,16 @@ class WindowUses:
 
 def checked_budget(prefetch_bytes: int) -> int:
     """The budget; ConfigError unless it is a positive whole number of bytes."""
-    if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
+    if (
+        not isinstance(prefetch_bytes, int | np.integer)
+        or prefetch_bytes is True
+        or prefetch_bytes < 1
+    ):
         raise ConfigError(
-            "must be a positive number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1073741824."
+            "must be a positive number of bytes",
+            field="prefetch_bytes",
+            value=prefetch_bytes,
+            cure="E.g. 1073741824.",
         )
     return int(prefetch_bytes)
 
@@ -85,7 +96,8 @@ def window_uses(
         ([3, 5], [1, 0, 1], [0, 2, 3], True)
     """
     order = _by_block_and_step(block, step, steps)
-    blocks, at = block[order], step[order]
+    blocks = block[order]
+    at = step[order]
     new_block = np.ones(order.size, bool)
     new_block[1:] = blocks[1:] != blocks[:-1]
     new_use = new_block.copy()
@@ -93,13 +105,15 @@ def window_uses(
     number = np.cumsum(new_block) - 1
     inverse = np.empty(order.size, np.int64)
     inverse[order] = number
-    use_block, use_step = number[new_use], at[new_use]
+    use_block = number[new_use]
+    use_step = at[new_use]
     following = np.full(use_block.size, NEVER)
     again = np.flatnonzero(use_block[1:] == use_block[:-1])
     following[again] = use_step[again + 1] + first_step
     # numpy sorts 16-bit integers by counting
     by_step = np.argsort(use_step.astype(np.int16 if steps < 1 << 15 else np.int64), kind="stable")
-    use_block, following = use_block[by_step], following[by_step]
+    use_block = use_block[by_step]
+    following = following[by_step]
     bounds = np.zeros(steps + 1, np.int64)
     np.cumsum(np.bincount(use_step, minlength=steps), out=bounds[1:])
     distinct = blocks[new_block]
@@ -111,7 +125,8 @@ def window_uses(
 
 def _by_block_and_step(block: np.ndarray, step: np.ndarray, steps: int) -> np.ndarray:
     """The order of pieces by block, then step, then place: one sort of packed integers where they fit."""
-    place_bits, bits = max(block.size - 1, 1).bit_length(), max(steps - 1, 1).bit_length()
+    place_bits = max(block.size - 1, 1).bit_length()
+    bits = max(steps - 1, 1).bit_length()
     if int(block.max(initial=0)) >> (62 - place_bits - bits):
         return np.lexsort((step, block))
     packed = (((block << bits) | step) << place_bits) | np.arange(block.size)
@@ -155,15 +170,25 @@ class Residency:
     """
 
     def __init__(self, slots: int, first_step: int, stop_step: int | None = None) -> None:
-        self.slots, self.first_step, self.stop_step = slots, first_step, stop_step
+        self.slots = slots
+        self.first_step = first_step
+        self.stop_step = stop_step
         self.next_step = first_step  # the step that is decided next
         self.planned_until = first_step  # one past the last planned step
         self._planned = 0
         self._windows: deque[WindowUses] = deque()
-        self._window_slots: Int64[np.ndarray, " m"] | None = None  # of the first window, once its turn has come
-        self._latest: tuple[WindowUses | None, int, np.ndarray] = None, 0, _NOTHING  # window, fetches before, its slots
+        self._window_slots: Int64[np.ndarray, " m"] | None = (
+            None  # of the first window, once its turn has come
+        )
+        self._latest: tuple[WindowUses | None, int, np.ndarray] = (
+            None,
+            0,
+            _NOTHING,
+        )  # window, fetches before, its slots
         self._num_fetched = 0
-        self._fetches: _Fetches | None = None  # of the first window, if it could be decided as a whole
+        self._fetches: _Fetches | None = (
+            None  # of the first window, if it could be decided as a whole
+        )
         self._slot: dict[int, int] = {}
         room = min(slots, 1024)  # grows as slots come into use
         self._block = np.zeros(room, np.int64)
@@ -186,7 +211,9 @@ class Residency:
         """Whether another window has to be planned before the next step can be decided."""
         ahead = min(FORESIGHT, 4 * (self.next_step - self.first_step))
         until = self.next_step + 1 + ahead
-        return self.planned_until < (until if self.stop_step is None else min(until, self.stop_step))
+        return self.planned_until < (
+            until if self.stop_step is None else min(until, self.stop_step)
+        )
 
     def extend(self, window: WindowUses) -> None:
         """Adds the next planned window.
@@ -199,14 +226,18 @@ class Residency:
             at = window.first_step + int(np.argmax(np.diff(window.bounds) > self.slots))
             needed = int(np.diff(window.bounds)[at - window.first_step])
             raise ConfigError(
-                f"hold too little: the rows of step {at} lie in {needed} blocks", field="slots", value=self.slots
+                f"hold too little: the rows of step {at} lie in {needed} blocks",
+                field="slots",
+                value=self.slots,
             )
         used = np.empty(window.blocks.size, np.int64)  # the step that uses each block first
         backwards = np.arange(window.block.size)[::-1]
         used[window.block[backwards]] = _steps(window)[backwards]
         for earlier in self._windows:
             if earlier.blocks.size and window.blocks.size:
-                at = np.minimum(np.searchsorted(earlier.blocks, window.blocks), earlier.blocks.size - 1)
+                at = np.minimum(
+                    np.searchsorted(earlier.blocks, window.blocks), earlier.blocks.size - 1
+                )
                 same = earlier.blocks[at] == window.blocks
                 last = earlier.last[at[same]]
                 open_end = earlier.following[last] == NEVER
@@ -223,7 +254,8 @@ class Residency:
     def decide(self, pieces: Int64[np.ndarray, " p"] | None = None) -> Decision:
         """Decides the next step. ``pieces`` are indices into its window's ``blocks``: the result has their slots."""
         window, slots = self._begin_window()
-        step, k = self.next_step, self.next_step - window.first_step
+        step = self.next_step
+        k = self.next_step - window.first_step
         uses = int(window.bounds[k + 1] - window.bounds[k])
         if self._fetches is not None:
             first, last = self._fetches.bounds[k : k + 2]
@@ -241,7 +273,8 @@ class Residency:
         window, _ = self._begin_window()
         if self._fetches is None:
             return None
-        blocks, bounds = self._fetches.blocks, self._fetches.bounds[self.next_step - window.first_step :]
+        blocks = self._fetches.blocks
+        bounds = self._fetches.bounds[self.next_step - window.first_step :]
         self._end_steps(window, len(bounds) - 1)
         return [blocks[first:last] for first, last in pairwise(bounds)]
 
@@ -265,7 +298,9 @@ class Residency:
         if missing.size > self.slots - len(self._slot) + self._idle().size:
             return None
         first = np.empty(window.blocks.size, np.int64)
-        first[window.block[::-1]] = np.arange(window.block.size)[::-1]  # of several the first use is written last
+        first[window.block[::-1]] = np.arange(window.block.size)[
+            ::-1
+        ]  # of several the first use is written last
         missing = missing[np.argsort(first[missing])]
         blocks = window.blocks[missing].tolist()
         into, free_after = self._take_free(missing.size)
@@ -275,12 +310,18 @@ class Residency:
         self._block[into] = blocks
         self._last_use[slots] = _steps(window)[window.last]
         self._next_use[slots] = window.following[window.last]
-        return _Fetches(blocks, into, free_after, np.searchsorted(first[missing], window.bounds).tolist())
+        return _Fetches(
+            blocks, into, free_after, np.searchsorted(first[missing], window.bounds).tolist()
+        )
 
-    def _decide_step(self, window: WindowUses, k: int, slots: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    def _decide_step(
+        self, window: WindowUses, k: int, slots: np.ndarray
+    ) -> tuple[list[int], list[int], list[int]]:
         """One step: blocks to fetch, their slots, and after which steps these are free."""
-        step, uses = window.first_step + k, slice(int(window.bounds[k]), int(window.bounds[k + 1]))
-        block, following = window.block[uses], window.following[uses]
+        step = window.first_step + k
+        uses = slice(int(window.bounds[k]), int(window.bounds[k + 1]))
+        block = window.block[uses]
+        following = window.following[uses]
         used = slots[block]
         missing = np.flatnonzero(used < 0)
         fetched: list[int] = []
@@ -321,7 +362,8 @@ class Residency:
         if free and free[-1] >= self._block.size:
             self._grow(free[-1] + 1)
         if len(free) < count:
-            idle, count = self._idle(), count - len(free)
+            idle = self._idle()
+            count = count - len(free)
             if idle.size > count:  # no need to sort them all
                 last_use = self._last_use[idle]
                 idle = idle[last_use <= np.partition(last_use, count - 1)[count - 1]]
@@ -332,7 +374,9 @@ class Residency:
             free_after += self._last_use[idle].tolist()
         return free, free_after
 
-    def _make_room(self, count: int, step: int, window: WindowUses, slots: np.ndarray) -> tuple[list[int], list[int]]:
+    def _make_room(
+        self, count: int, step: int, window: WindowUses, slots: np.ndarray
+    ) -> tuple[list[int], list[int]]:
         """``count`` slots: unneeded ones, then those of the blocks that are needed again last."""
         free, free_after = self._take_free(count)
         if len(free) < count:
@@ -367,4 +411,6 @@ class Residency:
 
 def _steps(window: WindowUses) -> np.ndarray:
     """Step of each use."""
-    return np.repeat(np.arange(window.first_step, window.first_step + window.steps), np.diff(window.bounds))
+    return np.repeat(
+        np.arange(window.first_step, window.first_step + window.steps), np.diff(window.bounds)
+    )

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Int64, Integer
 
-_BLOCK, _STEP = 256, 16
+_BLOCK = 256
+_STEP = 16
 _FEW = 1 << 20
 _CHUNK = 1 << 18  # numbers per block
 
@@ -29,8 +30,13 @@ class RunningSums:
         more: Difference of each from the first of its block; entries after the last are larger than any.
     """
 
-    def __init__(self, size: int, total: int, first: Int64[np.ndarray, " b"], more: Integer[np.ndarray, " n"]) -> None:
-        self.size, self.total, self.first, self.more = size, total, first, more
+    def __init__(
+        self, size: int, total: int, first: Int64[np.ndarray, " b"], more: Integer[np.ndarray, " n"]
+    ) -> None:
+        self.size = size
+        self.total = total
+        self.first = first
+        self.more = more
 
     def __getitem__(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         if not self.first.size:
@@ -45,12 +51,19 @@ class RunningSums:
         """Like ``np.searchsorted``: the number of sums below each value (``left``), or up to it (``right``)."""
         if not self.first.size:
             return np.searchsorted(self.more, values, "left" if side == "left" else "right")
-        block = np.maximum(np.searchsorted(self.first, values, "left" if side == "left" else "right") - 1, 0)
+        block = np.maximum(
+            np.searchsorted(self.first, values, "left" if side == "left" else "right") - 1, 0
+        )
         targets = np.clip(values - self.first[block], -1, np.iinfo(self.more.dtype).max - 1)
         position = block * _BLOCK
-        for step in (_STEP, 1):  # the last of 16 numbers, 16 apart, that lies before, and how many from there on do
+        for step in (
+            _STEP,
+            1,
+        ):  # the last of 16 numbers, 16 apart, that lies before, and how many from there on do
             sums = self.more[position[:, None] + np.arange(_STEP) * step]
-            smaller = (sums < targets[:, None] if side == "left" else sums <= targets[:, None]).sum(axis=1)
+            smaller = (sums < targets[:, None] if side == "left" else sums <= targets[:, None]).sum(
+                axis=1
+            )
             position += np.maximum(smaller - 1, 0) * step if step > 1 else smaller
         return position
 
@@ -69,8 +82,11 @@ class SumsWriter:
 
     def __init__(self, most: int) -> None:
         blocks = -(-(most + 1) // _BLOCK)
-        self._first, self._more = np.zeros(blocks, np.int64), np.empty(blocks * _BLOCK, np.uint32)
-        self._size, self._total, self._more[0] = 1, 0, 0
+        self._first = np.zeros(blocks, np.int64)
+        self._more = np.empty(blocks * _BLOCK, np.uint32)
+        self._size = 1
+        self._total = 0
+        self._more[0] = 0
 
     def add(self, steps: Integer[np.ndarray, " n"]) -> None:
         """The next steps."""
@@ -81,14 +97,17 @@ class SumsWriter:
             self._first[indices[is_first] // _BLOCK] = sums[is_first]
             above = sums - self._first[indices // _BLOCK]
             if int(above.max()) >= np.iinfo(self._more.dtype).max - 1:
-                narrow, self._more = self._more, np.empty(self._more.size, np.int64)
+                narrow = self._more
+                self._more = np.empty(self._more.size, np.int64)
                 self._more[: self._size] = narrow[: self._size]
             self._more[self._size : self._size + sums.size] = above
-            self._size, self._total = self._size + sums.size, int(sums[-1])
+            self._size = self._size + sums.size
+            self._total = int(sums[-1])
 
     def finish(self) -> RunningSums:
         """The sums of all."""
-        first, more = self._first[: -(-self._size // _BLOCK)], self._more
+        first = self._first[: -(-self._size // _BLOCK)]
+        more = self._more
         if self._size > _FEW:
             more[self._size : first.size * _BLOCK] = np.iinfo(more.dtype).max
             return RunningSums(self._size, self._total, first, more[: first.size * _BLOCK])
@@ -116,7 +135,8 @@ def bisect(
         >>> bisect(lambda at: at * at, np.array([9, 10]), "left", np.zeros(2, np.int64), np.full(2, 9)).tolist()
         [3, 4]
     """
-    low, high = low.copy(), high.copy()
+    low = low.copy()
+    high = high.copy()
     while (open_ := low < high).any():
         middle = (low + high) // 2
         middle_values = numbers(np.where(open_, middle, 0))

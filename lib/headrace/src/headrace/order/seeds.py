@@ -31,7 +31,9 @@ _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _FOLD = np.uint64(0xD1B54A32D192ED03)
 _MASK = (1 << 64) - 1
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_S30 = np.uint64(30)
+_S27 = np.uint64(27)
+_S31 = np.uint64(31)
 
 
 def mix64(x: Keys) -> Keys:
@@ -46,12 +48,17 @@ def mix64(x: Keys) -> Keys:
 
 def fold(key: Keys, data: Keys) -> Keys:
     """Child keys of ``key`` for each value of ``data`` (both uint64, broadcast together)."""
-    return mix64((np.asarray(key, np.uint64) + np.uint64(GOLDEN)) ^ mix64(np.asarray(data, np.uint64) * _FOLD + _MIX1))
+    return mix64(
+        (np.asarray(key, np.uint64) + np.uint64(GOLDEN))
+        ^ mix64(np.asarray(data, np.uint64) * _FOLD + _MIX1)
+    )
 
 
 def _word(part: int | str) -> int:
     if isinstance(part, str):
-        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8, person=b"headrace").digest(), "little")
+        return int.from_bytes(
+            hashlib.blake2b(part.encode(), digest_size=8, person=b"headrace").digest(), "little"
+        )
     return int(part) & _MASK
 
 
@@ -80,7 +87,12 @@ def derive(seed: int, *path: int | str) -> int:
         False
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise ConfigError("a seed is an integer", field="seed", value=seed, cure="Give a whole number, e.g. seed: 0.")
+        raise ConfigError(
+            "a seed is an integer",
+            field="seed",
+            value=seed,
+            cure="Give a whole number, e.g. seed: 0.",
+        )
     key = mix64(np.array([int(seed) & _MASK], np.uint64))
     for part in path:
         key = fold(key, np.array([_word(part)], np.uint64))
@@ -94,6 +106,7 @@ def derive_keys(seed: int, *path: int | str, last: Keys | np.ndarray) -> Keys:
         >>> int(derive_keys(7, "window", last=np.arange(3))[2]) == derive(7, "window", 2)
         True
     """
-    return fold(np.array([derive(seed, *path)], np.uint64), np.atleast_1d(np.asarray(last)).astype(np.uint64)).reshape(
-        np.shape(last)
-    )
+    return fold(
+        np.array([derive(seed, *path)], np.uint64),
+        np.atleast_1d(np.asarray(last)).astype(np.uint64),
+    ).reshape(np.shape(last))

@@ -55,7 +55,11 @@ class Shuffle(abc.ABC):
     @property
     def fields(self) -> frozenset[str]:
         """Names of its settings, for errors of its order."""
-        return frozenset(f.name for f in dataclasses.fields(self)) if dataclasses.is_dataclass(self) else frozenset()
+        return (
+            frozenset(f.name for f in dataclasses.fields(self))
+            if dataclasses.is_dataclass(self)
+            else frozenset()
+        )
 
     @abc.abstractmethod
     def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
@@ -98,7 +102,9 @@ class BraidShuffleConfig(Shuffle):
         for name in ("strands", "budget_bytes", "io_block_size"):
             _check_positive(f"shuffle.{name}", getattr(self, name))
         if self.strands is not None and self.budget_bytes is not None:
-            raise ConfigError("is given beside strands", field="shuffle.budget_bytes", cure="Give one of them.")
+            raise ConfigError(
+                "is given beside strands", field="shuffle.budget_bytes", cure="Give one of them."
+            )
         check_whole("shuffle.version", self.version)
         if self.version is not None:
             check_version("shuffle.version", self.version)
@@ -146,7 +152,9 @@ class BlockShuffleConfig(Shuffle):
     def __post_init__(self) -> None:
         for name in ("io_block_size", "window_blocks", "cache_windows"):
             _check_positive(f"shuffle.{name}", getattr(self, name))
-        check_choice("shuffle.perm_type", self.perm_type, PERMUTATIONS, "is not a permutation family")
+        check_choice(
+            "shuffle.perm_type", self.perm_type, PERMUTATIONS, "is not a permutation family"
+        )
 
     def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
         return BlockShuffle(

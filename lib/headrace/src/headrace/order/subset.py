@@ -55,7 +55,9 @@ class SubsetConfig:
         derive(self.seed)
         if (self.fraction is None) == (self.rows is None):
             problem = "is missing, and so is rows" if self.rows is None else "is given beside rows"
-            raise ConfigError(problem, field="fraction", cure="Give one of them, e.g. fraction: 0.1.")
+            raise ConfigError(
+                problem, field="fraction", cure="Give one of them, e.g. fraction: 0.1."
+            )
         if self.fraction is not None and not 0 < self.fraction <= 1:
             problem = "must lie above 0 and be at most 1"
             raise ConfigError(problem, field="fraction", value=self.fraction, cure="E.g. 0.1.")
@@ -87,14 +89,19 @@ class Subset(Order):
 
     described = ("length", "rows", "block", "blocks", "seed")
 
-    def __init__(self, n: int, length: int, *, block: int, seed: int, blocks: int | None = None) -> None:
+    def __init__(
+        self, n: int, length: int, *, block: int, seed: int, blocks: int | None = None
+    ) -> None:
         check_at_least("block", block, cure="Count in rows.")
         if not 0 <= length <= n:
-            raise ConfigError(f"is not among the {n} rows that there are", field="length", value=length)
+            raise ConfigError(
+                f"is not among the {n} rows that there are", field="length", value=length
+            )
         if blocks is not None and not 0 <= blocks <= n // block:
             raise ConfigError(f"do not fit into {n} rows", field="blocks", value=blocks)
         super().__init__(length, n)
-        self.block, self.seed = block, seed
+        self.block = block
+        self.seed = seed
         self.blocks = n // block if blocks is None else blocks
         self.bijective = length == n
         self._key = derive(seed, "subset")

@@ -52,7 +52,9 @@ class Windows:
         (array([0, 0, 0, 0, 1, 1, 0, 1]), array([0, 2, 4, 6, 0, 2, 8, 4]))
     """
 
-    def __init__(self, part_tokens: Int64[np.ndarray, " p"], seq_len: int, block_tokens: int | None = None) -> None:
+    def __init__(
+        self, part_tokens: Int64[np.ndarray, " p"], seq_len: int, block_tokens: int | None = None
+    ) -> None:
         part_tokens = np.asarray(part_tokens, np.int64)
         block = seq_len if block_tokens is None else block_tokens
         if block < seq_len:
@@ -62,7 +64,8 @@ class Windows:
                 value=block_tokens,
                 cure=f"Give at least {seq_len}.",
             )
-        self.seq_len, self.block_tokens = seq_len, block_tokens
+        self.seq_len = seq_len
+        self.block_tokens = block_tokens
         self._part_tokens = part_tokens
         self.rows_per_block = block // seq_len
         self.block_size = block
@@ -71,20 +74,26 @@ class Windows:
         self.num_blocks = 0 if block_tokens is None else int(self.first_block[-1])
         self.block_rows = int(self.first_block[-1]) * self.rows_per_block
         # Without blocks, what is left of a part fills no row.
-        self.first_end = None if block_tokens is None else starts((part_tokens - blocks * block) // seq_len)
+        self.first_end = (
+            None if block_tokens is None else starts((part_tokens - blocks * block) // seq_len)
+        )
         self.num_rows = self.block_rows + (0 if self.first_end is None else int(self.first_end[-1]))
 
     @property
     def rows_of_part(self) -> Int64[np.ndarray, " p"]:
         """Rows of each part."""
         rows = np.diff(self.first_block)
-        return rows if self.first_end is None else rows * self.rows_per_block + np.diff(self.first_end)
+        return (
+            rows if self.first_end is None else rows * self.rows_per_block + np.diff(self.first_end)
+        )
 
     @cached_property
     def _table(self) -> WindowsTable:
         return WindowsTable([self])
 
-    def locate(self, rows: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def locate(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Part of each row, and its first token there. Rows are not checked."""
         return self._table.locate(0, rows)
 
@@ -122,7 +131,9 @@ class WindowsTable:
 
     def __init__(self, windows: Sequence[Windows]) -> None:
         self._blocks = _JoinedStarts([w.first_block for w in windows])
-        ends = [np.zeros_like(w.first_block) if w.first_end is None else w.first_end for w in windows]
+        ends = [
+            np.zeros_like(w.first_block) if w.first_end is None else w.first_end for w in windows
+        ]
         self._ends = _JoinedStarts(ends) if any(w.first_end is not None for w in windows) else None
         sizes = [(w.rows_per_block, w.block_size, w.seq_len, w.block_rows) for w in windows]
         columns = np.array(sizes, np.int64).reshape(-1, 4).T
@@ -135,12 +146,18 @@ class WindowsTable:
         rows_per_block = self._rows_per_block[source]
         block = rows // rows_per_block
         part, first = self._blocks.find(source, block)
-        start = (block - first) * self._block_size[source] + (rows - block * rows_per_block) * self._seq_len[source]
+        start = (block - first) * self._block_size[source] + (
+            rows - block * rows_per_block
+        ) * self._seq_len[source]
         if self._ends is None or not (in_end := rows >= self._block_rows[source]).any():
             return part, start
-        of, end = np.broadcast_to(source, rows.shape)[in_end], (rows - self._block_rows[source])[in_end]
+        of = np.broadcast_to(source, rows.shape)[in_end]
+        end = (rows - self._block_rows[source])[in_end]
         part[in_end], first = self._ends.find(of, end)
-        start[in_end] = self._blocks.size_of(part[in_end]) * self._block_size[of] + (end - first) * self._seq_len[of]
+        start[in_end] = (
+            self._blocks.size_of(part[in_end]) * self._block_size[of]
+            + (end - first) * self._seq_len[of]
+        )
         return part, start
 
 
@@ -152,7 +169,10 @@ class _JoinedStarts:
         self._base = ends[:-1]
         self._first = first[0]
         if len(first) > 1:
-            joined = [of_source[:-1] + base for of_source, base in zip(first, self._base.tolist(), strict=True)]
+            joined = [
+                of_source[:-1] + base
+                for of_source, base in zip(first, self._base.tolist(), strict=True)
+            ]
             self._first = np.concatenate([*joined, ends[-1:]])
 
     def find(self, source: np.ndarray | int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +198,10 @@ class BlockAligned(Order):
     """
 
     bijective = True
-    described = ("length", "block")  # the rows of the parts follow from the cache, which has its own fingerprint
+    described = (
+        "length",
+        "block",
+    )  # the rows of the parts follow from the cache, which has its own fingerprint
 
     def __init__(self, part_rows: Int64[np.ndarray, " p"], block: int) -> None:
         part_rows = np.asarray(part_rows, np.int64)

@@ -51,7 +51,9 @@ class EffectiveBatch:
         """
         how = "as asked" if self.preserved else f"instead of {self.intended}"
         old_steps = self.accumulation_before
-        changed = "" if old_steps in (None, self.accumulation) else f" (accumulation was {old_steps})"
+        changed = (
+            "" if old_steps in (None, self.accumulation) else f" (accumulation was {old_steps})"
+        )
         return (
             f"{self.realised} packs a step {how}: {self.per_device} a device x {self.accumulation} forward passes"
             f" x {self.ranks} ranks{changed}"
@@ -106,5 +108,7 @@ def packed_batch(
             value=intended,
             cure=f"Use {batch.realised}, or {max(derived - 1, 1) * at_once}.",
         )
-    _LOG.log(logging.INFO if batch.preserved else logging.WARNING, "packed batch: %s", batch.report())
+    _LOG.log(
+        logging.INFO if batch.preserved else logging.WARNING, "packed batch: %s", batch.report()
+    )
     return batch

@@ -41,7 +41,9 @@ def stable_order(keys: Integer[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
     return order
 
 
-def runs_of_equal(sizes: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], list[tuple[int, int, int]]]:
+def runs_of_equal(
+    sizes: Int64[np.ndarray, " n"],
+) -> tuple[Int64[np.ndarray, " n"], list[tuple[int, int, int]]]:
     """Items by descending size, and the range of each size: ``(size, first, stop)``.
 
     Example:
@@ -91,7 +93,9 @@ class _Bins:
         return None if at == len(self.spaces) else self.spaces[-1 if worst else at]
 
 
-def fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int, *, worst: bool = False) -> Integer[np.ndarray, " n"]:
+def fit_decreasing(
+    sizes: Int64[np.ndarray, " n"], capacity: int, *, worst: bool = False
+) -> Integer[np.ndarray, " n"]:
     """The bin of each item, by best fit decreasing, or worst fit decreasing.
 
     Args:
@@ -110,7 +114,8 @@ def fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int, *, worst: bool
     """
     order, runs = runs_of_equal(sizes)
     bin_of = np.empty(sizes.size, _number_dtype(sizes.size))
-    bins, opened = _Bins(), 0
+    bins = _Bins()
+    opened = 0
     for size, at, stop in runs:
         while at < stop and (space := bins.space_for(size, worst=worst)) is not None:
             each = 1 if worst else space // size
@@ -125,7 +130,13 @@ def fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int, *, worst: bool
 
 
 def _fill(
-    bins: _Bins, group: np.ndarray, space: int, size: int, each: int, items: np.ndarray, bin_of: np.ndarray
+    bins: _Bins,
+    group: np.ndarray,
+    space: int,
+    size: int,
+    each: int,
+    items: np.ndarray,
+    bin_of: np.ndarray,
 ) -> int:
     """Puts ``each`` items into every bin of a group, in order, until items run out. Returns how many were placed."""
     placed = min(group.size * each, items.size)
@@ -139,7 +150,9 @@ def _fill(
     return placed
 
 
-def first_fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int) -> Integer[np.ndarray, " n"]:
+def first_fit_decreasing(
+    sizes: Int64[np.ndarray, " n"], capacity: int
+) -> Integer[np.ndarray, " n"]:
     """The bin of each item, by first fit decreasing. Arguments and result as :func:`fit_decreasing`.
 
     Example:
@@ -152,13 +165,17 @@ def first_fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int) -> Integ
     opened = 0
     for size, at, stop in runs:
         blocks = np.flatnonzero(space[: -(-opened // _BLOCK)].max(axis=1) >= size)
-        looked, some = 0, 1
+        looked = 0
+        some = 1
         while at < stop and looked < blocks.size:
             some_blocks = blocks[looked : looked + some]
-            looked, some = looked + some, some * 2
+            looked = looked + some
+            some = some * 2
             block, column = np.divmod(np.flatnonzero(space[some_blocks] >= size), _BLOCK)
             bins = some_blocks[block] * _BLOCK + column
-            at += _settle(space, bins, space.reshape(-1)[bins] // size, size, order[at:stop], bin_of)
+            at += _settle(
+                space, bins, space.reshape(-1)[bins] // size, size, order[at:stop], bin_of
+            )
         if at < stop:
             each = max(capacity // size, 1)
             new = np.arange(opened, opened + -(-(stop - at) // each))
@@ -173,11 +190,17 @@ def first_fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int) -> Integ
 
 
 def _settle(
-    space: np.ndarray, bins: np.ndarray, room: np.ndarray, size: int, items: np.ndarray, bin_of: np.ndarray
+    space: np.ndarray,
+    bins: np.ndarray,
+    room: np.ndarray,
+    size: int,
+    items: np.ndarray,
+    bin_of: np.ndarray,
 ) -> int:
     """Fills bins in order, each with as many items as it has room for, until items run out."""
     first_room = np.cumsum(room) - room
-    bins, room = bins[first_room < items.size], np.minimum(room, items.size - first_room)[first_room < items.size]
+    bins = bins[first_room < items.size]
+    room = np.minimum(room, items.size - first_room)[first_room < items.size]
     placed = int(room.sum())
     bin_of[items[:placed]] = np.repeat(bins, room)
     space.reshape(-1)[bins] -= room * size

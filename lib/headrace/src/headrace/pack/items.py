@@ -56,7 +56,8 @@ class Packed(NamedTuple):
     @classmethod
     def join(cls, parts: list[Packed]) -> Packed:
         """Concatenates packs. Empties the list, as :meth:`Items.join` does."""
-        items, item_counts = [p.items for p in parts], [p.item_counts for p in parts]
+        items = [p.items for p in parts]
+        item_counts = [p.item_counts for p in parts]
         parts.clear()
         return cls(Items.join(items), np.concatenate([np.zeros(0, np.int64), *item_counts]))
 
@@ -87,14 +88,18 @@ class PackCounts:
     truncated_tokens: int = 0  # what was cut off
     split_documents: int = 0  # documents split into several pieces
     underfilled_packs: int = 0  # packs dropped because they were filled to less than ``min_fill``
-    underfilled_items: int = 0  # documents or pieces in them; ``underfilled_tokens`` counts their tokens
+    underfilled_items: int = (
+        0  # documents or pieces in them; ``underfilled_tokens`` counts their tokens
+    )
     underfilled_tokens: int = 0
     packs: int = 0  # packs
     packed_tokens: int = 0  # tokens in packs
 
     def __add__(self, other: PackCounts) -> PackCounts:
         other_counts = asdict(other)
-        return PackCounts(**{name: value + other_counts[name] for name, value in asdict(self).items()})
+        return PackCounts(
+            **{name: value + other_counts[name] for name, value in asdict(self).items()}
+        )
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value:,}" for name, value in asdict(self).items() if value)
@@ -111,7 +116,8 @@ def check_lengths(lengths: object) -> Int64[np.ndarray, " n"]:
         return np.zeros(0, np.int64)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ConfigError(
-            f"must be a one-dimensional integer array, not {values.dtype} of shape {values.shape}", field="lengths"
+            f"must be a one-dimensional integer array, not {values.dtype} of shape {values.shape}",
+            field="lengths",
         )
     if int(values.min()) < 0:
         bad = int(np.argmin(values >= 0))
@@ -180,4 +186,6 @@ def cut_documents(
         size = np.repeat(size, pieces)
         size -= offset
         np.minimum(size, capacity, out=size)
-    return Items(document + first_document if first_document else document, offset, size), PackCounts(**counts)
+    return Items(
+        document + first_document if first_document else document, offset, size
+    ), PackCounts(**counts)

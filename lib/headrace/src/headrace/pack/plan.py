@@ -26,7 +26,15 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least
 from headrace.pack.fit_decreasing import first_fit_decreasing, fit_decreasing, stable_order
-from headrace.pack.items import Items, LongPolicy, PackCounts, Packed, check_lengths, cut_documents, no_offsets
+from headrace.pack.items import (
+    Items,
+    LongPolicy,
+    PackCounts,
+    Packed,
+    check_lengths,
+    cut_documents,
+    no_offsets,
+)
 from headrace.pack.spec import DEFAULT_BLOCK_TOKENS, Algorithm, PackSpec
 from headrace.pack.stream import PackStream, drop_underfilled
 
@@ -85,7 +93,9 @@ class PackPlan:
     def lengths(self) -> Int64[np.ndarray, " p"]:
         """Tokens of each pack."""
         return (
-            np.add.reduceat(self.items.size, self.bounds[:-1], dtype=np.int64) if len(self) else np.zeros(0, np.int64)
+            np.add.reduceat(self.items.size, self.bounds[:-1], dtype=np.int64)
+            if len(self)
+            else np.zeros(0, np.int64)
         )
 
     @property
@@ -98,10 +108,14 @@ class PackPlan:
         """The most items in any pack."""
         return int(np.diff(self.bounds).max(initial=0))
 
-    def of_packs(self, packs: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " n"]]:
+    def of_packs(
+        self, packs: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " n"]]:
         """Positions of the items of these packs, and the number of items of each. Pack numbers are not checked."""
         count = self.bounds[packs + 1] - self.bounds[packs]
-        return np.arange(int(count.sum())) + np.repeat(self.bounds[packs] - (np.cumsum(count) - count), count), count
+        return np.arange(int(count.sum())) + np.repeat(
+            self.bounds[packs] - (np.cumsum(count) - count), count
+        ), count
 
     @cached_property
     def checksum(self) -> str:
@@ -180,7 +194,8 @@ class AlignedPlan:
             )
 
     def __len__(self) -> int:
-        packs, ranks = len(self.raw), self.world_size
+        packs = len(self.raw)
+        ranks = self.world_size
         return (packs // ranks if self.drop_last else -(-packs // ranks)) * ranks
 
     @property
@@ -236,7 +251,9 @@ class AlignedPlan:
             IndexOutOfRangeError: no such rank.
         """
         if not 0 <= rank < self.world_size:
-            raise IndexOutOfRangeError(f"is not one of {self.world_size} ranks", field="rank", value=rank)
+            raise IndexOutOfRangeError(
+                f"is not one of {self.world_size} ranks", field="rank", value=rank
+            )
         return self.packs[rank :: self.world_size]
 
 
@@ -281,21 +298,32 @@ def plan_packs(
     return plan_of(spec, check_lengths(lengths), array_documents)
 
 
-def plan_of(spec: PackSpec, lengths: Int64[np.ndarray, " n"], array_documents: object = None) -> PackPlan:
+def plan_of(
+    spec: PackSpec, lengths: Int64[np.ndarray, " n"], array_documents: object = None
+) -> PackPlan:
     """:func:`plan_packs` for a spec and checked lengths."""
     if spec.in_order:
         stream = PackStream(spec, array_documents)
         added = _WINDOWED if spec.algorithm == "windowed" else _CHUNK
         parts = list(stream.plan(lengths[at : at + added] for at in range(0, lengths.size, added)))
-        packed, counts = Packed.join(parts), stream.counts
+        packed = Packed.join(parts)
+        counts = stream.counts
     else:
         packed, counts = _sorted_packs(lengths, spec)
         packed, dropped = drop_underfilled(packed, spec)
         counts += dropped
     if packed.item_counts.size == 0:
         raise no_packs(counts)
-    plan = PackPlan(spec, np.concatenate([[0], np.cumsum(packed.item_counts)]), packed.items, counts)
-    _LOG.info("pack plan: %s, %s packs, fill %.4f, %s", spec.algorithm, f"{len(plan):,}", plan.fill, counts)
+    plan = PackPlan(
+        spec, np.concatenate([[0], np.cumsum(packed.item_counts)]), packed.items, counts
+    )
+    _LOG.info(
+        "pack plan: %s, %s packs, fill %.4f, %s",
+        spec.algorithm,
+        f"{len(plan):,}",
+        plan.fill,
+        counts,
+    )
     return plan
 
 
@@ -317,12 +345,15 @@ def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCoun
         bin_of = fit_decreasing(items.size, spec.capacity, worst=spec.algorithm == "wfd")
     opened = int(bin_of.max(initial=-1)) + 1
     first = np.zeros(opened, bin_of.dtype)
-    first[bin_of[::-1]] = np.arange(bin_of.size - 1, -1, -1, dtype=bin_of.dtype)  # the last write wins
+    first[bin_of[::-1]] = np.arange(
+        bin_of.size - 1, -1, -1, dtype=bin_of.dtype
+    )  # the last write wins
     rank = np.empty(opened, bin_of.dtype)
     rank[np.argsort(first)] = np.arange(opened)
     pack = rank[bin_of]
     del bin_of
-    count, order = np.bincount(pack, minlength=opened), stable_order(pack)
+    count = np.bincount(pack, minlength=opened)
+    order = stable_order(pack)
     del pack
     document, offset, size = items
     del items
@@ -334,7 +365,8 @@ def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCoun
 
 
 def _json_digest(chunks: Iterator[list[list[int]]]) -> str:
-    digest, between = hashlib.sha256(b"["), ""
+    digest = hashlib.sha256(b"[")
+    between = ""
     for chunk in chunks:
         digest.update((between + json.dumps(chunk, separators=(",", ":"))[1:-1]).encode())
         between = ","

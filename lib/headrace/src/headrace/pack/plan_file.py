@@ -45,7 +45,14 @@ FORMAT_VERSION = 1
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # packs written at a time
-_ARRAYS = ("bounds", "held", "document", "offset", "size", "start")  # held: instead of bounds in earlier releases
+_ARRAYS = (
+    "bounds",
+    "held",
+    "document",
+    "offset",
+    "size",
+    "start",
+)  # held: instead of bounds in earlier releases
 _SMALL = 1 << 26  # plans up to this many bytes are verified (and, if remote, read) when opened
 
 
@@ -122,7 +129,11 @@ def open_plan(
     write_plan(folder, request, lengths(), array_documents, starts)
     plan = read_plan(folder, request)
     if plan is None:
-        raise CacheError("was deleted while it was made", field="plan", value=files.join(folder, request.fingerprint))
+        raise CacheError(
+            "was deleted while it was made",
+            field="plan",
+            value=files.join(folder, request.fingerprint),
+        )
     return plan
 
 
@@ -168,13 +179,19 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
 def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
     """The vectors of a plan: arrays or, for a large plan, objects that index and convert like arrays."""
     try:
-        vectors = {name: _load(files.join(root, f"{name}.bin"), one) for name, one in record.arrays.items()}
+        vectors = {
+            name: _load(files.join(root, f"{name}.bin"), one) for name, one in record.arrays.items()
+        }
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise _damaged(root, f"{PLAN_NAME} does not describe its arrays ({error})") from error
-    if missing := {"bounds" if "held" not in vectors else "held", "document", "size"} - set(vectors):
+    if missing := {"bounds" if "held" not in vectors else "held", "document", "size"} - set(
+        vectors
+    ):
         raise _damaged(root, f"{PLAN_NAME} does not list {sorted(missing)}")
     if sum(vector.size * vector.dtype.itemsize for vector in vectors.values()) <= _SMALL:
-        vectors = {name: v.loaded() if isinstance(v, PiecedVector) else v for name, v in vectors.items()}
+        vectors = {
+            name: v.loaded() if isinstance(v, PiecedVector) else v for name, v in vectors.items()
+        }
     return cast("dict[str, np.ndarray]", vectors)
 
 
@@ -200,7 +217,9 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
         except CacheCorruptError as error:
             findings.append((str(error.value), error.problem))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            findings.append((files.join(root, PLAN_NAME), f"does not describe its arrays ({error})"))
+            findings.append(
+                (files.join(root, PLAN_NAME), f"does not describe its arrays ({error})")
+            )
     return findings
 
 
@@ -265,13 +284,17 @@ def write_plan(
             counts = stream.counts
         else:
             read = track(checked, "reading lengths", request.num_documents, size=len)
-            plan = plan_of(request.spec, np.concatenate([np.zeros(0, np.int64), *read]), array_documents)
+            plan = plan_of(
+                request.spec, np.concatenate([np.zeros(0, np.int64), *read]), array_documents
+            )
             for packed in plan.chunks():
                 writer.append(packed)
             counts = plan.counts
         if counts.documents != request.num_documents:
             raise ConfigError(
-                f"differs from the {counts.documents:,} lengths", field="num_documents", value=request.num_documents
+                f"differs from the {counts.documents:,} lengths",
+                field="num_documents",
+                value=request.num_documents,
             )
         if counts.packs == 0:
             raise no_packs(counts)
@@ -333,9 +356,16 @@ class _Writer:
         self._starts = starts
         self._cut = False
         self._items = self._most = 0
-        dtypes = {"bounds": "<i8", "document": "<u4" if num_documents <= 1 << 32 else "<i8", "offset": "<u4"}
+        dtypes = {
+            "bounds": "<i8",
+            "document": "<u4" if num_documents <= 1 << 32 else "<i8",
+            "offset": "<u4",
+        }
         dtypes |= {"size": "<u4"} | ({} if starts is None else {"start": "<i8"})
-        self._files = {name: VectorWriter(files.join(root, f"{name}.bin"), d, "plan") for name, d in dtypes.items()}
+        self._files = {
+            name: VectorWriter(files.join(root, f"{name}.bin"), d, "plan")
+            for name, d in dtypes.items()
+        }
         self._files["bounds"].append(np.zeros(1, np.int64))
 
     def append(self, packed: Packed) -> None:
@@ -373,7 +403,8 @@ def _load(url: str, record: dict[str, Any]) -> np.ndarray | PiecedVector:
     """A vector of a plan: in pieces, or, if an earlier release wrote it, verified at once."""
     if "piece" in record:
         return PiecedVector(url, record, "plan")
-    dtype, length = np.dtype(record["dtype"]), int(record["length"])
+    dtype = np.dtype(record["dtype"])
+    length = int(record["length"])
     if dtype.kind not in "iu":
         raise ValueError("no whole numbers")
     path = files.local_path(url) if files.is_local(url) else None

@@ -34,7 +34,12 @@ _CHUNK = 1 << 20  # documents per read of lengths
 
 
 def plan_of_cache(
-    cache: TokenCache, spec: PackSpec, gone: NumberSet, folder: str | None = None, unit: int = 1, digest: str = ""
+    cache: TokenCache,
+    spec: PackSpec,
+    gone: NumberSet,
+    folder: str | None = None,
+    unit: int = 1,
+    digest: str = "",
 ) -> tuple[PackPlan, str]:
     """The plan of a cache.
 
@@ -63,7 +68,9 @@ def plan_of_cache(
     """
     if folder is None and files.is_web(cache.path):
         raise ConfigError(
-            "cannot be written beside a cache that is read over HTTP", field="plans", cure="Give a folder: plans=..."
+            "cannot be written beside a cache that is read over HTTP",
+            field="plans",
+            cure="Give a folder: plans=...",
         )
     per_array: list[int] = cache.part_documents.tolist()
     if unit > 1:
@@ -88,7 +95,11 @@ def unit_lengths(
     documents begin.
     """
     for of_unit in _lengths_in_units(cache, gone, unit, starts):
-        yield np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0) if unit > 1 else of_unit[:, 0]
+        yield (
+            np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0)
+            if unit > 1
+            else of_unit[:, 0]
+        )
 
 
 def incomplete_documents(cache: TokenCache, gone: NumberSet, unit: int) -> int:
@@ -135,12 +146,18 @@ def of_documents(plan: PackPlan, cache: TokenCache, unit: int) -> PackPlan:
     """Converts a plan of units into one of documents."""
     if unit == 1:
         return plan
-    document = (np.asarray(plan.items.document, np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
+    document = (
+        np.asarray(plan.items.document, np.int64)[:, None] * unit + np.arange(unit)
+    ).reshape(-1)
     size = np.diff(first_tokens(cache))[document]
     of_units = vars(plan.counts)
-    counts = PackCounts(**{n: v * unit if n.endswith(("documents", "items")) else v for n, v in of_units.items()})
+    counts = PackCounts(
+        **{n: v * unit if n.endswith(("documents", "items")) else v for n, v in of_units.items()}
+    )
     items = Items(document, no_offsets(document.size), size)
-    return dataclasses.replace(plan, bounds=np.asarray(plan.bounds) * unit, items=items, counts=counts)
+    return dataclasses.replace(
+        plan, bounds=np.asarray(plan.bounds) * unit, items=items, counts=counts
+    )
 
 
 def _check_units(per_array: list[int], unit: int, path: str) -> None:

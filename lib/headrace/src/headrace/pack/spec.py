@@ -62,10 +62,14 @@ class PackSpec:
         for name in ("capacity", "block_tokens"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError("must be a whole number of tokens, at least 1", field=name, value=value)
+                raise ConfigError(
+                    "must be a whole number of tokens, at least 1", field=name, value=value
+                )
         check_choice("algorithm", self.algorithm, get_args(Algorithm), "is not a packing algorithm")
         if self.long is not None:
-            check_choice("long", self.long, get_args(LongPolicy), "is not a policy for long documents")
+            check_choice(
+                "long", self.long, get_args(LongPolicy), "is not a policy for long documents"
+            )
         if self.long not in (None, "split") and self.algorithm in CUTTING:
             raise ConfigError(
                 f"contradicts {self.algorithm}, which cuts documents",
@@ -77,10 +81,15 @@ class PackSpec:
         check_at_least("max_documents", self.max_documents, cure="Leave it out for as many as fit.")
         if self.max_documents is not None and self.algorithm != "next_fit":
             cure = "Use algorithm: next_fit, or leave it out."
-            raise ConfigError("goes with next_fit", field="max_documents", value=self.max_documents, cure=cure)
+            raise ConfigError(
+                "goes with next_fit", field="max_documents", value=self.max_documents, cure=cure
+            )
         if not 0 <= self.min_fill <= 1:
             raise ConfigError(
-                "must be a share of the capacity", field="min_fill", value=self.min_fill, cure="E.g. 0.5."
+                "must be a share of the capacity",
+                field="min_fill",
+                value=self.min_fill,
+                cure="E.g. 0.5.",
             )
 
     @property
@@ -146,7 +155,12 @@ class PackingConfig:
         check_at_least("unit", self.unit, cure="1, or 2 for pairs.")
         if self.max_documents is not None and self.max_documents % self.unit:
             cure = f"Give a multiple of {self.unit}."
-            raise ConfigError("parts units of documents", field="max_documents", value=self.max_documents, cure=cure)
+            raise ConfigError(
+                "parts units of documents",
+                field="max_documents",
+                value=self.max_documents,
+                cure=cure,
+            )
         if self.unit > 1 and policy not in ("drop", "error"):
             raise ConfigError(
                 "would cut documents that belong together",
@@ -157,12 +171,16 @@ class PackingConfig:
 
     def spec(self, capacity: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> PackSpec:
         """How documents are packed into rows of ``capacity`` tokens, stored in blocks of ``block_tokens``."""
-        algorithm, long = cast("Algorithm", self.algorithm), cast("LongPolicy", self.long)  # checked there
+        # checked there
+        algorithm = cast("Algorithm", self.algorithm)
+        long = cast("LongPolicy", self.long)
         units = self.max_documents and max(self.max_documents // max(self.unit, 1), 1)
         return PackSpec(capacity, algorithm, long, self.min_fill, block_tokens, units)
 
 
-def check_packing(packing: Mapping[str, PackingConfig | None], *, phases: int, split_documents: bool) -> None:
+def check_packing(
+    packing: Mapping[str, PackingConfig | None], *, phases: int, split_documents: bool
+) -> None:
     """Raises ConfigError if the packing of components, by name, is incompatible with several row lengths in a run, or
     with unpacked rows that are split into documents.
     """

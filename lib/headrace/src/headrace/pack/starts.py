@@ -23,7 +23,9 @@ class DocumentStarts:
 
     def __init__(self) -> None:
         self._documents = self._tokens = 0
-        self._chunks: list[tuple[int, np.ndarray]] = []  # replaced, never modified: one thread adds, another looks up
+        self._chunks: list[
+            tuple[int, np.ndarray]
+        ] = []  # replaced, never modified: one thread adds, another looks up
         self._lock = threading.Lock()
 
     def add(self, lengths: Int64[np.ndarray, " n"]) -> None:
@@ -38,7 +40,9 @@ class DocumentStarts:
         """The first token of each document. Documents that were forgotten or have not arrived must not be passed."""
         with self._lock:
             if len(self._chunks) > _MOST_CHUNKS:
-                self._chunks = [(self._chunks[0][0], np.concatenate([starts for _, starts in self._chunks]))]
+                self._chunks = [
+                    (self._chunks[0][0], np.concatenate([starts for _, starts in self._chunks]))
+                ]
             chunks = self._chunks
         out = np.empty(documents.size, np.int64)
         chunk = np.searchsorted([first for first, _ in chunks], documents, side="right") - 1

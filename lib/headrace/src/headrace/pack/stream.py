@@ -33,9 +33,13 @@ from headrace.pack.window_kernel import window_kernel
 
 _PackWindows: TypeAlias = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 _TOLERANCE = 64  # a pack may leave 1 part in this many empty; with more, its documents wait for the next window
-_MIN_PACKS = 8  # fewest packs in a window: with fewer, too large a share of them carries something over
+_MIN_PACKS = (
+    8  # fewest packs in a window: with fewer, too large a share of them carries something over
+)
 _MANY = 1 << 14  # items from which compiled code is worth loading
-_CANDIDATES = 512  # items whose sums are tried for one pack; after these, anything that fits is taken
+_CANDIDATES = (
+    512  # items whose sums are tried for one pack; after these, anything that fits is taken
+)
 
 
 class PackStream:
@@ -98,7 +102,8 @@ class PackStream:
             at = items.document - (self._documents - lengths.size)
             packed = self._windowed.add(items, start[at] + items.offset, array[at], last=last)
         else:
-            items, capacity = Items.join([self._open, items]), self.spec.capacity
+            items = Items.join([self._open, items])
+            capacity = self.spec.capacity
             if cutting:
                 packed, self._open = wrap(items, capacity, last=last)
             else:
@@ -120,7 +125,9 @@ class _Places:
     """Locates documents: their array, and their first token in it."""
 
     def __init__(self, array_documents: object) -> None:
-        self._limits = None if array_documents is None else np.cumsum(check_lengths(array_documents))
+        self._limits = (
+            None if array_documents is None else np.cumsum(check_lengths(array_documents))
+        )
         self._documents = 0
         self._array = -1
         self._tokens = 0  # of the last document's array
@@ -145,7 +152,8 @@ class _Places:
         # tokens of this chunk before each array's first token; negative for an array that continues
         previous = np.concatenate([[-self._tokens], start[new]])
         start -= previous[np.cumsum(new)]
-        self._array, self._tokens = int(array[-1]), int(start[-1] + lengths[-1])
+        self._array = int(array[-1])
+        self._tokens = int(start[-1] + lengths[-1])
         return array, start
 
 
@@ -168,7 +176,9 @@ def drop_underfilled(packed: Packed, spec: PackSpec) -> tuple[Packed, PackCounts
     )
 
 
-def next_fit(items: Items, capacity: int, max_documents: int | None = None, *, last: bool) -> tuple[Packed, Items]:
+def next_fit(
+    items: Items, capacity: int, max_documents: int | None = None, *, last: bool
+) -> tuple[Packed, Items]:
     """Adds each item to the open pack if it fits, otherwise opens the next pack.
 
     Args:
@@ -192,13 +202,16 @@ def next_fit(items: Items, capacity: int, max_documents: int | None = None, *, l
     number = np.arange(ends.size)
     stop = stop if max_documents is None else np.minimum(stop, number + max_documents)
     following: list[int] = np.maximum(stop, number + 1).tolist()
-    bounds, at = [0], 0
+    bounds = [0]
+    at = 0
     while at < ends.size:
         at = following[at]
         bounds.append(at)
     if not last and len(bounds) > 1:
         bounds.pop()  # the last pack remains open
-    return Packed(items.at(slice(0, bounds[-1])), np.diff(bounds)), items.at(slice(bounds[-1], None))
+    return Packed(items.at(slice(0, bounds[-1])), np.diff(bounds)), items.at(
+        slice(bounds[-1], None)
+    )
 
 
 def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
@@ -222,7 +235,9 @@ def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
     pieces = Items(items.document[of], items.offset[of] + begin - starts[of], size)
     packs = -(-total // capacity) if last else total // capacity
     bounds = np.searchsorted(begin, np.arange(packs + 1) * capacity)
-    return Packed(pieces.at(slice(0, int(bounds[-1]))), np.diff(bounds)), pieces.at(slice(int(bounds[-1]), None))
+    return Packed(pieces.at(slice(0, int(bounds[-1]))), np.diff(bounds)), pieces.at(
+        slice(int(bounds[-1]), None)
+    )
 
 
 def window_tokens(capacity: int, block_tokens: int) -> int:
@@ -245,10 +260,17 @@ class WindowedPacks:
         self._carried = 0
         self._window_of = np.zeros(0, np.int64)
         self._runs_over = np.zeros(0, bool)
-        self._waiting = Packed(Items.join([]), np.zeros(0, np.int64))  # packs that a later pack may precede
+        self._waiting = Packed(
+            Items.join([]), np.zeros(0, np.int64)
+        )  # packs that a later pack may precede
 
     def add(
-        self, items: Items, start: Int64[np.ndarray, " m"], array: Int64[np.ndarray, " m"], *, last: bool
+        self,
+        items: Items,
+        start: Int64[np.ndarray, " m"],
+        array: Int64[np.ndarray, " m"],
+        *,
+        last: bool,
     ) -> Packed:
         """Packs the complete windows, given the next items (by document and offset) and where each begins in its stored
         array. Returns packs ordered by their first items, as far as no later pack can precede them.
@@ -256,17 +278,23 @@ class WindowedPacks:
         begins = start // self.window
         items_here = Items.join([self._held, items])
         window_of = np.concatenate([self._window_of, (array << 40) + begins])
-        runs_over = np.concatenate([self._runs_over, (start + items.size - 1) // self.window > begins])
+        runs_over = np.concatenate(
+            [self._runs_over, (start + items.size - 1) // self.window > begins]
+        )
         fresh = self._carried + np.flatnonzero(np.diff(window_of[self._carried :], prepend=-1))
         bounds = np.append(fresh, items_here.size.size)
-        bounds = bounds if last else bounds[: max(bounds.size - 1, 1)]  # the last window may continue
+        bounds = (
+            bounds if last else bounds[: max(bounds.size - 1, 1)]
+        )  # the last window may continue
         over = runs_over[bounds[1:] - 1]
         pack = _compiled(items_here.size) or _pack_windows
         settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
         number, count, carried = pack(items_here.size, bounds, over, settings, last)
         waiting = np.concatenate([carried, np.arange(bounds[-1], items_here.size.size)])
-        self._held, self._carried = items_here.at(waiting), carried.size
-        self._window_of, self._runs_over = window_of[waiting], runs_over[waiting]
+        self._held = items_here.at(waiting)
+        self._carried = carried.size
+        self._window_of = window_of[waiting]
+        self._runs_over = runs_over[waiting]
         return self._in_order(items_here, number, count)
 
     def _in_order(self, items: Items, number: np.ndarray, count: np.ndarray) -> Packed:
@@ -274,13 +302,18 @@ class WindowedPacks:
         every = Items.join([self._waiting.items, items.at(number)])
         count = np.concatenate([self._waiting.item_counts, count])
         begin = np.cumsum(count) - count
-        document, offset = every.document[begin], every.offset[begin]
+        document = every.document[begin]
+        offset = every.offset[begin]
         order = np.lexsort((offset, document))
         going = order.size
-        if self._held.size.size:  # a pending item may go into any pack; they are not in order, as carried items are old
+        if (
+            self._held.size.size
+        ):  # a pending item may go into any pack; they are not in order, as carried items are old
             first = np.lexsort((self._held.offset, self._held.document))[0]
             is_earlier = document[order] < self._held.document[first]
-            is_earlier |= (document[order] == self._held.document[first]) & (offset[order] < self._held.offset[first])
+            is_earlier |= (document[order] == self._held.document[first]) & (
+                offset[order] < self._held.offset[first]
+            )
             going = int(is_earlier.sum())
         self._waiting = _select(every, begin, count, order[going:])
         return _select(every, begin, count, order[:going])
@@ -298,14 +331,21 @@ def _compiled(sizes: np.ndarray) -> _PackWindows | None:
 
 
 def _pack_windows(
-    sizes: np.ndarray, bounds: np.ndarray, over: np.ndarray, settings: tuple[int, int, int, int], last: bool
+    sizes: np.ndarray,
+    bounds: np.ndarray,
+    over: np.ndarray,
+    settings: tuple[int, int, int, int],
+    last: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See :class:`~headrace.pack.window_kernel.WindowKernel`."""
     size: list[int] = sizes.tolist()
-    carried, packs = list(range(settings[0])), list[list[int]]()
+    carried = list(range(settings[0]))
+    packs = list[list[int]]()
     for (first, stop), runs_over in zip(pairwise(bounds.tolist()), over.tolist(), strict=True):
         final = last and stop == len(size)
-        carried = _pack_window(carried, range(first, stop), size, settings[1], packs, over=runs_over, last=final)
+        carried = _pack_window(
+            carried, range(first, stop), size, settings[1], packs, over=runs_over, last=final
+        )
     if last and carried:
         carried = _pack_window(carried, range(0), size, settings[1], packs, over=False, last=True)
     number = np.array([k for pack in packs for k in sorted(pack)], np.int64)
@@ -313,7 +353,14 @@ def _pack_windows(
 
 
 def _pack_window(
-    carried: list[int], fresh: range, sizes: list[int], capacity: int, packs: list[list[int]], *, over: bool, last: bool
+    carried: list[int],
+    fresh: range,
+    sizes: list[int],
+    capacity: int,
+    packs: list[list[int]],
+    *,
+    over: bool,
+    last: bool,
 ) -> list[int]:
     """Packs the carried items and those of a window that fill packs. Returns what is carried on, sorted. ``over``: the
     window's last item crosses its end and is carried. ``last``: nothing may be carried.

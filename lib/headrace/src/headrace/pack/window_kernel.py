@@ -20,9 +20,12 @@ class WindowKernel:
 
     def __init__(self) -> None:
         engine = assemble("headrace.pack", "window_kernel.ll")
-        integer, address = ctypes.c_int64, ctypes.c_void_p
+        integer = ctypes.c_int64
+        address = ctypes.c_void_p
         arguments = integer, *[address] * 3, *[integer] * 4, *[address] * 7, integer
-        self._call = ctypes.CFUNCTYPE(integer, *arguments)(engine.get_function_address("pack_windows"))
+        self._call = ctypes.CFUNCTYPE(integer, *arguments)(
+            engine.get_function_address("pack_windows")
+        )
         self._beside = integer.from_address(engine.get_global_value_address("words_beside")).value
 
     def __call__(
@@ -46,21 +49,34 @@ class WindowKernel:
             Items of all packs, ascending in each, the number in each pack, and the carried items.
         """
         carried, capacity, tolerance, candidates = settings
-        n, count = sizes.size, np.array([carried])
+        n = sizes.size
+        count = np.array([carried])
         order, counts, carry, *_ = scratch = np.empty((7, n), np.int64)
         carry[:carried] = np.arange(carried)
         used = np.zeros(n, np.bool_)
-        reached = np.empty((min(candidates, n) + 1) * (capacity // 64 + 1 + self._beside), np.uint64)
+        reached = np.empty(
+            (min(candidates, n) + 1) * (capacity // 64 + 1 + self._beside), np.uint64
+        )
         dtypes = (np.int64, np.int64, np.bool_)
-        inputs = [np.ascontiguousarray(*pair) for pair in zip((sizes, bounds, over), dtypes, strict=True)]
+        inputs = [
+            np.ascontiguousarray(*pair) for pair in zip((sizes, bounds, over), dtypes, strict=True)
+        ]
         packs = self._call(
-            over.size, *(a.ctypes.data for a in inputs), capacity, tolerance, candidates, int(last),
-            *(a.ctypes.data for a in (order, counts, carry, count, scratch[3:], used, reached)), n,
-        )  # fmt: skip
+            over.size,
+            *(a.ctypes.data for a in inputs),
+            capacity,
+            tolerance,
+            candidates,
+            int(last),
+            *(a.ctypes.data for a in (order, counts, carry, count, scratch[3:], used, reached)),
+            n,
+        )
         return order[: counts[:packs].sum()].copy(), counts[:packs].copy(), carry[: count[0]].copy()
 
 
 @cache
 def window_kernel() -> WindowKernel | None:
     """The kernel; None if it cannot be assembled."""
-    return assembled(WindowKernel, "windows are packed without compiled code, which takes several times as long")
+    return assembled(
+        WindowKernel, "windows are packed without compiled code, which takes several times as long"
+    )

@@ -43,7 +43,9 @@ class Table:
 
     def to_html(self) -> str:
         caption = f"<caption>{_text(self.caption)}</caption>" if self.caption else ""
-        head = "".join(f'<th scope="col" class="{kind}">{_text(title)}</th>' for title, kind in self.columns)
+        head = "".join(
+            f'<th scope="col" class="{kind}">{_text(title)}</th>' for title, kind in self.columns
+        )
         body = "".join(f"<tr>{self._row(row)}</tr>" for row in self.rows)
         table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         long = " long" if len(self.rows) > _LONG else ""
@@ -89,7 +91,11 @@ class Text:
     quiet: bool = False
 
     def to_html(self) -> str:
-        return f'<p class="quiet">{_text(self.text)}</p>' if self.quiet else f"<p>{_text(self.text)}</p>"
+        return (
+            f'<p class="quiet">{_text(self.text)}</p>'
+            if self.quiet
+            else f"<p>{_text(self.text)}</p>"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,10 @@ class Section:
 
     def parts(self) -> list[dict[str, str]]:
         """Id and HTML of each block."""
-        return [{"id": f"{self.name}-{k}", "html": block.to_html()} for k, block in enumerate(self.blocks)]
+        return [
+            {"id": f"{self.name}-{k}", "html": block.to_html()}
+            for k, block in enumerate(self.blocks)
+        ]
 
     def figures(self) -> dict[str, Figure]:
         """The figures of its charts, by id."""

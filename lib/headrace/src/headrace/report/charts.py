@@ -18,7 +18,8 @@ from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, largest
 from headrace.report.run_records import HostSeries, Points
 from headrace.stalls import Stall
 
-COLOURS, DASHES = 10, 3
+COLOURS = 10
+DASHES = 3
 GREY = -1
 _LOADER_TIME = (
     ("plan_s", "plans", 3),
@@ -28,7 +29,8 @@ _LOADER_TIME = (
     ("transfer_s", "hands to devices", 1),
 )
 MOST_SOURCES = 12
-_OTHERS, _FLATTENS = "others", 3
+_OTHERS = "others"
+_FLATTENS = 3
 
 
 def axis(title: str, number_format: str = "number", **more: Any) -> dict[str, Any]:
@@ -59,7 +61,12 @@ def mixture_chart(facts: MixtureFacts) -> Figure:
         share = _over(planned, rows[1])
         target = {"dash": "dots", "width": 1.5, "legend": False}
         series.append(_series(k, facts.middle, share, f"{name}, target", **target, **more))
-    return {"series": series, "x": STEP, "y": axis("share of rows", "share", zero=True), "height": 380}
+    return {
+        "series": series,
+        "x": STEP,
+        "y": axis("share of rows", "share", zero=True),
+        "height": 380,
+    }
 
 
 def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
@@ -74,10 +81,20 @@ def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
 
 def quality_chart(forecast: Forecast) -> Figure:
     """Variance ratios of windows of batches, compared with 1, a full shuffle."""
-    windows, ratios = [*forecast.variance_ratio], [*forecast.variance_ratio.values()]
-    bars = _series(0, windows, ratios, "this order", "bar", text=[f"{ratio:.3f}" for ratio in ratios])
+    windows = [*forecast.variance_ratio]
+    ratios = [*forecast.variance_ratio.values()]
+    bars = _series(
+        0, windows, ratios, "this order", "bar", text=[f"{ratio:.3f}" for ratio in ratios]
+    )
     y = axis("variance ratio", range=[0, max(1.25, 1.15 * max(ratios, default=1.0))])
-    return {"series": [bars], "x": axis("window"), "y": y, "rule": 1, "legend": False, "height": 260}
+    return {
+        "series": [bars],
+        "x": axis("window"),
+        "y": y,
+        "rule": 1,
+        "legend": False,
+        "height": 260,
+    }
 
 
 def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
@@ -99,7 +116,8 @@ def fill_chart(fills: Mapping[str, Fill]) -> Figure:
         _series(k, (np.arange(fill.share.size) + 0.5) / fill.share.size, fill.share, name, "bar")
         for k, (name, fill) in enumerate([*fills.items()][:MOST_SOURCES])
     ]
-    x, y = axis("fill of a pack", "share", range=[0, 1.02]), axis("share of packs", "share", zero=True)
+    x = axis("fill of a pack", "share", range=[0, 1.02])
+    y = axis("share of packs", "share", zero=True)
     return {"series": series, "x": x, "y": y}
 
 
@@ -117,27 +135,42 @@ def measured_chart(
     ]
     if expected is not None and series:
         ends = [min(int(h.step[0]) for h in series), max(int(h.step[-1]) for h in series)]
-        lines.append(_series(0, ends, [expected[1]] * 2, expected[0], colour=GREY, dash=2, width=1.5))
+        lines.append(
+            _series(0, ends, [expected[1]] * 2, expected[0], colour=GREY, dash=2, width=1.5)
+        )
     steps = np.concatenate([np.zeros(0), *(host.step for host in series)])
-    peaks, frame = _peaks(steps, np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1])
+    peaks, frame = _peaks(
+        steps, np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1]
+    )
     return {"series": lines + peaks, "x": STEP, "y": {"zero": True, **frame, **y}}
 
 
 def lines_chart(lines: Mapping[str, Points]) -> Figure:
     """Figures over steps, one line per figure."""
-    series = [_series(k, steps, values, name, dash=_dash(k)) for k, (name, (steps, values)) in enumerate(lines.items())]
+    series = [
+        _series(k, steps, values, name, dash=_dash(k))
+        for k, (name, (steps, values)) in enumerate(lines.items())
+    ]
     return {"series": series, "x": STEP, "y": axis(""), "legend": True}
 
 
-def _peaks(steps: np.ndarray, values: np.ndarray, expected: float = 0.0) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _peaks(
+    steps: np.ndarray, values: np.ndarray, expected: float = 0.0
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Triangles, with their values, for the few peaks that would flatten everything else, and the range of the axis
     below them. Both empty if all values fit.
     """
-    usual = 2 * max(float(np.nanquantile(values, 0.9)), expected) if np.isfinite(values).sum() >= 20 else 0.0
+    usual = (
+        2 * max(float(np.nanquantile(values, 0.9)), expected)
+        if np.isfinite(values).sum() >= 20
+        else 0.0
+    )
     if not 0 < usual < 0.5 * float(np.nanmax(values)):
         return [], {}
     high = np.flatnonzero(np.nan_to_num(values) > usual)
-    peaks = _series(0, steps[high], np.full(high.size, usual), "peak", "peaks", colour=GREY, text=values[high])
+    peaks = _series(
+        0, steps[high], np.full(high.size, usual), "peak", "peaks", colour=GREY, text=values[high]
+    )
     return [peaks], {"range": [0, 1.04 * usual]}
 
 
@@ -145,7 +178,11 @@ def waits_chart(series: HostSeries) -> Figure:
     """Percentiles of the wait for a batch, of one host."""
     lines = [
         _series(colour, series.step, np.maximum(series.levels[name] * 1000, 1e-3), label, width=1.5)
-        for name, label, colour in (("wait_p50_s", "p50", 0), ("wait_p95_s", "p95", 1), ("wait_p99_s", "p99", 6))
+        for name, label, colour in (
+            ("wait_p50_s", "p50", 0),
+            ("wait_p95_s", "p95", 1),
+            ("wait_p99_s", "p99", 6),
+        )
     ]
     return {"series": lines, "x": STEP, "y": axis("wait for a batch, ms", log=True)}
 
@@ -167,8 +204,13 @@ def stalls_chart(stalls: Sequence[Stall]) -> Figure:
     series: list[dict[str, Any]] = []
     for k, cause in enumerate(dict.fromkeys(stall.cause for stall in stalls)):
         of_cause = [stall for stall in stalls if stall.cause == cause]
-        steps, waits = [stall.step for stall in of_cause], [stall.wait_s * 1000 for stall in of_cause]
-        series.append(_series(k, steps, waits, cause, "dots", text=[f"host {stall.host}" for stall in of_cause]))
+        steps = [stall.step for stall in of_cause]
+        waits = [stall.wait_s * 1000 for stall in of_cause]
+        series.append(
+            _series(
+                k, steps, waits, cause, "dots", text=[f"host {stall.host}" for stall in of_cause]
+            )
+        )
     return {"series": series, "x": STEP, "y": axis("ms waited", log=True), "legend": True}
 
 

@@ -22,7 +22,14 @@ from headrace.data.dataset import BatchOrder
 from headrace.data.packed import packed_datasets
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mix.schedule import BatchSchedule
-from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, document_lengths, mixture_facts, pack_fill
+from headrace.report.plan_figures import (
+    Fill,
+    Lengths,
+    MixtureFacts,
+    document_lengths,
+    mixture_facts,
+    pack_fill,
+)
 from headrace.report.run_records import RunRecords, read_records
 from headrace.run.manifest import RunManifest, began_with
 from headrace.store.cache import TokenCache
@@ -119,7 +126,9 @@ class ReportFacts:
         """The same facts, with what the run has written since."""
         if self.folder is None:
             return self
-        return dataclasses.replace(self, records=read_records(self.folder), manifest=RunManifest.load(self.folder))
+        return dataclasses.replace(
+            self, records=read_records(self.folder), manifest=RunManifest.load(self.folder)
+        )
 
 
 def gather(
@@ -155,25 +164,41 @@ def gather(
     return _of_folder(target, settings, config, options)
 
 
-def _of_config(path: str, settings: Sequence[str], run: str | None, options: Options) -> ReportFacts:
+def _of_config(
+    path: str, settings: Sequence[str], run: str | None, options: Options
+) -> ReportFacts:
     loaded = load_config(path, settings)
     records = RunRecords() if run is None else _records(run, options)
     plan = _plan(_as_begun(loaded, run), options, records)
-    return ReportFacts(Path(path).name, run, path, plan, "", records, None if run is None else RunManifest.load(run))
+    return ReportFacts(
+        Path(path).name,
+        run,
+        path,
+        plan,
+        "",
+        records,
+        None if run is None else RunManifest.load(run),
+    )
 
 
-def _of_folder(folder: str, settings: Sequence[str], config: str | None, options: Options) -> ReportFacts:
-    records, manifest = _records(folder, options), RunManifest.load(folder)
+def _of_folder(
+    folder: str, settings: Sequence[str], config: str | None, options: Options
+) -> ReportFacts:
+    records = _records(folder, options)
+    manifest = RunManifest.load(folder)
     title = (
         "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
     )  # as in runs/1: the last part alone is often not enough
-    plan, why = None, "The run's log has no config. Name one: headrace report FOLDER --config run.yaml"
+    plan = None
+    why = "The run's log has no config. Name one: headrace report FOLDER --config run.yaml"
     if config is not None:
         plan = _plan(_as_begun(load_config(config, settings), folder), options, records)
     elif records.config is not None:
         try:
             plan = _plan(_as_begun(_loaded(records.config, settings), folder), options, records)
-        except HeadraceError as error:  # paths that do not exist here: measurements can still be shown
+        except (
+            HeadraceError
+        ) as error:  # paths that do not exist here: measurements can still be shown
             why = f"The run's config cannot be resolved from here: {error}"
     return ReportFacts(title, folder, config, plan, why, records, manifest)
 
@@ -208,7 +233,11 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     if steps is None:
         steps = max(UNKNOWN_STEPS, (records.last_step or 0) + 1)
     plan = plan_run(
-        config, sizes=options.sizes, layout=options.layout, hosts=_hosts(config, options, records), num_steps=steps
+        config,
+        sizes=options.sizes,
+        layout=options.layout,
+        hosts=_hosts(config, options, records),
+        num_steps=steps,
     )
     planned = planned_caches(config, options.sizes, layout=options.layout)
     opened = config.open_caches(planned.caches)
@@ -227,7 +256,9 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
             name: pack_fill(packed.plan.lengths, packed.seq_len, packed.packing.algorithm)
             for name, packed in packed_datasets(stored).items()
         },
-        sources=tuple(_source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()),
+        sources=tuple(
+            _source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()
+        ),
         fingerprint=None if manifest is None else manifest.fingerprint,
         amendments=sum(amendment.changes_mixture for amendment in config.amendments),
         assumed_steps=assumed,

@@ -63,7 +63,8 @@ def size(value: float | None) -> str:
         return NOTHING
     power = 0
     while abs(value) >= 1000 and power < len(_SIZES) - 1:
-        value, power = value / 1024, power + 1
+        value = value / 1024
+        power = power + 1
     return f"{count(value) if power == 0 else digits(value)} {_SIZES[power]}"
 
 
@@ -106,4 +107,8 @@ def moment(unix_s: float | None) -> str:
         >>> moment(0)
         '1970-01-01 00:00 UTC'
     """
-    return NOTHING if unix_s is None else datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        NOTHING
+        if unix_s is None
+        else datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    )

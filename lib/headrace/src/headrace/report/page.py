@@ -60,7 +60,8 @@ def state(facts: ReportFacts) -> dict[str, Any]:
     return {
         "written": numbers.moment(time.time()),
         "sections": [
-            {"id": section.name, "parts": section.parts(), "figures": section.figures()} for section in sections(facts)
+            {"id": section.name, "parts": section.parts(), "figures": section.figures()}
+            for section in sections(facts)
         ],
     }
 
@@ -145,7 +146,10 @@ def _check_replaceable(output: str) -> None:
     content = files.read_bytes(output) if files.exists(output) else None
     if content is not None and _MARK.encode() not in content[:2000]:
         raise ConfigError(
-            "exists and is not a headrace report", field="--output", value=output, cure="Choose another file."
+            "exists and is not a headrace report",
+            field="--output",
+            value=output,
+            cure="Choose another file.",
         )
 
 
@@ -184,15 +188,25 @@ class LiveReport:
 
     def __init__(self, facts: ReportFacts, *, port: int = 0, every_s: float = 5.0) -> None:
         if every_s <= 0:
-            raise ConfigError("must be positive", field="--refresh", value=every_s, cure="Give seconds, for example 5.")
-        self._facts, self._every_s, self._due = facts, every_s, time.monotonic() + _FRESH_S
+            raise ConfigError(
+                "must be positive",
+                field="--refresh",
+                value=every_s,
+                cure="Give seconds, for example 5.",
+            )
+        self._facts = facts
+        self._every_s = every_s
+        self._due = time.monotonic() + _FRESH_S
         self._lock = threading.Lock()
         render(facts)  # raises errors at once
         try:
             self._server = ThreadingHTTPServer((_LOOPBACK, port), self._handler())
         except OSError as error:
             raise ConfigError(
-                f"cannot be used ({error.strerror})", field="--port", value=port, cure="Use --port 0 for any free port."
+                f"cannot be used ({error.strerror})",
+                field="--port",
+                value=port,
+                cure="Use --port 0 for any free port.",
             ) from error
         self._server.daemon_threads = True
         self.url = f"http://{_LOOPBACK}:{self._server.server_address[1]}/"
@@ -221,7 +235,10 @@ class LiveReport:
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         pages: dict[str, tuple[str, Callable[[], str]]] = {
             "/": ("text/html; charset=utf-8", lambda: render(self.facts(), live_s=self._every_s)),
-            "/state": ("application/json", lambda: json.dumps(state(self.facts()), allow_nan=False)),
+            "/state": (
+                "application/json",
+                lambda: json.dumps(state(self.facts()), allow_nan=False),
+            ),
         }
 
         class Handler(BaseHTTPRequestHandler):

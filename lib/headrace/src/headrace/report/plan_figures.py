@@ -88,13 +88,16 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     edge = np.unique(np.concatenate([even, starts[starts < steps]]))
     first = cast(MixtureDataset, dataset.at_step(0)[0])
     planned = np.zeros((edge.size - 1, len(first.names)))
-    drawn, tokens = np.zeros(planned.shape, np.int64), np.zeros(planned.shape, np.int64)
+    drawn = np.zeros(planned.shape, np.int64)
+    tokens = np.zeros(planned.shape, np.int64)
     summed = steps * len(first.names) <= _SUMMED
     for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
         mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
         planned[k] = _target_rows(mixture, begin, end, summed)
-        at_begin, at_end = _starts_at(mixture, begin), _starts_at(mixture, end)
-        drawn[k], tokens[k] = at_end - at_begin, mixture.tokens_of(at_end) - mixture.tokens_of(at_begin)
+        at_begin = _starts_at(mixture, begin)
+        at_end = _starts_at(mixture, end)
+        drawn[k] = at_end - at_begin
+        tokens[k] = mixture.tokens_of(at_end) - mixture.tokens_of(at_begin)
     return MixtureFacts(first.names, edge, planned, drawn, tokens, summed)
 
 
@@ -150,14 +153,18 @@ def document_lengths(cache: TokenCache) -> Lengths:
         run = MAX_LOOKED // _RUNS
         starts = np.linspace(0, total - run, _RUNS).astype(np.int64).tolist()
         with ThreadPoolExecutor(_RUNS) as pool:
-            lengths = np.concatenate(list(pool.map(lambda start: cache.lengths(start, start + run), starts)))
+            lengths = np.concatenate(
+                list(pool.map(lambda start: cache.lengths(start, start + run), starts))
+            )
     return lengths_of(lengths, total)
 
 
 def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:
     """Figures and histogram of lengths, two bins per octave; ``total`` is the number of all documents."""
     longest = int(lengths.max(initial=0))
-    edge = 2.0 ** (np.arange(0, _BINS_AN_OCTAVE * (int(longest).bit_length() + 1) + 1) / _BINS_AN_OCTAVE)
+    edge = 2.0 ** (
+        np.arange(0, _BINS_AN_OCTAVE * (int(longest).bit_length() + 1) + 1) / _BINS_AN_OCTAVE
+    )
     edge = np.unique(np.concatenate([[0.0], np.floor(edge)]))
     documents = np.histogram(lengths, edge)[0]
     tokens = np.histogram(lengths, edge, weights=lengths.astype(np.float64))[0]

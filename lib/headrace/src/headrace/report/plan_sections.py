@@ -7,7 +7,14 @@ import numpy as np
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Details, Notes, Section, Table, Text, columns
-from headrace.report.charts import MOST_SOURCES, epochs_chart, fill_chart, lengths_chart, mixture_chart, quality_chart
+from headrace.report.charts import (
+    MOST_SOURCES,
+    epochs_chart,
+    fill_chart,
+    lengths_chart,
+    mixture_chart,
+    quality_chart,
+)
 from headrace.report.facts import PlanFacts
 
 _BARS = (
@@ -18,12 +25,16 @@ _BARS = (
 
 def mixture_section(plan: PlanFacts) -> Section:
     """Target mixture, actual mixture, and epochs."""
-    facts, components = plan.mixture, plan.plan.components
+    facts = plan.mixture
+    components = plan.plan.components
     steps = int(facts.edge[-1])
     blocks: list[Block] = []
     if plan.assumed_steps:
         blocks.append(
-            Text(f"The config has no num_steps. This page shows the first {n.count(steps)} steps.", quiet=True)
+            Text(
+                f"The config has no num_steps. This page shows the first {n.count(steps)} steps.",
+                quiet=True,
+            )
         )
     more = (
         f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest together."
@@ -40,7 +51,9 @@ def mixture_section(plan: PlanFacts) -> Section:
         )
     )
     off = facts.off_quota
-    planned, drawn, tokens = facts.target.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
+    planned = facts.target.sum(axis=0)
+    drawn = facts.drawn.sum(axis=0)
+    tokens = facts.tokens.sum(axis=0)
     rows = [
         [
             name,
@@ -53,11 +66,16 @@ def mixture_section(plan: PlanFacts) -> Section:
         ]
         for d, name in enumerate(facts.names)
     ]
-    heads = columns("source", "target", "actual", "largest error, rows", "rows", "tokens", "epochs", left=1)
+    heads = columns(
+        "source", "target", "actual", "largest error, rows", "rows", "tokens", "epochs", left=1
+    )
     blocks.append(Table(heads, rows, f"Planned for {n.count(steps)} steps"))
     if off is None:
         blocks.append(
-            Text("With this many steps and sources, only a sample is shown, so errors are not counted.", quiet=True)
+            Text(
+                "With this many steps and sources, only a sample is shown, so errors are not counted.",
+                quiet=True,
+            )
         )
     figure = epochs_chart(facts, [c.row_tokens for c in components])
     blocks.append(Chart("epochs", "Epochs", figure, "Planned passes over the rows of each source."))
@@ -74,7 +92,9 @@ def order_section(plan: PlanFacts) -> Section:
         )
     ]
     if all(c.mixes_all for c in plan.plan.components):
-        blocks.append(Text("Each epoch of a source is a shuffle of all its rows, as good as a full shuffle."))
+        blocks.append(
+            Text("Each epoch of a source is a shuffle of all its rows, as good as a full shuffle.")
+        )
     elif forecast.variance_ratio:
         blocks.append(
             Chart(
@@ -97,7 +117,15 @@ def order_section(plan: PlanFacts) -> Section:
         ]
         for c in plan.plan.components
     ]
-    heads = ("source", "shuffle", "strands", "rows per block", "tokens per chunk", "open, all hosts", "similarity")
+    heads = (
+        "source",
+        "shuffle",
+        "strands",
+        "rows per block",
+        "tokens per chunk",
+        "open, all hosts",
+        "similarity",
+    )
     blocks.append(Table(columns(*heads, left=2), rows))
     text = "Similarity: share of the variance of the loss between blocks (ICC), and the resulting excess loss."
     blocks.append(Text(f"{text} headrace icc CACHE --save measures it.", quiet=True))
@@ -109,7 +137,9 @@ def documents_section(plan: PlanFacts) -> Section:
     blocks: list[Block] = []
     if plan.lengths:
         figure = lengths_chart(plan.lengths)
-        blocks.append(Chart("lengths", "Length of documents", figure, "Two bins per octave, in tokens."))
+        blocks.append(
+            Chart("lengths", "Length of documents", figure, "Two bins per octave, in tokens.")
+        )
         rows = [
             [
                 name,
@@ -124,29 +154,43 @@ def documents_section(plan: PlanFacts) -> Section:
         heads = columns("source", "documents", "mean", "median", "longest seen", "sampled", left=1)
         blocks.append(Table(heads, rows))
     else:
-        blocks.append(Text("The lengths of documents are unknown: no cache has been built yet.", quiet=True))
+        blocks.append(
+            Text("The lengths of documents are unknown: no cache has been built yet.", quiet=True)
+        )
     if plan.fills:
         figure = fill_chart(plan.fills)
-        blocks.append(Chart("fill", "Fill of packed rows", figure, "Share of a row that holds tokens."))
+        blocks.append(
+            Chart("fill", "Fill of packed rows", figure, "Share of a row that holds tokens.")
+        )
         rows = [
             [name, fill.algorithm, n.count(fill.packs), n.percent(fill.mean), n.percent(fill.worst)]
             for name, fill in plan.fills.items()
         ]
-        blocks.append(Table(columns("source", "algorithm", "rows", "mean fill", "emptiest", left=2), rows))
+        blocks.append(
+            Table(columns("source", "algorithm", "rows", "mean fill", "emptiest", left=2), rows)
+        )
     else:
         blocks.append(
-            Text("No source is packed. Rows are cut from the stream of tokens, so all of them are full.", quiet=True)
+            Text(
+                "No source is packed. Rows are cut from the stream of tokens, so all of them are full.",
+                quiet=True,
+            )
         )
     return Section("documents", "Planned: documents and packing", blocks)
 
 
 def forecast_section(plan: PlanFacts) -> Section:
     """Reads that the order needs, by the number of hosts."""
-    run, blocks = plan.plan, list[Block]()
+    run = plan.plan
+    blocks = list[Block]()
     forecast = run.forecast or run.unlimited
     if run.refused is not None:
         blocks.append(Notes([("problem", "prefetch_bytes", run.refused)]))
-    memory = "as much memory as the hosts need" if run.forecast is None else f"{n.size(run.prefetch_bytes)} per host"
+    memory = (
+        "as much memory as the hosts need"
+        if run.forecast is None
+        else f"{n.size(run.prefetch_bytes)} per host"
+    )
     blocks.append(
         Text(
             f"Counted from the order, with {memory}, over {_looked(forecast)}"
@@ -167,7 +211,12 @@ def forecast_section(plan: PlanFacts) -> Section:
         ]
         for h in forecast.by_hosts
     ]
-    reads = ("reads per block per epoch", "reads per host per step", "on the busiest host", "bytes per host per step")
+    reads = (
+        "reads per block per epoch",
+        "reads per host per step",
+        "on the busiest host",
+        "bytes per host per step",
+    )
     heads = ("hosts", *reads, "memory per host", "read at the start", "burst")
     blocks.append(Table(columns(*heads), rows, "Forecast of reads"))
     return Section("forecast", "Planned: reads", blocks)
@@ -175,7 +224,11 @@ def forecast_section(plan: PlanFacts) -> Section:
 
 def config_section(plan: PlanFacts) -> Section:
     """The config, resolved."""
-    return Section("config", "Config", [Details("The config with all defaults, as YAML", plan.plan.config.to_yaml())])
+    return Section(
+        "config",
+        "Config",
+        [Details("The config with all defaults, as YAML", plan.plan.config.to_yaml())],
+    )
 
 
 def forecast_for(plan: PlanFacts | None, hosts: int) -> tuple[float, float] | None:
@@ -183,7 +236,9 @@ def forecast_for(plan: PlanFacts | None, hosts: int) -> tuple[float, float] | No
     if plan is None:
         return None
     by_hosts = (plan.plan.forecast or plan.plan.unlimited).by_hosts
-    return next(((one.reads_per_step, one.bytes_per_step) for one in by_hosts if one.hosts == hosts), None)
+    return next(
+        ((one.reads_per_step, one.bytes_per_step) for one in by_hosts if one.hosts == hosts), None
+    )
 
 
 def largest_epochs(plan: PlanFacts) -> tuple[str, float]:
@@ -194,5 +249,7 @@ def largest_epochs(plan: PlanFacts) -> tuple[str, float]:
 
 
 def _looked(forecast: Forecast) -> str:
-    windows = [f"{n.count(look.first_step)} to {n.count(look.stop_step - 1)}" for look in forecast.looks]
+    windows = [
+        f"{n.count(look.first_step)} to {n.count(look.stop_step - 1)}" for look in forecast.looks
+    ]
     return f"steps {' and '.join(windows)}"

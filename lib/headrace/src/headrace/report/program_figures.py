@@ -31,9 +31,17 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
         for k, (family, lines) in enumerate([*families.items()][:MOST_CHARTS])
     ]
     if len(families) > MOST_CHARTS:
-        blocks.append(Text(f"The first {MOST_CHARTS} of {len(families)} charts are shown.", quiet=True))
+        blocks.append(
+            Text(f"The first {MOST_CHARTS} of {len(families)} charts are shown.", quiet=True)
+        )
     heads = columns("figure", "steps", "last", "mean", "smallest", "largest", left=1)
-    blocks.append(Table(heads, [_row(name, *points) for name, points in sorted(figures.items())], "All, as logged"))
+    blocks.append(
+        Table(
+            heads,
+            [_row(name, *points) for name, points in sorted(figures.items())],
+            "All, as logged",
+        )
+    )
     return Section("program", "Logged: rollouts and losses", blocks)
 
 
@@ -52,4 +60,8 @@ def _family(name: str) -> str:
 def _row(name: str, steps: np.ndarray, values: np.ndarray) -> list[str]:
     there = values[np.isfinite(values)]
     figures = [there[-1], there.mean(), there.min(), there.max()] if there.size else [None] * 4
-    return [name, n.count(steps.size), *(n.digits(None if value is None else float(value)) for value in figures)]
+    return [
+        name,
+        n.count(steps.size),
+        *(n.digits(None if value is None else float(value)) for value in figures),
+    ]

@@ -26,10 +26,34 @@ from headrace.store import files
 
 MAX_POINTS = 400
 SUMS = (
-    *("batches", "wait_s", "plan_s", "read_s", "gather_s", "map_s", "transfer_s", "examples_requested"),
-    *("block_fetches", "block_hits", "tensorstore_reads_issued", "bytes_read", "retries", "hedges", "requests"),
+    *(
+        "batches",
+        "wait_s",
+        "plan_s",
+        "read_s",
+        "gather_s",
+        "map_s",
+        "transfer_s",
+        "examples_requested",
+    ),
+    *(
+        "block_fetches",
+        "block_hits",
+        "tensorstore_reads_issued",
+        "bytes_read",
+        "retries",
+        "hedges",
+        "requests",
+    ),
 )
-LEVELS = ("wait_p50_s", "wait_p95_s", "wait_p99_s", "wait_max_s", "queue_occupancy", "resident_bytes")
+LEVELS = (
+    "wait_p50_s",
+    "wait_p95_s",
+    "wait_p99_s",
+    "wait_max_s",
+    "queue_occupancy",
+    "resident_bytes",
+)
 
 
 Points: TypeAlias = tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
@@ -94,13 +118,17 @@ class RunRecords:
     @property
     def last_step(self) -> int | None:
         """The last step that any host has recorded; None: none has."""
-        ends = [int(s.step[-1]) for s in self.series] + [int(steps[-1]) for steps, _ in self.figures.values()]
+        ends = [int(s.step[-1]) for s in self.series] + [
+            int(steps[-1]) for steps, _ in self.figures.values()
+        ]
         return max(ends, default=None)
 
     @property
     def waiting_share(self) -> float | None:
         """Time waited over time, of the host that waits most; None if not known."""
-        shares = [s.total("wait_s") / t for s in self.series if (t := float(np.nansum(s.seconds))) > 0]
+        shares = [
+            s.total("wait_s") / t for s in self.series if (t := float(np.nansum(s.seconds))) > 0
+        ]
         return max(shares, default=None)
 
 
@@ -123,8 +151,11 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
         ([10.0, 10.0, 20.0], 1)
     """
     by_host: dict[int, _Host] = {}
-    left_out, hosts, times = 0, 1, list[float]()
-    last_start, config = -np.inf, None
+    left_out = 0
+    hosts = 1
+    times = list[float]()
+    last_start = -np.inf
+    config = None
     for text in texts:
         host: _Host | None = None
         for line in filter(bytes.strip, text.splitlines()):
@@ -133,7 +164,8 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
                 host = by_host.setdefault(record["host"], _Host(record["host"]))
                 host.sessions += 1
                 if record["time"] >= last_start:
-                    last_start, hosts = record["time"], record["hosts"]
+                    last_start = record["time"]
+                    hosts = record["hosts"]
                     config = record.get("config") or config
             elif record is not None and host is not None:
                 host.add(record)
@@ -161,20 +193,28 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
 class _Host:
     number: int
     sessions: int = 0
-    records: list[tuple[int, dict[str, Any]]] = field(default_factory=list[tuple[int, dict[str, Any]]])
+    records: list[tuple[int, dict[str, Any]]] = field(
+        default_factory=list[tuple[int, dict[str, Any]]]
+    )
     stalls: list[Stall] = field(default_factory=list[Stall])
-    figures: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict[int, tuple[int, dict[str, float]]])
+    figures: dict[int, tuple[int, dict[str, float]]] = field(
+        default_factory=dict[int, tuple[int, dict[str, float]]]
+    )
 
     def add(self, record: dict[str, Any]) -> None:
         if record["kind"] == "figures":
             self.add_figures(record["step"], record["figures"])
             return
         if record["kind"] == "stall":
-            fields: dict[str, Any] = {k: v for k, v in record.items() if k in Stall.__dataclass_fields__}
+            fields: dict[str, Any] = {
+                k: v for k, v in record.items() if k in Stall.__dataclass_fields__
+            }
             fields["host"] = self.number
             self.stalls.append(Stall(**fields))
             return
-        if self.records and self.records[-1][0] != self.sessions:  # steps from here on were repeated
+        if (
+            self.records and self.records[-1][0] != self.sessions
+        ):  # steps from here on were repeated
             while self.records and self.records[-1][1]["step"] >= record["step"]:
                 self.records.pop()
         elif self.records and self.records[-1][1]["step"] >= record["step"]:
@@ -182,7 +222,9 @@ class _Host:
         self.records.append((self.sessions, record))
 
     def add_figures(self, step: int, figures: dict[str, Any]) -> None:
-        if next(reversed(self.figures.values()), (0,))[0] != self.sessions:  # steps from here on were repeated
+        if (
+            next(reversed(self.figures.values()), (0,))[0] != self.sessions
+        ):  # steps from here on were repeated
             self.figures = {s: old for s, old in self.figures.items() if s < step}
         _, values = self.figures.get(step, (0, {}))
         added = {name: value for name, value in figures.items() if isinstance(value, float)}
@@ -198,7 +240,10 @@ class _Host:
         for name in names:
             have = [step for step in chosen if name in self.figures[step][1]]
             if have:
-                points[name] = np.array(have, np.int64), np.array([self.figures[s][1][name] for s in have], np.float64)
+                points[name] = (
+                    np.array(have, np.int64),
+                    np.array([self.figures[s][1][name] for s in have], np.float64),
+                )
         return points
 
     def series(self) -> HostSeries:
@@ -232,7 +277,10 @@ def _thinned(records: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[
     return [
         record
         for k, record in enumerate(records)
-        if k % every == 0 or k == last or record[0] != records[k - 1][0] or record[0] != records[k + 1][0]
+        if k % every == 0
+        or k == last
+        or record[0] != records[k - 1][0]
+        or record[0] != records[k + 1][0]
     ]
 
 
@@ -253,7 +301,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     record = cast("dict[str, Any]", parsed)
     fields = _FIELDS.get(str(record.get("kind")))
-    if fields is None or not all(isinstance(record.get(name), kind) for name, kind in fields.items()):
+    if fields is None or not all(
+        isinstance(record.get(name), kind) for name, kind in fields.items()
+    ):
         return None
     return record
 

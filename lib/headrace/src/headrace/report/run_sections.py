@@ -12,7 +12,13 @@ import numpy as np
 from headrace.errors import format_count
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
-from headrace.report.charts import axis, loader_time_chart, measured_chart, stalls_chart, waits_chart
+from headrace.report.charts import (
+    axis,
+    loader_time_chart,
+    measured_chart,
+    stalls_chart,
+    waits_chart,
+)
 from headrace.report.facts import PlanFacts, ReportFacts, Source
 from headrace.report.plan_sections import forecast_for, largest_epochs
 from headrace.report.run_records import HostSeries, RunRecords
@@ -44,7 +50,8 @@ _WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
 
 def summary_section(facts: ReportFacts) -> Section:
     """The run at a glance, with notes."""
-    plan, records = facts.plan, facts.records
+    plan = facts.plan
+    records = facts.records
     tiles: list[tuple[str, str, str]] = []
     if plan is not None:
         tiles += _plan_tiles(plan, facts)
@@ -79,14 +86,26 @@ def provenance_section(facts: ReportFacts) -> Section:
             *columns("built by", left=1),
         ]
         blocks.append(Table(heads, [_source_row(s) for s in sources], "Sources"))
-        tokenizers = sorted({(s.tokenizer, s.tokenizer_fingerprint, s.vocab_size) for s in sources if s.exists})
+        tokenizers = sorted(
+            {(s.tokenizer, s.tokenizer_fingerprint, s.vocab_size) for s in sources if s.exists}
+        )
         if tokenizers:
             rows = [[path, _digest(mark), n.count(ids)] for path, mark, ids in tokenizers]
-            blocks.append(Table([("tokenizer", "code"), ("fingerprint", "code"), ("ids", "right")], rows, "Tokenizer"))
+            blocks.append(
+                Table(
+                    [("tokenizer", "code"), ("fingerprint", "code"), ("ids", "right")],
+                    rows,
+                    "Tokenizer",
+                )
+            )
     elif facts.manifest is not None:
         contents = _contents(facts.manifest.resolved)
         blocks.append(
-            Table([("source", "left"), ("content", "code")], [[k, _digest(v)] for k, v in contents], "Sources")
+            Table(
+                [("source", "left"), ("content", "code")],
+                [[k, _digest(v)] for k, v in contents],
+                "Sources",
+            )
         )
     return Section("provenance", "Provenance", blocks)
 
@@ -94,7 +113,8 @@ def provenance_section(facts: ReportFacts) -> Section:
 def _source_row(s: Source) -> list[str]:
     if not s.exists:
         return [s.name, s.cache, n.NOTHING, n.NOTHING, "", "not built yet", n.NOTHING, ""]
-    files, release = n.count(s.files) if s.files else n.NOTHING, s.built_by and f"headrace {s.built_by}"
+    files = n.count(s.files) if s.files else n.NOTHING
+    release = s.built_by and f"headrace {s.built_by}"
     counts = (n.count(s.documents), n.count(s.tokens))
     return [s.name, s.cache, *counts, _digest(s.fingerprint), ", ".join(s.paths), files, release]
 
@@ -118,22 +138,34 @@ def amendments_section(facts: ReportFacts) -> Section:
         blocks.append(Table([*heads, ("weights", "code")], rows, "Mixtures"))
     if history:
         rows = [[n.count(h["until_step"]), str(h["fingerprint"])] for h in history]
-        blocks.append(Table([("until step", "right"), ("fingerprint before", "code")], rows, "Amendments of this run"))
+        blocks.append(
+            Table(
+                [("until step", "right"), ("fingerprint before", "code")],
+                rows,
+                "Amendments of this run",
+            )
+        )
     elif not amended:
         blocks.append(Text("The run was not amended.", quiet=True))
     return Section("amendments", "Amendments", blocks)
 
 
 def _plan_tiles(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]:
-    run, name = plan.plan, largest_epochs(plan)
-    steps, last_step = int(plan.mixture.edge[-1]), facts.records.last_step
+    run = plan.plan
+    name = largest_epochs(plan)
+    steps = int(plan.mixture.edge[-1])
+    last_step = facts.records.last_step
     rows = n.short(float(plan.mixture.drawn.sum()))
     lengths = " → ".join(n.count(length) for _, length in run.phases)
     note = "the config has no num_steps" if plan.assumed_steps else "in the config"
     batch = n.count(run.batch_size)
     if run.largest_batch > run.batch_size:
         batch += f" to {n.count(run.largest_batch)}"
-    steps_done = [] if last_step is None else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
+    steps_done = (
+        []
+        if last_step is None
+        else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
+    )
     return [
         ("Planned steps", n.count(steps), note),
         ("Planned tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
@@ -149,19 +181,37 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
     reads = sum(s.total("block_fetches") for s in records.series)
     read = sum(s.total("bytes_read") for s in records.series)
     took = None if records.began is None or records.ended is None else records.ended - records.began
-    sessions = "1 process" if records.sessions == 1 else f"{records.sessions} processes in succession"
+    sessions = (
+        "1 process" if records.sessions == 1 else f"{records.sessions} processes in succession"
+    )
     if records.hosts > 1:
-        sessions = f"{format_count(records.hosts, 'host')}, {format_count(records.sessions, 'start')}"
+        sessions = (
+            f"{format_count(records.hosts, 'host')}, {format_count(records.sessions, 'start')}"
+        )
     return [
-        ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "unknown so far"),
-        ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row"),
-        ("Stalls", n.count(len(records.stalls)), n.duration(sum(s.wait_s for s in records.stalls)) + " in total"),
+        (
+            "Waiting",
+            n.percent(share),
+            "of the time; good below 2%" if share is not None else "unknown so far",
+        ),
+        (
+            "Read",
+            n.size(read),
+            f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row",
+        ),
+        (
+            "Stalls",
+            n.count(len(records.stalls)),
+            n.duration(sum(s.wait_s for s in records.stalls)) + " in total",
+        ),
         ("Measured", n.duration(took), sessions),
     ]
 
 
 def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
-    plan, records, notes = facts.plan, facts.records, list[tuple[str, str, str]]()
+    plan = facts.plan
+    records = facts.records
+    notes = list[tuple[str, str, str]]()
     if plan is not None:
         notes += [(f.level, f.field, f"{f.problem}. {f.cure}") for f in plan.findings]
         notes += _mismatch(plan, facts)
@@ -178,7 +228,11 @@ def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
 
 
 def _mismatch(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]:
-    if facts.manifest is None or plan.manifest is None or plan.fingerprint == facts.manifest.fingerprint:
+    if (
+        facts.manifest is None
+        or plan.manifest is None
+        or plan.fingerprint == facts.manifest.fingerprint
+    ):
         return []
     step = plan.manifest.amends(facts.manifest)
     step = facts.manifest.amends(plan.manifest) if step is None else step
@@ -197,7 +251,9 @@ def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
         return (), 0
     stages = cast("list[dict[str, Any]]", _first_dataset(facts.manifest.resolved).get("stages", []))
     trained_until = min((int(h["until_step"]) for h in facts.manifest.history), default=None)
-    return stages, 0 if trained_until is None else int(np.sum([int(s["step"]) >= trained_until for s in stages]))
+    return stages, 0 if trained_until is None else int(
+        np.sum([int(s["step"]) >= trained_until for s in stages])
+    )
 
 
 def _first_dataset(resolved: dict[str, Any]) -> dict[str, Any]:
@@ -247,11 +303,26 @@ def reads_section(facts: ReportFacts) -> Section:
         )
     ]
     ahead = f"The loader reads ahead, so the first steps after a start read more. {_PEAKS}"
-    heads = columns("host", "steps", "rows", "blocks read", "read", "reads per row", "from memory", "retries", "hedges")
+    heads = columns(
+        "host",
+        "steps",
+        "rows",
+        "blocks read",
+        "read",
+        "reads per row",
+        "from memory",
+        "retries",
+        "hedges",
+    )
     blocks: list[Block] = [
         *_shown_note(records),
         Chart("fetches", "Blocks read by a host in a step", charts[0], ahead),
-        Chart("bytes", "Bytes read by a host in a step", charts[1], "Decoded bytes of the blocks that were read."),
+        Chart(
+            "bytes",
+            "Bytes read by a host in a step",
+            charts[1],
+            "Decoded bytes of the blocks that were read.",
+        ),
         Table(heads, [_reads_row(s) for s in records.series], "Total"),
     ]
     return Section("reads", "Measured: reads", blocks)
@@ -271,7 +342,9 @@ def waiting_section(facts: ReportFacts) -> Section:
         axis("share of time", "share"),
         expected=(f"{n.percent(WAITING_BAR)}, the threshold", WAITING_BAR),
     )
-    speed = measured_chart(series, [s.per_second("batches") for s in series], axis("batches per second"))
+    speed = measured_chart(
+        series, [s.per_second("batches") for s in series], axis("batches per second")
+    )
     occupancy = [s.levels["queue_occupancy"] for s in series]
     queue = measured_chart(series, occupancy, axis("ready / room", "share", range=[0, 1.05]))
     blocks: list[Block] = [
@@ -283,7 +356,9 @@ def waiting_section(facts: ReportFacts) -> Section:
             "Below 2%, a loader without any delay would make training at most a fiftieth faster. Above it, look at the"
             f" charts below for the cause. {_PEAKS}",
         ),
-        Chart("waits", "Wait for a batch", waits_chart(worst), f"Of the last 10,000 batches of {of}."),
+        Chart(
+            "waits", "Wait for a batch", waits_chart(worst), f"Of the last 10,000 batches of {of}."
+        ),
         Chart(
             "loader-time",
             "Where the loader's thread spent its time",
@@ -307,8 +382,13 @@ def stalls_section(facts: ReportFacts) -> Section:
     if not facts.records.series:
         return Section("stalls", "Measured: stalls", [Text(_NOT_MEASURED, quiet=True)])
     if not stalls:
-        return Section("stalls", "Measured: stalls", [Text("None. No wait was much longer than usual.")])
-    causes = sorted({s.cause for s in stalls}, key=lambda cause: -sum(s.wait_s for s in stalls if s.cause == cause))
+        return Section(
+            "stalls", "Measured: stalls", [Text("None. No wait was much longer than usual.")]
+        )
+    causes = sorted(
+        {s.cause for s in stalls},
+        key=lambda cause: -sum(s.wait_s for s in stalls if s.cause == cause),
+    )
     by_cause = [
         [cause, n.count(len(of)), n.duration(sum(of)), n.duration(max(of)), _HELP.get(cause, "")]
         for cause in causes
@@ -337,9 +417,20 @@ def stalls_section(facts: ReportFacts) -> Section:
             stalls_chart(stalls),
             "A stall is a wait of more than 50 ms and more than five times the median (the defaults).",
         ),
-        Table([*columns("cause", "stalls", "total", "longest", left=1), ("what helps", "prose")], by_cause, "By cause"),
         Table(
-            [*columns("step", "host", "waited"), *columns("cause", left=1), *_WHERE, ("detail", "prose")], rows, which
+            [*columns("cause", "stalls", "total", "longest", left=1), ("what helps", "prose")],
+            by_cause,
+            "By cause",
+        ),
+        Table(
+            [
+                *columns("step", "host", "waited"),
+                *columns("cause", left=1),
+                *_WHERE,
+                ("detail", "prose"),
+            ],
+            rows,
+            which,
         ),
     ]
     return Section("stalls", "Measured: stalls", blocks)
@@ -348,7 +439,9 @@ def stalls_section(facts: ReportFacts) -> Section:
 def _rows_of(step: int, facts: ReportFacts) -> str:
     """The command that shows the rows of a step."""
     run = [] if facts.folder is None else ["--run", facts.folder]
-    return shlex.join(["headrace", "cat", facts.config_path or "run.yaml", "--step", str(step), *run])
+    return shlex.join(
+        ["headrace", "cat", facts.config_path or "run.yaml", "--step", str(step), *run]
+    )
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
@@ -362,11 +455,18 @@ def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
 def _shown_note(records: RunRecords) -> list[Block]:
     if len(records.series) <= MOST_HOSTS:
         return []
-    return [Text(f"Charts show the {MOST_HOSTS} hosts of {len(records.series)} that waited longest.", quiet=True)]
+    return [
+        Text(
+            f"Charts show the {MOST_HOSTS} hosts of {len(records.series)} that waited longest.",
+            quiet=True,
+        )
+    ]
 
 
 def _reads_row(s: HostSeries) -> list[str]:
-    rows, fetches, hits = s.total("examples_requested"), s.total("block_fetches"), s.total("block_hits")
+    rows = s.total("examples_requested")
+    fetches = s.total("block_fetches")
+    hits = s.total("block_hits")
     return [
         n.count(s.host),
         n.count(s.total("batches")),

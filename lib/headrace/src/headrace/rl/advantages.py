@@ -71,14 +71,24 @@ class AdvantageSpec:
     def __post_init__(self) -> None:
         for name in ("epsilon", "reward_clip", "advantage_clip", "equal"):
             check_not_negative(name, getattr(self, name))
-        check_choice("baseline", self.baseline, ("group", "leave_one_out", "none"), "is no baseline")
+        check_choice(
+            "baseline", self.baseline, ("group", "leave_one_out", "none"), "is no baseline"
+        )
         check_choice("scale", self.scale, ("group", "rewards", "batch"), "is no scale")
 
 
 Preset: TypeAlias = Literal[
-    "nanomoe", "slime", "trl", "megatron", "tinker", "dr_grpo", "rloo", "batch_std", "reinforce_pp",
+    "nanomoe",
+    "slime",
+    "trl",
+    "megatron",
+    "tinker",
+    "dr_grpo",
+    "rloo",
+    "batch_std",
+    "reinforce_pp",
     "reinforce_pp_baseline",
-]  # fmt: skip
+]
 
 PRESETS: dict[str, AdvantageSpec] = {
     "nanomoe": AdvantageSpec(1e-8, 1),
@@ -154,11 +164,18 @@ def group_advantages(
     moments = group_moments(rewards, groups, counted=counted, ddof=spec.ddof)
     equal = _all_equal(rewards, counted, moments) | (moments.std <= spec.equal)
     is_trained = counted if spec.baseline == "none" else counted & ~equal[moments.group]
-    values = np.where(is_trained, _scaled(_less_baseline(rewards, moments, spec), rewards, counted, moments, spec), 0.0)
+    values = np.where(
+        is_trained,
+        _scaled(_less_baseline(rewards, moments, spec), rewards, counted, moments, spec),
+        0.0,
+    )
     if spec.advantage_clip is not None:
         values = values.clip(-spec.advantage_clip, spec.advantage_clip)
     return Advantages(
-        values, int((moments.size > 0).sum()), int((equal & (moments.size > 1)).sum()), int((moments.size == 1).sum())
+        values,
+        int((moments.size > 0).sum()),
+        int((equal & (moments.size > 1)).sum()),
+        int((moments.size == 1).sum()),
     )
 
 
@@ -167,7 +184,8 @@ def _less_baseline(
 ) -> Float64[np.ndarray, " n"]:
     if spec.baseline == "none":
         return rewards
-    values, size = rewards - moments.mean[moments.group], moments.size[moments.group]
+    values = rewards - moments.mean[moments.group]
+    size = moments.size[moments.group]
     # r - (sum - r) / (n - 1)
     return values * size / np.maximum(size - 1, 1) if spec.baseline == "leave_one_out" else values
 
@@ -183,7 +201,9 @@ def _scaled(
         std = moments.std[moments.group]
     else:
         scaled_by = rewards if spec.scale == "rewards" else values
-        of_batch = group_moments(scaled_by, np.zeros_like(moments.group), counted=counted, ddof=spec.ddof)
+        of_batch = group_moments(
+            scaled_by, np.zeros_like(moments.group), counted=counted, ddof=spec.ddof
+        )
         std = of_batch.std.sum()  # of one group; of none where there are no rewards
         if spec.scale == "batch":
             is_constant = _all_equal(values, counted, of_batch).any()
@@ -261,7 +281,11 @@ def nonzero_std(rewards: Float64[np.ndarray, " n"], *, epsilon: float = 1e-6) ->
     """
     rewards = np.asarray(rewards, np.float64)
     spread = float(rewards.std(ddof=1)) if rewards.size > 1 else 0.0
-    return Verdict(True) if spread > epsilon else Verdict(False, f"zero_std_{round(float(rewards[0]), 1)}")
+    return (
+        Verdict(True)
+        if spread > epsilon
+        else Verdict(False, f"zero_std_{round(float(rewards[0]), 1)}")
+    )
 
 
 def not_constant(rewards: Float64[np.ndarray, " n"]) -> Verdict:
@@ -282,7 +306,9 @@ def drop_constant(rewards: list[list[float]]) -> list[int]:
         >>> drop_constant([[1, 1], [0, 1], [0, 0]]), drop_constant([[1, 1], [0, 0]])
         ([1], [0])
     """
-    numbers = [i for i, group in enumerate(rewards) if not_constant(np.array(group, np.float64)).keep]
+    numbers = [
+        i for i, group in enumerate(rewards) if not_constant(np.array(group, np.float64)).keep
+    ]
     return numbers or [0] * bool(rewards)
 
 
@@ -290,17 +316,21 @@ def _all_equal(
     rewards: Float64[np.ndarray, " n"], counted: Bool[np.ndarray, " n"], moments: GroupMoments
 ) -> Bool[np.ndarray, " g"]:
     """Groups whose counted rewards are the same number; a mean is rounded, so the deviation alone cannot tell."""
-    low, high = np.full(moments.size.size, np.inf), np.full(moments.size.size, -np.inf)
+    low = np.full(moments.size.size, np.inf)
+    high = np.full(moments.size.size, -np.inf)
     np.minimum.at(low, moments.group[counted], rewards[counted])
     np.maximum.at(high, moments.group[counted], rewards[counted])
     return low >= high
 
 
 def _check_arrays(
-    rewards: Float64[np.ndarray, " n"], groups: Int64[np.ndarray, " n"], counted: Bool[np.ndarray, " n"] | None
+    rewards: Float64[np.ndarray, " n"],
+    groups: Int64[np.ndarray, " n"],
+    counted: Bool[np.ndarray, " n"] | None,
 ) -> tuple[Float64[np.ndarray, " n"], Int64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """The arguments as arrays of matching shapes, with 0 for rewards that do not count."""
-    rewards, groups = np.asarray(rewards, np.float64), np.asarray(groups)
+    rewards = np.asarray(rewards, np.float64)
+    groups = np.asarray(groups)
     counted = np.ones(rewards.shape, bool) if counted is None else np.asarray(counted, bool)
     if rewards.ndim != 1 or groups.shape != rewards.shape or counted.shape != rewards.shape:
         problem = f"must name the group of each of {rewards.shape} rewards"

@@ -105,9 +105,14 @@ class CompletionsSampler:
         check_at_least("group_size", group_size)
         check_at_least("max_tokens", max_tokens)
         if not timeout_s > 0:
-            raise ConfigError("must be positive", field="timeout_s", value=timeout_s, cure="In seconds.")
-        self.url, self._parts = f"{url.rstrip('/')}/completions", _split(url)
-        self.score, self.group_size, self.timeout_s = score, group_size, timeout_s
+            raise ConfigError(
+                "must be positive", field="timeout_s", value=timeout_s, cure="In seconds."
+            )
+        self.url = f"{url.rstrip('/')}/completions"
+        self._parts = _split(url)
+        self.score = score
+        self.group_size = group_size
+        self.timeout_s = timeout_s
         named = {} if model is None else {"model": model}
         self._request = {
             **named,
@@ -138,7 +143,9 @@ class CompletionsSampler:
             prompt.tokens.size,
             [completion.log_probs for completion in completions],
             policy_version=version,
-            truncated=np.array([completion.finish_reason == "length" for completion in completions]),
+            truncated=np.array(
+                [completion.finish_reason == "length" for completion in completions]
+            ),
         )
 
     async def complete(self, tokens: Integer[np.ndarray, " n"]) -> list[Completion]:
@@ -167,7 +174,8 @@ class CompletionsSampler:
     async def _post(self, body: bytes) -> tuple[int, bytes]:
         """Status and body of the answer to one request, on its own connection."""
         parts = self._parts
-        host, is_secure = parts.hostname or "", parts.scheme == "https"
+        host = parts.hostname or ""
+        is_secure = parts.scheme == "https"
         port = parts.port or (443 if is_secure else 80)
         path = f"{parts.path.rstrip('/')}/completions" + (f"?{parts.query}" if parts.query else "")
         json_only = {"host": parts.netloc.rpartition("@")[2], "content-type": "application/json"}
@@ -179,22 +187,40 @@ class CompletionsSampler:
             answer = await read_head(reader)
             if answer is None:
                 raise EOFError("the connection was closed without an answer")
-            return int(answer.first_line.split(" ", 2)[1]), await read_body(reader, answer, to_end=True)
+            return int(answer.first_line.split(" ", 2)[1]), await read_body(
+                reader, answer, to_end=True
+            )
         finally:
             writer.close()
 
     def _refusal(self, status: int, answer: bytes) -> SamplerError | ConfigError:
         text = " ".join(answer[:2000].decode(errors="replace").split())[:300]
         kind = SamplerError if status >= 500 or status in _TEMPORARY else ConfigError
-        cure = _CURES.get(status, "Look at the server's log." if kind is SamplerError else _CURES[400])
-        return kind(f"answered with HTTP {status} ({text or 'no message'})", field="url", value=self.url, cure=cure)
+        cure = _CURES.get(
+            status, "Look at the server's log." if kind is SamplerError else _CURES[400]
+        )
+        return kind(
+            f"answered with HTTP {status} ({text or 'no message'})",
+            field="url",
+            value=self.url,
+            cure=cure,
+        )
 
     def _completions(self, answer: bytes) -> list[Completion]:
         try:
             choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
             completions = [_completion(choice) for choice in choices]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            cure = "Use a vLLM or an SGLang that knows return_token_ids; see headrace.rl.completions."
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            OverflowError,
+        ) as error:
+            cure = (
+                "Use a vLLM or an SGLang that knows return_token_ids; see headrace.rl.completions."
+            )
             problem = f"gave no completions with ids and log probabilities ({type(error).__name__}: {error})"
             raise ConfigError(problem, field="url", value=self.url, cure=cure) from error
         if any(completion.finish_reason == "abort" for completion in completions):
@@ -207,8 +233,13 @@ class CompletionsSampler:
         return completions
 
     async def _reward(self, prompt: Prompt, completion: Completion) -> float:
-        is_async, score = inspect.iscoroutinefunction(self.score), self.score
-        reward: Any = score(prompt, completion) if is_async else await asyncio.to_thread(score, prompt, completion)
+        is_async = inspect.iscoroutinefunction(self.score)
+        score = self.score
+        reward: Any = (
+            score(prompt, completion)
+            if is_async
+            else await asyncio.to_thread(score, prompt, completion)
+        )
         if inspect.isawaitable(reward):
             reward = await reward
         try:
@@ -220,17 +251,27 @@ class CompletionsSampler:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
+        if (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and (parts.port is None or parts.port)
+        ):
             return parts
     except ValueError:  # a port that is none
         pass
-    raise ConfigError("is no URL of a server", field="url", value=url, cure="Give one as http://localhost:8000/v1.")
+    raise ConfigError(
+        "is no URL of a server",
+        field="url",
+        value=url,
+        cure="Give one as http://localhost:8000/v1.",
+    )
 
 
 def _completion(choice: dict[str, Any]) -> Completion:
     """One completion of the answer; errors for missing or undocumented fields name the field."""
     logged = choice["logprobs"]
-    tokens, log_probs = choice.get("token_ids", choice.get("response_token_ids")), logged["token_logprobs"]
+    tokens = choice.get("token_ids", choice.get("response_token_ids"))
+    log_probs = logged["token_logprobs"]
     if tokens is None:
         tokens = [int(named.removeprefix("token_id:")) for named in logged["tokens"]]
     if len(tokens) != len(log_probs):
@@ -238,4 +279,9 @@ def _completion(choice: dict[str, Any]) -> Completion:
     if not all(math.isfinite(value) for value in log_probs):
         raise ValueError("log probabilities that are not finite")
     ids = np.array(tokens, np.int64).reshape(-1)
-    return Completion(ids, np.array(log_probs, np.float32), str(choice.get("text", "")), str(choice["finish_reason"]))
+    return Completion(
+        ids,
+        np.array(log_probs, np.float32),
+        str(choice.get("text", "")),
+        str(choice["finish_reason"]),
+    )

@@ -60,7 +60,9 @@ from headrace.rl.store import RolloutStore
 __all__ = ["NoGroupError", "RLDataset", "RLSettings"]
 
 logger = logging.getLogger(__name__)
-_POLL_S, _ASYNC_POLL_S = 0.1, 0.005  # how often what is waited for is looked at
+# how often what is waited for is looked at
+_POLL_S = 0.1
+_ASYNC_POLL_S = 0.005
 
 
 class RLDataset(AsyncDataset[PackedBatch]):
@@ -93,38 +95,69 @@ class RLDataset(AsyncDataset[PackedBatch]):
     """
 
     def __init__(
-        self, prompts: Prompts, sampler: Sampler | None, settings: RLSettings, *, store: RolloutStore | None = None
+        self,
+        prompts: Prompts,
+        sampler: Sampler | None,
+        settings: RLSettings,
+        *,
+        store: RolloutStore | None = None,
     ) -> None:
         if sampler is None and (store is None or store.folder is None):
             cure = "Give a sampler, or a store in a folder that other processes sample into."
             raise ConfigError("nobody could sample", field="sampler", value=None, cure=cure)
-        self.prompts, self.sampler, self.settings = prompts, sampler, settings
+        self.prompts = prompts
+        self.sampler = sampler
+        self.settings = settings
         self.order = PROMPT_ORDERS[settings.prompt_order](len(prompts), seed=settings.seed)
         self.advantages = resolve(settings.advantages)
         self.store = RolloutStore(None) if store is None else store
-        self._calls = None if sampler is None or self.store.follow else SamplerCalls(sampler, settings)
+        self._calls = (
+            None if sampler is None or self.store.follow else SamplerCalls(sampler, settings)
+        )
         self._claimed = self._identity()
         self.store.claim(self._claimed)
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.totals: Counter[str] = Counter()
-        self._lock, self._version = threading.Lock(), cast("int | None", None)  # nobody has told it
+        # nobody has told it
+        self._lock = threading.Lock()
+        self._version = cast("int | None", None)
         self._feeder: Feeder | None = None
         self._read: tuple[BatchRecord | None, Any] = None, None  # the step that a loader read last
-        self._selection: Selection | None = None  # of the step that is being made, for all that ask for it
-        if settings.in_flight is not None and self._calls is not None and self.store.producer is None:
+        self._selection: Selection | None = (
+            None  # of the step that is being made, for all that ask for it
+        )
+        if (
+            settings.in_flight is not None
+            and self._calls is not None
+            and self.store.producer is None
+        ):
             self._feeder = Feeder(self._calls, self.store, settings, self._prompt)
 
     def _identity(self) -> dict[str, Any]:
         """The values that identify a run's rollouts."""
         named = self.settings.tokenizer or getattr(self.prompts, "tokenizer", None)
-        seed, order = self.settings.seed, self.settings.prompt_order
+        seed = self.settings.seed
+        order = self.settings.prompt_order
         named_seed = seed if order == "shuffled" else f"{order}, {seed}"
-        identity: dict[str, Any] = {"prompts": len(self.prompts), "seed": named_seed, "tokenizer": named}
+        identity: dict[str, Any] = {
+            "prompts": len(self.prompts),
+            "seed": named_seed,
+            "tokenizer": named,
+        }
         if self.store.folder is None:
             return identity
-        advantages = {name: value for name, value in asdict(self.advantages).items() if value != _ADVANTAGES[name]}
+        advantages = {
+            name: value
+            for name, value in asdict(self.advantages).items()
+            if value != _ADVANTAGES[name]
+        }
         digest = getattr(self.prompts, "fingerprint", None) or digest_of_prompts(self.prompts)
-        return {**identity, "prompts_digest": digest, "seq_len": self.settings.seq_len, "advantages": advantages}
+        return {
+            **identity,
+            "prompts_digest": digest,
+            "seq_len": self.settings.seq_len,
+            "advantages": advantages,
+        }
 
     def __iter__(self) -> Iterator[PackedBatch]:
         """Batches of steps that have not been made yet, endlessly."""
@@ -207,7 +240,12 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """
         for name, example in (("rows", "rows=64"), ("max_staleness", "max_staleness=1")):
             if getattr(self.settings, name) is None:
-                raise ConfigError("is needed by a loader", field=name, value=None, cure=f"Set RLSettings({example}).")
+                raise ConfigError(
+                    "is needed by a loader",
+                    field=name,
+                    value=None,
+                    cure=f"Set RLSettings({example}).",
+                )
         return BatchSchedule(self.settings.rows or 1)
 
     @property
@@ -216,12 +254,17 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     def describe(self) -> dict[str, Any]:
         s = self.settings
-        shape = {name: getattr(s, name) for name in ("seq_len", "groups_per_batch", "rows", "max_segments", "ranks")}
+        shape = {
+            name: getattr(s, name)
+            for name in ("seq_len", "groups_per_batch", "rows", "max_segments", "ranks")
+        }
         return {"rollouts": self._claimed, **shape}
 
     def reordered(self, order: Order) -> NoReturn:
         cure = "Choose RLSettings(prompt_order=...), or shuffle the prompts."
-        raise ConfigError("has the order of its log", field="dataset", value=type(self).__name__, cure=cure)
+        raise ConfigError(
+            "has the order of its log", field="dataset", value=type(self).__name__, cure=cure
+        )
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
         """Rows of steps, for a loader: row r of step s is number s * ``rows`` + r.
@@ -232,12 +275,19 @@ class RLDataset(AsyncDataset[PackedBatch]):
         steps, rows = np.divmod(np.asarray(indices, np.int64), self.own_schedule.max_size)
         parts: list[Any] = []
         for step in np.unique(steps).tolist():
-            batch, batch_rows = await self._batch_of(step), rows[steps == step]
+            batch = await self._batch_of(step)
+            batch_rows = rows[steps == step]
             parts.append(jax.tree.map(lambda leaf, rows=batch_rows: leaf[rows], batch))
         if not parts:
-            raise ConfigError("name no row", field="indices", value=[], cure="Ask for at least one.")
+            raise ConfigError(
+                "name no row", field="indices", value=[], cure="Ask for at least one."
+            )
         back = np.argsort(np.argsort(steps, kind="stable"), kind="stable")
-        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+        return (
+            parts[0]
+            if len(parts) == 1
+            else jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+        )
 
     async def _batch_of(self, step: int) -> PackedBatch:
         if self._version is None:
@@ -257,7 +307,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """Makes a step unless it exists, yielding to other tasks while it waits. Returns its batch."""
         if self.store.producer is not None:
             cure = "Call produce() here, and next_batch() in the process that trains."
-            raise ConfigError("only adds groups", field="producer", value=self.store.producer, cure=cure)
+            raise ConfigError(
+                "only adds groups", field="producer", value=self.store.producer, cure=cure
+            )
         check_not_negative("step", step)
         patience = Patience()
         selection = None
@@ -284,7 +336,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
                     self._measure(record, selection, batch)
                     if self._feeder is not None:
                         self._feeder.end_step()
-                    self.store.put_record(record)  # on disk, and still ours, before the batch is returned
+                    self.store.put_record(
+                        record
+                    )  # on disk, and still ours, before the batch is returned
                     self._selection = None
                     self.totals.update(record.counts)
         except Exception:
@@ -298,34 +352,49 @@ class RLDataset(AsyncDataset[PackedBatch]):
     def _check_next(self, step: int) -> None:
         if step != self.store.next_step and self.store.next_step > 0 and not self.store.follow:
             ahead = step > self.store.next_step
-            problem = "is ahead of the rollouts" if ahead else "comes before the first step that was made"
-            raise ConfigError(problem, field="step", value=step, cure=f"The next step is {self.store.next_step}.")
+            problem = (
+                "is ahead of the rollouts" if ahead else "comes before the first step that was made"
+            )
+            raise ConfigError(
+                problem, field="step", value=step, cure=f"The next step is {self.store.next_step}."
+            )
 
     def _follow(self, step: int, patience: Patience) -> Iterator[None]:
         self.store.refresh()
         while self.store.record(step) is None:
             self.store.check_leader()
-            patience.say("waits for step %d: the process that makes the steps has not stored it", step)
+            patience.say(
+                "waits for step %d: the process that makes the steps has not stored it", step
+            )
             yield
             self.store.refresh()
 
-    def _wait_for_policy(self, step: int, policy_version: int, patience: Patience) -> Iterator[None]:
+    def _wait_for_policy(
+        self, step: int, policy_version: int, patience: Patience
+    ) -> Iterator[None]:
         bound = self.settings.max_staleness
         while bound is not None and (self._version or 0) < policy_version - bound:
             message = "step %d waits for policy version %d: tell it by set_policy_version(version) after each update"
             patience.say(message, step, policy_version - bound)
             yield
 
-    def _select(self, step: int, version: int, patience: Patience) -> Generator[None, None, Selection | None]:
+    def _select(
+        self, step: int, version: int, patience: Patience
+    ) -> Generator[None, None, Selection | None]:
         """Selects groups until the step is complete; samples what is missing, or waits for it."""
         with self._lock:
             selection = self._selection
-            is_mine = selection is not None and (selection.step, selection.policy_version) == (step, version)
+            is_mine = selection is not None and (selection.step, selection.policy_version) == (
+                step,
+                version,
+            )
             if self.store.record(step) is None and not is_mine:
                 selection = self._selection = Selection(step, version, self.settings, self.store)
                 if self._feeder is not None:
                     self._feeder.begin_step(selection)
-        while selection is not None and not selection.is_complete and self.store.record(step) is None:
+        while (
+            selection is not None and not selection.is_complete and self.store.record(step) is None
+        ):
             has_advanced = selection.advance()
             if not has_advanced and self._feeder is None:
                 self.store.refresh()
@@ -368,7 +437,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
         number, producers = share
         check_at_least("ahead", ahead)
         if not 0 <= number < producers:
-            raise ConfigError("must be a number from 0 on, below the second", field="share", value=share)
+            raise ConfigError(
+                "must be a number from 0 on, below the second", field="share", value=share
+            )
         self.store.refresh()
         end = self.store.next_position + ahead
         reachable = takewhile(lambda p: p < end, self.store.open_positions())
@@ -388,7 +459,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
     def _prompt(self, position: int) -> Prompt:
         """The prompt of a position, with its partial group unless that is too old to continue from."""
         index = int(self.order(np.array([position]))[0])
-        partial, version = self.store.partial(position), self._version or 0
+        partial = self.store.partial(position)
+        version = self._version or 0
         oldest = self.settings.oldest(version, "resample")
         if partial is not None and oldest is not None and partial.oldest_version < oldest:
             partial = None
@@ -411,7 +483,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
     def _sample_one(self, prompt: Prompt) -> None:
         """Stores a group from the sampler if it is valid; then its prompt is not sampled again."""
         if self._calls is None:
-            raise ConfigError("nobody could sample", field="sampler", value=None, cure="Give RLDataset a sampler.")
+            raise ConfigError(
+                "nobody could sample", field="sampler", value=None, cure="Give RLDataset a sampler."
+            )
         if (group := self._calls.sample(prompt)) is not None:
             self._calls.store(group, prompt.position, self.store)
 

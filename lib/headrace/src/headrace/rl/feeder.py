@@ -29,7 +29,8 @@ from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
 logger = logging.getLogger(__name__)
-_CLOSE_S, _IDLE_S = 10.0, 5.0
+_CLOSE_S = 10.0
+_IDLE_S = 5.0
 
 
 @dataclass(eq=False)
@@ -58,9 +59,16 @@ class Feeder:
     """
 
     def __init__(
-        self, calls: SamplerCalls, store: RolloutStore, settings: RLSettings, prompt_at: Callable[[int], Prompt]
+        self,
+        calls: SamplerCalls,
+        store: RolloutStore,
+        settings: RLSettings,
+        prompt_at: Callable[[int], Prompt],
     ) -> None:
-        self._calls, self._store, self._settings, self._prompt_at = calls, store, settings, prompt_at
+        self._calls = calls
+        self._store = store
+        self._settings = settings
+        self._prompt_at = prompt_at
         self.policy_version = 0
         self.given_up: set[int] = set()
         self._changed = threading.Condition(threading.RLock())
@@ -79,7 +87,8 @@ class Feeder:
     def begin_step(self, selection: Selection) -> None:
         """Also samples for a step that is being made."""
         with self._changed:
-            self._selection, self._next_version = selection, selection.policy_version
+            self._selection = selection
+            self._next_version = selection.policy_version
             for position in sorted(self.given_up):
                 selection.drop(position, "aborted")
             self.given_up.clear()
@@ -100,7 +109,11 @@ class Feeder:
                 self._next_version = max(version, self._next_version)
             old: list[_Call] = []
             if settings.stragglers == "abort":
-                old = [call for call in self._under_way.values() if not self._is_fresh(call, self.policy_version)]
+                old = [
+                    call
+                    for call in self._under_way.values()
+                    if not self._is_fresh(call, self.policy_version)
+                ]
             self._calls.counts["aborted_groups"] += sum(not call.is_aborted for call in old)
             for call in old:
                 call.is_aborted = True
@@ -115,7 +128,9 @@ class Feeder:
 
     def _room(self) -> int:
         """Number of prompts that may be started now."""
-        settings, selection, most = self._settings, self._selection, self._settings.in_flight or 0
+        settings = self._settings
+        selection = self._selection
+        most = self._settings.in_flight or 0
         groups_ahead = most  # beside what the step has looked at
         if settings.max_staleness is not None:
             steps = self.policy_version + settings.max_staleness - self._next_version + 1
@@ -130,7 +145,11 @@ class Feeder:
 
     def _is_missing(self, position: int | None) -> bool:
         """Whether a position has no group and no running call."""
-        return position is not None and position not in self._under_way and not self._store.has_group(position)
+        return (
+            position is not None
+            and position not in self._under_way
+            and not self._store.has_group(position)
+        )
 
     def fill(self) -> None:
         """Starts as many prompts as there is room for."""
@@ -177,7 +196,9 @@ class Feeder:
             self._run(call)
 
     def _run(self, call: _Call) -> None:
-        position, error, group = call.prompt.position, None, None
+        position = call.prompt.position
+        error = None
+        group = None
         try:
             group = self._calls.sample(call.prompt, lambda: not self._is_current(call))
             if group is not None and self._under_way.get(position) is call:
@@ -209,7 +230,8 @@ class Feeder:
 
     def _watch(self) -> None:
         """Logs calls that take long, and ends those that take too long."""
-        settings, now = self._settings, time.monotonic()
+        settings = self._settings
+        now = time.monotonic()
         for position, call in list(self._under_way.items()):
             seconds = now - call.since
             if settings.timeout_s is not None and seconds > settings.timeout_s:  # aborted or not
@@ -222,12 +244,16 @@ class Feeder:
                     attempt = f"{describe_prompt(call.prompt)}; call {self._timeouts[position]}"
                     problem = f"the sampler has not answered ({attempt})"
                     cure = "Look at the sampler, raise timeout_s, or allow more retries."
-                    self._error = SamplerError(problem, field="timeout_s", value=settings.timeout_s, cure=cure)
+                    self._error = SamplerError(
+                        problem, field="timeout_s", value=settings.timeout_s, cure=cure
+                    )
             elif seconds > call.say_after_s:
                 call.say_after_s = 2 * seconds
                 others = len(self._under_way) - 1
                 message = "the sampler has not answered for %.0f s: %s, begun at policy version %d; %d other calls"
-                logger.warning(message, seconds, describe_prompt(call.prompt), call.policy_version, others)
+                logger.warning(
+                    message, seconds, describe_prompt(call.prompt), call.policy_version, others
+                )
 
     def wait(self, seconds: float) -> None:
         """Returns when a call has ended, or after the timeout."""
@@ -238,20 +264,24 @@ class Feeder:
     def check(self) -> None:
         """Raises an error of a call once; its prompt is then started again. Raises ConfigError after :meth:`close`."""
         with self._changed:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             if error is not None:
                 self._timeouts.clear()
         if error is not None:
             raise error
         if self._closed:
             cure = "Make another RLDataset of the same store: it goes on with the next step."
-            raise ConfigError("samples no more: it was closed", field="dataset", value="RLDataset", cure=cure)
+            raise ConfigError(
+                "samples no more: it was closed", field="dataset", value="RLDataset", cure=cure
+            )
 
     def close(self) -> None:
         """Aborts running calls, and waits for them for a while."""
         with self._changed:
             self._closed = True
-            calls, threads = list(self._under_way.values()), list(self._threads)
+            calls = list(self._under_way.values())
+            threads = list(self._threads)
             for _ in threads:
                 self._queue.put(None)
             self._changed.notify_all()
@@ -263,7 +293,9 @@ class Feeder:
             thread.join(max(end - time.monotonic(), 0))
         if hanging := [call for call in calls if self._under_way.get(call.prompt.position) is call]:
             logger.warning(
-                "the sampler does not stop: %s, and %d others", describe_prompt(hanging[0].prompt), len(hanging) - 1
+                "the sampler does not stop: %s, and %d others",
+                describe_prompt(hanging[0].prompt),
+                len(hanging) - 1,
             )
         self._under_way.clear()  # whose answers are no longer stored
         self._calls.close()

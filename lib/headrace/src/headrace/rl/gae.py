@@ -66,7 +66,11 @@ def gae(
         cure = "Pass rewards, one a segment, or a batch that has them."
         raise ConfigError("is missing", field="rewards", cure=cure)
     mask = jnp.asarray(batch.label_mask)
-    label_rewards = jnp.zeros(mask.shape, jnp.float32) if token_rewards is None else jnp.where(mask, token_rewards, 0)
+    label_rewards = (
+        jnp.zeros(mask.shape, jnp.float32)
+        if token_rewards is None
+        else jnp.where(mask, token_rewards, 0)
+    )
     if rewards is not None:
         last = mask & (discounted_sums(jnp.ones(mask.shape, jnp.float32), batch) == 1)
         label_rewards = label_rewards + jnp.where(last, spread_segments(rewards, batch), 0)
@@ -108,8 +112,12 @@ def value_loss(
     error = (values - returns) ** 2
     if clip is not None:
         if old_values is None:
-            raise ConfigError("needs old_values", field="clip", value=clip, cure="Pass old_values, or clip=None.")
-        error = jnp.maximum(error, (jnp.clip(values, old_values - clip, old_values + clip) - returns) ** 2)
+            raise ConfigError(
+                "needs old_values", field="clip", value=clip, cure="Pass old_values, or clip=None."
+            )
+        error = jnp.maximum(
+            error, (jnp.clip(values, old_values - clip, old_values + clip) - returns) ** 2
+        )
     return token_mean(error / 2, batch, denominator)
 
 
@@ -143,13 +151,17 @@ def kl_penalty(
         [[-0.5, -1.5, 0.0]]
     """
     mask = jnp.asarray(batch.label_mask)
-    kl = kl_estimate(jnp.where(mask, log_probs, 0), jnp.where(mask, reference_log_probs, 0), estimator)
+    kl = kl_estimate(
+        jnp.where(mask, log_probs, 0), jnp.where(mask, reference_log_probs, 0), estimator
+    )
     kl = kl - token_mean(kl, batch, "tokens") if centered else kl
     penalty = jax.lax.stop_gradient(jnp.where(mask, -coef * kl, 0))
     return discounted_sums(penalty, batch, discount) if discount else penalty
 
 
-def whiten_labels(values: Float[Array, "B S"], batch: LossBatch, *, epsilon: float = 1e-8) -> Float[Array, "B S"]:
+def whiten_labels(
+    values: Float[Array, "B S"], batch: LossBatch, *, epsilon: float = 1e-8
+) -> Float[Array, "B S"]:
     """Values minus their mean, over their standard deviation, both over all trained labels of the batch.
 
     The variance divides by n - 1, and has ``epsilon`` added. REINFORCE++ does this to advantages of tokens

@@ -114,25 +114,42 @@ class ScoredGroup:
     log_probs: Sequence[Float32[np.ndarray, " m"]] | None = None
     loss_masks: Sequence[Integer[np.ndarray, " n"]] | None = None
     policy_version: Sequence[Int32[np.ndarray, " n"]] | int = field(default=0)
-    extras: Mapping[str, Sequence[Shaped[np.ndarray, "n ..."]]] = field(default_factory=dict[str, Any])
+    extras: Mapping[str, Sequence[Shaped[np.ndarray, "n ..."]]] = field(
+        default_factory=dict[str, Any]
+    )
     truncated: Bool[np.ndarray, " N"] | None = None
 
     def __post_init__(self) -> None:
-        tokens = [_ids(f"tokens[{i}]", row) for i, row in enumerate(self.tokens if np.iterable(self.tokens) else [])]
+        tokens = [
+            _ids(f"tokens[{i}]", row)
+            for i, row in enumerate(self.tokens if np.iterable(self.tokens) else [])
+        ]
         if not tokens:
             raise ConfigError("holds no completion", field="tokens", value=0)
-        prompt_len, rewards = _integer("prompt_len", self.prompt_len), _row("rewards", self.rewards, np.float64)
+        prompt_len = _integer("prompt_len", self.prompt_len)
+        rewards = _row("rewards", self.rewards, np.float64)
         check_not_negative("prompt_len", prompt_len)
         if rewards.size != len(tokens):
-            raise ConfigError(f"must be one for each of {len(tokens)} completions", field="rewards", value=rewards.size)
+            raise ConfigError(
+                f"must be one for each of {len(tokens)} completions",
+                field="rewards",
+                value=rewards.size,
+            )
         values: dict[str, Any] = {"tokens": tokens, "rewards": rewards, "prompt_len": prompt_len}
-        for name, check in (("log_probs", _last), ("loss_masks", _mask), ("policy_version", _versions)):
+        for name, check in (
+            ("log_probs", _last),
+            ("loss_masks", _mask),
+            ("policy_version", _versions),
+        ):
             field_value = getattr(self, name)
             if name == "policy_version" and not np.iterable(field_value):
                 values[name] = _integer(name, field_value)
             elif field_value is not None:
                 values[name] = _each(name, field_value, tokens, check)
-        values["extras"] = {name: _each(f"extras.{name}", rows, tokens, _column) for name, rows in self.extras.items()}
+        values["extras"] = {
+            name: _each(f"extras.{name}", rows, tokens, _column)
+            for name, rows in self.extras.items()
+        }
         if self.truncated is not None:
             values["truncated"] = _flags("truncated", self.truncated, len(tokens))
         for name, value in values.items():
@@ -149,7 +166,9 @@ class ScoredGroup:
         policy_version: int = 0,
     ) -> ScoredGroup:
         """A group whose completions are equally long, as arrays."""
-        return cls(list(tokens), rewards, prompt_len, list(log_probs), policy_version=policy_version)
+        return cls(
+            list(tokens), rewards, prompt_len, list(log_probs), policy_version=policy_version
+        )
 
     @property
     def longest(self) -> int:
@@ -174,7 +193,11 @@ class ScoredGroup:
     def versions(self, i: int) -> np.ndarray:
         """Version of the policy that sampled each token of a completion; -1 for tokens that were not sampled."""
         version = self.policy_version
-        sampled = np.full(self.tokens[i].size, version) if isinstance(version, int) else np.asarray(version[i])
+        sampled = (
+            np.full(self.tokens[i].size, version)
+            if isinstance(version, int)
+            else np.asarray(version[i])
+        )
         return np.where(self.mask(i) != 0, sampled, -1).astype(np.int32)
 
     @property
@@ -215,7 +238,10 @@ class ScoredGroup:
 
     def to_bytes(self) -> bytes:
         """The group as the bytes of an ``.npz`` file, exactly."""
-        arrays = {"rewards": np.asarray(self.rewards, np.float64), "prompt_len": np.array(self.prompt_len)}
+        arrays = {
+            "rewards": np.asarray(self.rewards, np.float64),
+            "prompt_len": np.array(self.prompt_len),
+        }
         versions = [self.versions(i) for i in range(len(self.tokens))]
         if self.truncated is not None:
             arrays["truncated"] = self.truncated
@@ -240,15 +266,27 @@ class ScoredGroup:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 names = [name.removesuffix(".sizes") for name in arrays if name.endswith(".sizes")]
-                rows = {name: np.split(arrays[name], np.cumsum(arrays[f"{name}.sizes"])[:-1]) for name in names}
-                log_probs, loss_masks = rows.get("log_probs"), rows.get("loss_masks")
+                rows = {
+                    name: np.split(arrays[name], np.cumsum(arrays[f"{name}.sizes"])[:-1])
+                    for name in names
+                }
+                log_probs = rows.get("log_probs")
+                loss_masks = rows.get("loss_masks")
                 prompt_len = int(arrays["prompt_len"])
-                extras = {n.removeprefix("extras."): row for n, row in rows.items() if n.startswith("extras.")}
+                extras = {
+                    n.removeprefix("extras."): row
+                    for n, row in rows.items()
+                    if n.startswith("extras.")
+                }
                 cut = arrays.get("truncated")
-                ids, rewards, versions = rows["tokens"], arrays["rewards"], rows["versions"]
+                ids = rows["tokens"]
+                rewards = arrays["rewards"]
+                versions = rows["versions"]
                 return cls(ids, rewards, prompt_len, log_probs, loss_masks, versions, extras, cut)
         except (ConfigError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
+            raise CacheCorruptError(
+                "is no stored group of rollouts", field="file", value=name
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +311,9 @@ class Sampler(Protocol):
     :class:`PartialGroup`, or an error. Without it, an async call is cancelled.
     """
 
-    def sample_and_score(self, prompt: Prompt, /) -> ScoredGroup | PartialGroup | Awaitable[ScoredGroup | PartialGroup]:
+    def sample_and_score(
+        self, prompt: Prompt, /
+    ) -> ScoredGroup | PartialGroup | Awaitable[ScoredGroup | PartialGroup]:
         """A group of completions of one prompt, with rewards. May be called from several threads, and be async."""
         ...
 
@@ -297,8 +337,15 @@ def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.n
 
 def _as_integers(field: str, row: np.ndarray) -> np.ndarray:
     if row.dtype.kind not in "iu":
-        raise ConfigError("must be whole numbers", field=field, value=row.dtype.name, cure="Give an array of integers.")
-    return row.astype(np.int64) if row.dtype == np.uint64 else row  # with other integers, numpy converts it to floats
+        raise ConfigError(
+            "must be whole numbers",
+            field=field,
+            value=row.dtype.name,
+            cure="Give an array of integers.",
+        )
+    return (
+        row.astype(np.int64) if row.dtype == np.uint64 else row
+    )  # with other integers, numpy converts it to floats
 
 
 def _ids(field: str, values: Any) -> np.ndarray:
@@ -314,8 +361,13 @@ def _each(
     """Checks arrays that have an entry for each token of a completion."""
     rows = list(values) if np.iterable(values) else []
     if len(rows) != len(tokens):
-        raise ConfigError(f"must be one for each of {len(tokens)} completions", field=name, value=len(rows))
-    return [check(f"{name}[{i}]", row, ids.size) for i, (row, ids) in enumerate(zip(rows, tokens, strict=True))]
+        raise ConfigError(
+            f"must be one for each of {len(tokens)} completions", field=name, value=len(rows)
+        )
+    return [
+        check(f"{name}[{i}]", row, ids.size)
+        for i, (row, ids) in enumerate(zip(rows, tokens, strict=True))
+    ]
 
 
 def _last(field: str, values: Any, size: int) -> np.ndarray:
@@ -328,7 +380,9 @@ def _last(field: str, values: Any, size: int) -> np.ndarray:
 def _sized(field: str, row: np.ndarray, size: int) -> np.ndarray:
     if row.size != size:
         cure = "One value for each token, the prompt included."
-        raise ConfigError(f"are not as many as the {size} tokens", field=field, value=row.size, cure=cure)
+        raise ConfigError(
+            f"are not as many as the {size} tokens", field=field, value=row.size, cure=cure
+        )
     return row
 
 
@@ -353,7 +407,9 @@ def _column(field: str, values: Any, size: int) -> np.ndarray:
     column = np.asarray(values)
     if column.ndim < 1 or len(column) != size or column.dtype.kind not in "biuf":
         cure = "One number, or one row of as many numbers, for each token, the prompt included."
-        raise ConfigError(f"are not numbers of the {size} tokens", field=field, value=column.shape, cure=cure)
+        raise ConfigError(
+            f"are not numbers of the {size} tokens", field=field, value=column.shape, cure=cure
+        )
     return column
 
 

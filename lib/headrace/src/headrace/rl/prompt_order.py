@@ -33,7 +33,8 @@ class PromptOrder:
     def __init__(self, length: int, *, seed: int) -> None:
         if length < 1:
             raise ConfigError("must be at least one", field="prompts", value=length)
-        self.length, self.seed = length, seed
+        self.length = length
+        self.seed = seed
 
     def __call__(self, positions: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Prompts at positions, endlessly from 0 on."""
@@ -41,7 +42,9 @@ class PromptOrder:
         check_not_negative("position", int(positions.min(initial=0)))
         return self._at(*np.divmod(positions, self.length))
 
-    def _at(self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def _at(
+        self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, " n"]:
         return permute(within, self.length, derive_keys(self.seed, "prompts", last=epoch))
 
 
@@ -53,7 +56,9 @@ class SlimeOrder(PromptOrder):
         [7, 3, 2, 8, 5, 6, 9, 4, 0, 1]
     """
 
-    def _at(self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def _at(
+        self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, " n"]:
         prompts = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order = list(range(self.length))
@@ -71,7 +76,9 @@ class ListedOrder(PromptOrder):
         [0, 1, 2, 0, 1]
     """
 
-    def _at(self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def _at(
+        self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, " n"]:
         return within
 
 
@@ -80,7 +87,12 @@ PROMPT_ORDERS = {"shuffled": PromptOrder, "slime": SlimeOrder, "listed": ListedO
 
 
 def tinker_schedule(
-    sizes: Sequence[int], weights: Sequence[float], groups_per_batch: int, total_batches: int, *, seed: int
+    sizes: Sequence[int],
+    weights: Sequence[float],
+    groups_per_batch: int,
+    total_batches: int,
+    *,
+    seed: int,
 ) -> list[list[tuple[int, int]]]:
     """Prompts as tinker interleaves sources: (source, group) of each position of each batch.
 
@@ -95,9 +107,13 @@ def tinker_schedule(
         [[(0, 0), (0, 1)], [(1, 1), (0, 1)]]
     """
     if len(weights) != len(sizes) or not sizes:
-        raise ConfigError(f"must be one for each of {len(sizes)} sources", field="weights", value=list(weights))
+        raise ConfigError(
+            f"must be one for each of {len(sizes)} sources", field="weights", value=list(weights)
+        )
     if min(sizes) < 1:
-        raise ConfigError("has no groups", field=f"sizes[{list(sizes).index(min(sizes))}]", value=min(sizes))
+        raise ConfigError(
+            "has no groups", field=f"sizes[{list(sizes).index(min(sizes))}]", value=min(sizes)
+        )
     generator = random.Random(seed)
     orders = [list(range(n)) for n in sizes]
     for order in orders:
@@ -131,12 +147,15 @@ def rollout_shares(weights: Sequence[float] | np.ndarray, total: int) -> list[in
         >>> rollout_shares([0.98, 0.01, 0.01], 8)
         [6, 1, 1]
     """
-    numbers, total = checked_costs(weights, field="weights"), checked_count("total", total, 0)
+    numbers = checked_costs(weights, field="weights")
+    total = checked_count("total", total, 0)
     counts = largest_remainder(numbers, total)
     weighted = [k for k, w in enumerate(numbers) if w > 0]
     if total < len(weighted):
         problem = f"are fewer than the {len(weighted)} environments with a weight"
-        raise ConfigError(problem, field="total", value=total, cure=f"Ask for at least {len(weighted)} rollouts.")
+        raise ConfigError(
+            problem, field="total", value=total, cure=f"Ask for at least {len(weighted)} rollouts."
+        )
     sum_of_all = sum(Fraction(w) for w in numbers)
     share = [Fraction(w) / sum_of_all * total for w in numbers]
     for k in weighted:

@@ -29,13 +29,25 @@ class RolloutIndex:
         self._records: dict[int, BatchRecord] = {}
         self._pinned: dict[int, Source] = {}  # groups of steps
         self._used: dict[int, int] = {}  # step of each position that was taken or left out
-        self._groups: dict[int, dict[Source, Record | None]] = {}  # None: a file of an earlier release
+        self._groups: dict[
+            int, dict[Source, Record | None]
+        ] = {}  # None: a file of an earlier release
         self._refused: set[Source] = set()
-        self._waiting: dict[int, None] = {}  # positions of groups that no step has, in the order of their arrival
-        self._partial: dict[int, tuple[str, Record]] = {}  # what an aborted call left, with its producer
-        self._fresh: dict[int, tuple[Record, ScoredGroup]] = {}  # groups of this process that wait, as it got them
-        self._looked_at: dict[int, Source | None] = {}  # by the step that is being made; with the group that it saw
-        self._next: dict[int, int] = {}  # of positions that are not open: none is open from there up to this one
+        self._waiting: dict[
+            int, None
+        ] = {}  # positions of groups that no step has, in the order of their arrival
+        self._partial: dict[
+            int, tuple[str, Record]
+        ] = {}  # what an aborted call left, with its producer
+        self._fresh: dict[
+            int, tuple[Record, ScoredGroup]
+        ] = {}  # groups of this process that wait, as it got them
+        self._looked_at: dict[
+            int, Source | None
+        ] = {}  # by the step that is being made; with the group that it saw
+        self._next: dict[
+            int, int
+        ] = {}  # of positions that are not open: none is open from there up to this one
         self.lock = threading.RLock()
         self._forgotten = 0  # groups of steps before this one are let go of
 
@@ -138,7 +150,9 @@ class RolloutIndex:
     def _add_step(self, record: BatchRecord) -> None:
         sources = record.groups or [("", 0, position, 0) for position in record.positions]
         if len(sources) != len(record.positions):
-            raise CacheCorruptError("has not one group for each position", field="step", value=record.step)
+            raise CacheCorruptError(
+                "has not one group for each position", field="step", value=record.step
+            )
         self._records[record.step] = record
         self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
         self._pinned |= dict(zip(record.positions, sources, strict=True))

@@ -56,15 +56,21 @@ def rollout_metrics(
         "sample_s": np.asarray(call_s),
     }
     truncated = [group.truncated for group in scored if group.truncated is not None]
-    with np.errstate(over="ignore", invalid="ignore"):  # rewards that a filter leaves out may be anything
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # rewards that a filter leaves out may be anything
         figures: dict[str, float] = {
             f"{name}_{kind}": float(getattr(values[name], kind)())
             for name, kinds in _KINDS.items()
             for kind in kinds
             if values[name].size
         }
-    figures["zero_variance_share"] = selection.counts["zero_var_groups"] / selection.counts["attempts_per_batch"]
+    figures["zero_variance_share"] = (
+        selection.counts["zero_var_groups"] / selection.counts["attempts_per_batch"]
+    )
     if truncated:
         figures["truncated_share"] = float(np.concatenate(truncated).mean())
     figures["wait_s"] = selection.wait_s
-    return {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no others
+    return {
+        name: value for name, value in figures.items() if math.isfinite(value)
+    }  # JSON has no others

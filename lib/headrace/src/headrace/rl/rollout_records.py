@@ -16,7 +16,9 @@ from headrace.store.ledger import prepare_types
 from headrace.store.log_segments import list_names
 
 FORMAT_VERSION = 2
-_GROUPS, _STEPS, _IDENTITY = "groups", "batches", "run.json"
+_GROUPS = "groups"
+_STEPS = "batches"
+_IDENTITY = "run.json"
 
 _CURES = {
     "prompts": "Give the prompts of that run, or another folder.",
@@ -102,10 +104,14 @@ def check_json(identity: dict[str, Any]) -> None:
             decoded = ...
         if decoded != value:
             cure = "Give text, numbers, booleans, None, and lists and mappings of them, with text for keys."
-            raise ConfigError("cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure)
+            raise ConfigError(
+                "cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure
+            )
 
 
-def check_identity(stored: dict[str, Any], identity: dict[str, Any], where: str | None, producer: str) -> None:
+def check_identity(
+    stored: dict[str, Any], identity: dict[str, Any], where: str | None, producer: str
+) -> None:
     """Raises PlanMismatchError if the rollouts in a folder (of a producer, if one is named) belong to another run."""
     for name, value in sorted(stored.items()):
         if value == identity.get(name):
@@ -157,4 +163,6 @@ class EarlierRollouts:
 
     def _names(self, folder: str, suffix: str) -> list[str]:
         names = [] if self.folder is None else list_names(files.join(self.folder, folder))
-        return [name for name in names if name.endswith(suffix) and name[: -len(suffix)].isdecimal()]
+        return [
+            name for name in names if name.endswith(suffix) and name[: -len(suffix)].isdecimal()
+        ]

@@ -20,7 +20,9 @@ from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
 logger = logging.getLogger(__name__)
-_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 10.0  # before a failed call is retried; doubled each time
+# before a failed call is retried; doubled each time
+_FIRST_WAIT_S = 0.1
+_LAST_WAIT_S = 10.0
 
 
 class SamplerCalls:
@@ -32,18 +34,25 @@ class SamplerCalls:
     """
 
     def __init__(self, sampler: Sampler, settings: RLSettings) -> None:
-        self.sampler, self._settings = sampler, settings
+        self.sampler = sampler
+        self._settings = settings
         self.counts: Counter[str] = Counter()
         self.call_s: list[float] = []
-        self._awaited: dict[Prompt, Future[Any]] = {}  # by call: a position may be asked for again meanwhile
+        self._awaited: dict[
+            Prompt, Future[Any]
+        ] = {}  # by call: a position may be asked for again meanwhile
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         is_async = inspect.iscoroutinefunction(sampler.sample_and_score)
         if settings.stragglers == "abort" and not is_async and not hasattr(sampler, "abort"):
             cure = "Give it a method abort(prompt), make sample_and_score async, or use stragglers='keep'."
-            raise ConfigError("cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure)
+            raise ConfigError(
+                "cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure
+            )
 
-    def sample(self, prompt: Prompt, is_over: Callable[[], bool] = lambda: False) -> ScoredGroup | PartialGroup | None:
+    def sample(
+        self, prompt: Prompt, is_over: Callable[[], bool] = lambda: False
+    ) -> ScoredGroup | PartialGroup | None:
         """A group from the sampler, possibly partial; None if ``is_over`` returns true first.
 
         Raises:
@@ -66,7 +75,11 @@ class SamplerCalls:
                             f"{self._settings.retries - retries_left + 1} calls failed of {describe_prompt(prompt)}"
                         )
                     raise
-                logger.warning("the sampler failed at %s, and is called again: %r", describe_prompt(prompt), error)
+                logger.warning(
+                    "the sampler failed at %s, and is called again: %r",
+                    describe_prompt(prompt),
+                    error,
+                )
                 self.counts["retries"] += 1
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LAST_WAIT_S)
@@ -90,18 +103,23 @@ class SamplerCalls:
             if inspect.isawaitable(answer):
                 asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
         except Exception:
-            logger.exception("the sampler's abort() failed at %s: its call goes on", describe_prompt(prompt))
+            logger.exception(
+                "the sampler's abort() failed at %s: its call goes on", describe_prompt(prompt)
+            )
 
     def take_counts(self) -> tuple[Counter[str], list[float]]:
         """Returns and resets the counters and the seconds of calls."""
-        counts, self.counts = self.counts, Counter()
-        call_s, self.call_s = self.call_s, []
+        counts = self.counts
+        self.counts = Counter()
+        call_s = self.call_s
+        self.call_s = []
         return counts, call_s
 
     def close(self) -> None:
         """Ends the event loop."""
         with self._lock:
-            loop, self._loop = self._loop, None
+            loop = self._loop
+            self._loop = None
         if loop is not None:
             asyncio.run_coroutine_threadsafe(_end(loop), loop)
 
@@ -119,7 +137,9 @@ class SamplerCalls:
                 raise answer
             return answer
         except CancelledError as error:
-            raise ConfigError(f"was cancelled ({describe_prompt(prompt)})", field="sample_and_score()") from error
+            raise ConfigError(
+                f"was cancelled ({describe_prompt(prompt)})", field="sample_and_score()"
+            ) from error
         except ConfigError as error:  # a ScoredGroup does not know whose it is
             value = {} if error.value is None else {"value": error.value}
             problem = f"{error.problem} ({describe_prompt(prompt)})"
@@ -132,7 +152,9 @@ class SamplerCalls:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=[self._loop], name="headrace-sampler", daemon=True).start()
+                threading.Thread(
+                    target=_run, args=[self._loop], name="headrace-sampler", daemon=True
+                ).start()
             return self._loop
 
     def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
@@ -142,16 +164,25 @@ class SamplerCalls:
             raise ConfigError(problem, field="sample_and_score()", value=type(scored).__name__)
         if isinstance(group, PartialGroup):
             started_tokens = (
-                prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(scored.tokens)
+                prompt.partial.tokens
+                if prompt.partial is not None
+                else [prompt.tokens] * len(scored.tokens)
             )
-            if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be requested forever
+            if sum(map(len, scored.tokens)) <= sum(
+                map(len, started_tokens)
+            ):  # it would be requested forever
                 problem = f"has no more tokens than the call began with ({describe_prompt(prompt)})"
                 cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
-                raise ConfigError(problem, field="sample_and_score()", value="PartialGroup", cure=cure)
+                raise ConfigError(
+                    problem, field="sample_and_score()", value="PartialGroup", cure=cure
+                )
             return group
-        size, group_size = len(group.tokens), self._settings.group_size
+        size = len(group.tokens)
+        group_size = self._settings.group_size
         if group_size is not None and size != group_size:
-            problem = f"are not the {group_size} completions of group_size ({describe_prompt(prompt)})"
+            problem = (
+                f"are not the {group_size} completions of group_size ({describe_prompt(prompt)})"
+            )
             cure = "Return that many, or leave group_size out, for groups of unequal size."
             raise ConfigError(problem, field="sample_and_score()", value=size, cure=cure)
         wrong = np.flatnonzero(~np.isfinite(group.rewards))
@@ -173,7 +204,10 @@ def describe_prompt(prompt: Prompt) -> str:
 async def _await(answer: Any) -> Any:
     try:
         return await answer
-    except (KeyboardInterrupt, SystemExit) as error:  # raised here it would end the loop, under all other calls
+    except (
+        KeyboardInterrupt,
+        SystemExit,
+    ) as error:  # raised here it would end the loop, under all other calls
         return error
 
 

@@ -17,17 +17,30 @@ from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
 COUNTERS: tuple[str, ...] = (
-    "valid_groups", "attempts_per_batch", "zero_var_groups", "single_groups", "filtered_groups", "too_long_groups",
-    "untrained_groups", "stale_groups", "given_up_groups", "aborted_groups", "partial_groups", "retries", "timeouts",
+    "valid_groups",
+    "attempts_per_batch",
+    "zero_var_groups",
+    "single_groups",
+    "filtered_groups",
+    "too_long_groups",
+    "untrained_groups",
+    "stale_groups",
+    "given_up_groups",
+    "aborted_groups",
+    "partial_groups",
+    "retries",
+    "timeouts",
     "late_calls",
-)  # fmt: skip
+)
 _CURES = {  # by the reason for leaving out groups; any other reason is about their rewards
     "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
     "too_long": "Raise seq_len, or sample shorter completions.",
     "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
     "aborted": "Raise max_staleness, or let the sampler give back what it has (PartialGroup) when it is aborted.",
 }
-_OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
+_OF_REWARDS = (
+    "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
+)
 
 
 class NoGroupError(HeadraceError):
@@ -56,15 +69,20 @@ class Selection:
         wait_s: Seconds that it took.
     """
 
-    def __init__(self, step: int, policy_version: int, settings: RLSettings, store: RolloutStore) -> None:
-        self.step, self.policy_version = step, policy_version
-        self._settings, self._store = settings, store
+    def __init__(
+        self, step: int, policy_version: int, settings: RLSettings, store: RolloutStore
+    ) -> None:
+        self.step = step
+        self.policy_version = policy_version
+        self._settings = settings
+        self._store = store
         store.look_anew()
         self.groups: dict[int, ScoredGroup] = {}
         self.dropped: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
         self.scored: list[Scored] = []
-        self.wait_s, self._began = 0.0, time.monotonic()
+        self.wait_s = 0.0
+        self._began = time.monotonic()
         self._reasons: Counter[str] = Counter()  # since the last group that was kept
 
     @property
@@ -100,9 +118,12 @@ class Selection:
 
     def _consider(self, position: int) -> None:
         """Selects the group of a position, leaves it out, or refuses it, so that its prompt is sampled again."""
-        group, oldest = self._store.group(position), self._settings.oldest(self.policy_version, "resample")
+        group = self._store.group(position)
+        oldest = self._settings.oldest(self.policy_version, "resample")
         self.counts["attempts_per_batch"] += 1
-        if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it
+        if (
+            oldest is not None and group.trains() and group.oldest_version < oldest
+        ):  # a new policy mends it
             self.counts["stale_groups"] += 1
             if self._is_given_up(position):
                 self.drop(position, "stale")
@@ -124,7 +145,10 @@ class Selection:
     def _is_given_up(self, position: int) -> bool:
         """Whether the groups of a prompt, which no step has to wait for, were too old too often."""
         settings = self._settings
-        return settings.stragglers != "wait" and self._store.refusals(position) >= settings.max_renewals
+        return (
+            settings.stragglers != "wait"
+            and self._store.refusals(position) >= settings.max_renewals
+        )
 
     def drop(self, position: int, reason: str) -> None:
         """Leaves out a prompt that was restarted too often."""
@@ -138,12 +162,17 @@ class Selection:
         last = max((*self.groups, *self.dropped, self._store.next_position - 1))
         counts = dict.fromkeys(COUNTERS[:8], 0) | {name: n for name, n in self.counts.items() if n}
         counts["valid_groups"] = len(self.groups)
-        version, oldest = self.policy_version, self._settings.oldest(self.policy_version, "mask")
-        return BatchRecord(self.step, sorted(self.groups), self.dropped, last + 1, version, counts, oldest)
+        version = self.policy_version
+        oldest = self._settings.oldest(self.policy_version, "mask")
+        return BatchRecord(
+            self.step, sorted(self.groups), self.dropped, last + 1, version, counts, oldest
+        )
 
     def _judge(self, group: ScoredGroup, position: int) -> Verdict:
         """Whether a group is trained on; counts why not."""
-        counts, settings, single = self.counts, self._settings, group.rewards.size == 1
+        counts = self.counts
+        settings = self._settings
+        single = group.rewards.size == 1
         counts["single_groups"] += single
         if group.longest > settings.seq_len:
             counts["too_long_groups"] += 1
@@ -158,7 +187,9 @@ class Selection:
             cure = "Return Verdict(True), or Verdict(False, 'reason')."
             raise ConfigError("must return a Verdict", field="keep", value=verdict, cure=cure)
         if not verdict.keep and not single:
-            equal = group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
+            equal = (
+                group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
+            )
             counts["zero_var_groups" if equal else "filtered_groups"] += 1
         return verdict
 
@@ -166,6 +197,13 @@ class Selection:
         self._reasons[reason] += 1
         if self._reasons.total() >= self._settings.max_attempts:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in self._reasons.most_common())
-            cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in self._reasons.most_common())
+            cures = dict.fromkeys(
+                _CURES.get(reason, _OF_REWARDS) for reason, _ in self._reasons.most_common()
+            )
             problem = f"this many consecutive groups were left out at step {self.step} ({reasons})"
-            raise NoGroupError(problem, field="max_attempts", value=self._settings.max_attempts, cure=" ".join(cures))
+            raise NoGroupError(
+                problem,
+                field="max_attempts",
+                value=self._settings.max_attempts,
+                cure=" ".join(cures),
+            )

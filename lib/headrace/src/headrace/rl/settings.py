@@ -10,7 +10,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from headrace.batch.balance import Costs
-from headrace.errors import ConfigError, check_at_least, check_choice, check_not_negative, check_whole
+from headrace.errors import (
+    ConfigError,
+    check_at_least,
+    check_choice,
+    check_not_negative,
+    check_whole,
+)
 from headrace.rl.advantages import AdvantageSpec, Preset, Verdict, nonzero_std, resolve
 from headrace.rl.prompt_order import PROMPT_ORDERS
 
@@ -18,9 +24,19 @@ RewardFilter: TypeAlias = Callable[[Float64[np.ndarray, " N"]], Verdict]
 STRAGGLERS = ("wait", "keep", "abort")
 STALE = ("resample", "mask")
 _COUNTS = (
-    "groups_per_batch", "max_attempts", "threads", "prompts_at_a_time", "seq_len", "multiple", "rows", "max_segments",
-    "group_size", "in_flight", "max_renewals", "ranks",
-)  # fmt: skip
+    "groups_per_batch",
+    "max_attempts",
+    "threads",
+    "prompts_at_a_time",
+    "seq_len",
+    "multiple",
+    "rows",
+    "max_segments",
+    "group_size",
+    "in_flight",
+    "max_renewals",
+    "ranks",
+)
 
 
 @dataclass(frozen=True)
@@ -100,11 +116,18 @@ class RLSettings:
             value = getattr(self, name)
             if value is None and default[name] is not None:
                 example = "" if default[name] is MISSING else f" E.g. {name}={default[name]}."
-                raise ConfigError("must be a number", field=name, value=value, cure=f"Give one.{example}")
+                raise ConfigError(
+                    "must be a number", field=name, value=value, cure=f"Give one.{example}"
+                )
             if name not in ("timeout_s", "hang_s"):
                 check_whole(name, value)
             elif not isinstance(value, int | float | None):
-                raise ConfigError("must be a number of seconds", field=name, value=value, cure=f"E.g. {name}=60.0.")
+                raise ConfigError(
+                    "must be a number of seconds",
+                    field=name,
+                    value=value,
+                    cure=f"E.g. {name}=60.0.",
+                )
             check_at_least(name, value) if name in _COUNTS else check_not_negative(name, value)
         if self.stale not in STALE:
             raise ConfigError("must be 'resample' or 'mask'", field="stale", value=self.stale)
@@ -119,7 +142,9 @@ class RLSettings:
             raise ConfigError("is needed by stragglers='abort'", field=field, value=None, cure=cure)
         if self.rows is not None and self.rows % self.ranks:
             cure = f"Use {-(-self.rows // self.ranks) * self.ranks} rows."
-            raise ConfigError(f"do not divide over {self.ranks} ranks", field="rows", value=self.rows, cure=cure)
+            raise ConfigError(
+                f"do not divide over {self.ranks} ranks", field="rows", value=self.rows, cure=cure
+            )
 
     def oldest(self, policy_version: int, stale: str) -> int | None:
         """The oldest policy whose tokens are trained on, if older tokens are treated this way."""

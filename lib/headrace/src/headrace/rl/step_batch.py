@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 _SAY_AFTER_S = 10.0
 
 
-def pack_groups(groups: Sequence[ScoredGroup], settings: RLSettings, *, oldest: int | None) -> PackedBatch:
+def pack_groups(
+    groups: Sequence[ScoredGroup], settings: RLSettings, *, oldest: int | None
+) -> PackedBatch:
     """Completions of all groups, weighted with their advantages, in rows.
 
     Args:
@@ -29,7 +31,8 @@ def pack_groups(groups: Sequence[ScoredGroup], settings: RLSettings, *, oldest: 
         settings: Advantages, rows and ranks.
         oldest: Tokens that an older policy sampled are not trained on; None: all are.
     """
-    rewards, sizes = np.concatenate([g.rewards for g in groups]), [len(g.tokens) for g in groups]
+    rewards = np.concatenate([g.rewards for g in groups])
+    sizes = [len(g.tokens) for g in groups]
     numbers = np.repeat(np.arange(len(groups)), sizes)
     advantages = group_advantages(rewards, numbers, resolve(settings.advantages)).values
     of_groups = np.split(advantages, np.cumsum(sizes)[:-1])
@@ -39,9 +42,13 @@ def pack_groups(groups: Sequence[ScoredGroup], settings: RLSettings, *, oldest: 
         for example in group.examples(values, number, oldest=oldest)
     ]
     return pack_examples(
-        examples, settings.seq_len, rows=settings.rows, multiple=settings.multiple, max_segments=settings.max_segments,
+        examples,
+        settings.seq_len,
+        rows=settings.rows,
+        multiple=settings.multiple,
+        max_segments=settings.max_segments,
         bins=_balanced(examples, settings),
-    )  # fmt: skip
+    )
 
 
 def _balanced(examples: Sequence[Example], settings: RLSettings) -> Bins | None:
@@ -49,9 +56,15 @@ def _balanced(examples: Sequence[Example], settings: RLSettings) -> Bins | None:
     if settings.ranks == 1 and settings.costs is None:
         return None
     lengths = [example.length for example in examples]
-    multiple = settings.multiple // math.gcd(settings.multiple, settings.ranks) if settings.rows is None else 1
+    multiple = (
+        settings.multiple // math.gcd(settings.multiple, settings.ranks)
+        if settings.rows is None
+        else 1
+    )
     costs = costs_of(settings.costs, np.asarray(lengths))
-    ranks = micro_batches(lengths, settings.seq_len, ranks=settings.ranks, costs=costs, multiple=multiple)
+    ranks = micro_batches(
+        lengths, settings.seq_len, ranks=settings.ranks, costs=costs, multiple=multiple
+    )
     ranks = level_ranks(ranks, costs, lengths, settings.seq_len)
     height = len(ranks[0]) if settings.rows is None else settings.rows // settings.ranks
     if len(ranks[0]) > height:  # equal costs take more rows than there are
@@ -63,7 +76,8 @@ class Patience:
     """Logs, less and less often, what is waited for."""
 
     def __init__(self) -> None:
-        self._begin, self._say_at_s = time.monotonic(), _SAY_AFTER_S
+        self._begin = time.monotonic()
+        self._say_at_s = _SAY_AFTER_S
 
     def say(self, message: str, *values: object) -> None:
         """Logs it, if it is time."""

@@ -53,9 +53,12 @@ logger = logging.getLogger(__name__)
 
 CONSUMER = "consumer"
 _IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP, _PARTIAL = range(16, 23)
-_STEPS, _PRODUCERS = "steps", "producers"
+_STEPS = "steps"
+_PRODUCERS = "producers"
 _GROUPS_CURE = "Move this file out of the folder: groups that no step has are sampled again."
-_STEPS_CURE = "Bring this file back from a copy. Without one the run starts over, in another folder."
+_STEPS_CURE = (
+    "Bring this file back from a copy. Without one the run starts over, in another folder."
+)
 
 
 class RolloutStore(RolloutIndex):
@@ -77,19 +80,29 @@ class RolloutStore(RolloutIndex):
         (0, 0)
     """
 
-    def __init__(self, folder: str | Path | None, *, producer: str | None = None, follow: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path | None, *, producer: str | None = None, follow: bool = False
+    ) -> None:
         super().__init__()
-        if producer is not None and (producer == CONSUMER or not producer or "/" in producer or producer[0] == "."):
+        if producer is not None and (
+            producer == CONSUMER or not producer or "/" in producer or producer[0] == "."
+        ):
             cure = "Give each producer a name of its own, e.g. 'sampler-0'."
-            raise ConfigError("is no name of a producer", field="producer", value=producer, cure=cure)
+            raise ConfigError(
+                "is no name of a producer", field="producer", value=producer, cure=cure
+            )
         if follow and (folder is None or producer is not None):
             cure = "Give the folder of the process that makes the steps, and no producer's name."
             raise ConfigError("has nothing to read", field="follow", value=follow, cure=cure)
         self.folder = None if folder is None else str(folder)
-        self.producer, self.follow = producer, follow
+        self.producer = producer
+        self.follow = follow
         self._earlier = EarlierRollouts(self.folder)
-        self._identity, self._claimed = self._earlier.identity(), None
-        self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
+        self._identity = self._earlier.identity()
+        self._claimed = None
+        self._identities: dict[
+            str, dict[str, Any]
+        ] = {}  # what producers sampled for, by their names
         self._own: AppendLog | None = None  # open for writing
         self._leader: LeaseWatch | None = None
         self._is_closed = False
@@ -106,12 +119,22 @@ class RolloutStore(RolloutIndex):
 
     def __reduce__(self) -> NoReturn:
         cure = "Send its folder, and open it there; to sample there, under a producer's name."
-        raise ConfigError("cannot be pickled: one process writes it", field="rollouts", value=self.folder, cure=cure)
+        raise ConfigError(
+            "cannot be pickled: one process writes it",
+            field="rollouts",
+            value=self.folder,
+            cure=cure,
+        )
 
     def __enter__(self) -> RolloutStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -135,10 +158,15 @@ class RolloutStore(RolloutIndex):
         """For a process that follows: raises HostError if the process that makes steps has ended, or never started."""
         if self._leader is None:
             self._leader = LeaseWatch(self._join(_STEPS) or "")
-        seconds, watch = self._leader.absence_s(), self._leader
+        seconds = self._leader.absence_s()
+        watch = self._leader
         if seconds <= watch.limit_s:
             return
-        who = "" if watch.holder is None else f": {watch.holder.who}, which did, has ended or stands still"
+        who = (
+            ""
+            if watch.holder is None
+            else f": {watch.holder.who}, which did, has ended or stands still"
+        )
         problem = f"has nobody who makes steps, for {seconds:.0f} s{who}"
         cure = "Start the run again: it goes on with the next step. The log of that process says what it died of."
         if watch.holder is None:
@@ -163,23 +191,29 @@ class RolloutStore(RolloutIndex):
         """
         check_json(identity)
         self._check_identity(identity)
-        self._claimed, self._is_closed = identity, False
+        self._claimed = identity
+        self._is_closed = False
         if self.follow:
             return
         fields = {name: value for name, value in identity.items() if value is not None}
         with self.lock:
             if self.producer is not None:
-                log, own_identity = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **fields}
+                log = self._open_own(self.producer)
+                own_identity = {"format_version": FORMAT_VERSION, **fields}
                 if fields != self._identities.get(self.producer):
                     self._add_identity(
-                        self.producer, log.append(_IDENTITY, 0, to_json(own_identity)), to_json(own_identity)
+                        self.producer,
+                        log.append(_IDENTITY, 0, to_json(own_identity)),
+                        to_json(own_identity),
                     )
                 return
             for record in self._steps.write():
                 self._apply(record)
             self._check_identity(identity)
             if fields != self._identity:
-                self._append(_IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **fields})
+                self._append(
+                    _IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **fields}
+                )
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
         for producer, stored in (("", self._identity), *sorted(self._identities.items())):
@@ -202,15 +236,24 @@ class RolloutStore(RolloutIndex):
         if source is None:
             raise self._missing(position)
         if record is None:
-            return ScoredGroup.from_bytes(self._earlier.group(position), f"group {position} of an earlier release")
-        return ScoredGroup.from_bytes(self._log(source[0]).read(record), f"{source[0]}/{record.segment}")
+            return ScoredGroup.from_bytes(
+                self._earlier.group(position), f"group {position} of an earlier release"
+            )
+        return ScoredGroup.from_bytes(
+            self._log(source[0]).read(record), f"{source[0]}/{record.segment}"
+        )
 
     def _missing(self, position: int) -> CacheError:
-        step, pinned = self._used.get(position), self._pinned.get(position)
+        step = self._used.get(position)
+        pinned = self._pinned.get(position)
         if step is None or pinned is None or step < self._forgotten or not pinned[0]:
-            cure = "A step was asked for that forget() has let go of: resume from a later checkpoint."
+            cure = (
+                "A step was asked for that forget() has let go of: resume from a later checkpoint."
+            )
             return CacheError("is not stored any more", field="group", value=position, cure=cure)
-        problem = f"of step {step} is lost: the log of producer {pinned[0]!r} does not have it any more"
+        problem = (
+            f"of step {step} is lost: the log of producer {pinned[0]!r} does not have it any more"
+        )
         cure = f"Bring its file back from a copy, or take the step back with RolloutStore.rewind({step})."
         return CacheCorruptError(problem, field="group", value=position, cure=cure)
 
@@ -220,7 +263,9 @@ class RolloutStore(RolloutIndex):
             if position not in self._partial:
                 return None
             producer, record = self._partial[position]
-            return ScoredGroup.from_bytes(self._log(producer).read(record), f"{producer}/{record.segment}")
+            return ScoredGroup.from_bytes(
+                self._log(producer).read(record), f"{producer}/{record.segment}"
+            )
 
     def put_group(self, position: int, group: ScoredGroup, *, partial: bool = False) -> None:
         """Stores the group of a position, replacing one that no step has. Can be called from several threads.
@@ -232,8 +277,14 @@ class RolloutStore(RolloutIndex):
         """
         if self._is_closed:
             cure = "Close the RLDataset that samples, then its store."
-            raise CacheError("was closed while a group was sampled", field="rollouts", value=self.folder, cure=cure)
-        name, data = self.producer or CONSUMER, group.to_bytes()
+            raise CacheError(
+                "was closed while a group was sampled",
+                field="rollouts",
+                value=self.folder,
+                cure=cure,
+            )
+        name = self.producer or CONSUMER
+        data = group.to_bytes()
         if (log := self._own) is None:
             with self.lock:
                 log = self._own = self._open_own(name)
@@ -258,13 +309,22 @@ class RolloutStore(RolloutIndex):
         with self.lock:
             for position in (*record.positions, *record.dropped):
                 if position in self._used:
-                    problem = f"is in step {self._used[position]} already: no prompt is in two steps"
-                    raise CacheError(problem, field="position", value=position, cure="Open the store anew.")
-            sources = [self._looked_at.get(position) or self._source(position) for position in record.positions]
+                    problem = (
+                        f"is in step {self._used[position]} already: no prompt is in two steps"
+                    )
+                    raise CacheError(
+                        problem, field="position", value=position, cure="Open the store anew."
+                    )
+            sources = [
+                self._looked_at.get(position) or self._source(position)
+                for position in record.positions
+            ]
             if None in sources:
                 missing = record.positions[sources.index(None)]
                 cure = "Store it with put_group() first."
-                raise CacheError("has no group that a step could use", field="position", value=missing, cure=cure)
+                raise CacheError(
+                    "has no group that a step could use", field="position", value=missing, cure=cure
+                )
             record = replace(record, groups=[source for source in sources if source is not None])
             self._append(_STEP, record.step, asdict(record))
             return record
@@ -313,7 +373,10 @@ class RolloutStore(RolloutIndex):
                 name: {
                     "records": log.num_records,
                     "closed": log.is_closed,
-                    **{key: getattr(log, key) for key in ("torn_bytes", "fenced_records", "lost_records")},
+                    **{
+                        key: getattr(log, key)
+                        for key in ("torn_bytes", "fenced_records", "lost_records")
+                    },
                 }
                 for name, log in logs.items()
             },
@@ -358,7 +421,9 @@ class RolloutStore(RolloutIndex):
                 self._refused.add(msgspec.json.decode(record.payload, type=Source))
                 self._set_waiting(record.key)
             except msgspec.MsgspecError as error:
-                raise CacheCorruptError("is no record of a refused group", field="segment", value=name) from error
+                raise CacheCorruptError(
+                    "is no record of a refused group", field="segment", value=name
+                ) from error
         elif record.kind == _REWIND:
             self._take_back(record.key)
         elif record.kind == _FORGET:

@@ -39,7 +39,8 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
         mixed = resolved["dataset"]
         while "map" in mixed:
             mixed = mixed["of"]
-        removed, appended = mixed.get("tombstones", {}), first_mixture(mixed).get("generations", {})
+        removed = mixed.get("tombstones", {})
+        appended = first_mixture(mixed).get("generations", {})
         names = names_of(mixed)
         tombstones = {n: [*removed.get(n, {}).get("0", {}).get("generation", ())] for n in names}
         generations = {n: [*appended.get(n, ())] for n in names}
@@ -58,7 +59,9 @@ def names_of(mixed: Mapping[str, Any]) -> Sequence[str]:
     return first_mixture(mixed)["names"]
 
 
-def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
+def removals_differ(
+    new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]
+) -> int | None:
     """The first step at which the removed documents of some components differ; None if there is none.
 
     Raises:
@@ -74,7 +77,9 @@ def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Seque
     for name in names:
         recorded = [{int(step): one for step, one in of.get(name, {}).items()} for of in (new, old)]
         for step in {*recorded[0], *recorded[1]}:
-            own_removals, other_removals = ([nothing, *(of[s] for s in sorted(of) if s <= step)][-1] for of in recorded)
+            own_removals, other_removals = (
+                [nothing, *(of[s] for s in sorted(of) if s <= step)][-1] for of in recorded
+            )
             if own_removals["digest"] != other_removals["digest"]:
                 differ.append(step)
                 if own_removals["generation"] < other_removals["generation"]:

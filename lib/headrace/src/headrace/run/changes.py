@@ -65,7 +65,11 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
     """
     edited_manifest = _manifest_of(edited)
     resolved = differences(manifest.resolved, edited_manifest.resolved)
-    fields = None if manifest.config is None else config_differences(manifest.config, edited_manifest.config or {})
+    fields = (
+        None
+        if manifest.config is None
+        else config_differences(manifest.config, edited_manifest.config or {})
+    )
     first = edited_manifest.amends(manifest)
     if edited_manifest.fingerprint == manifest.fingerprint or first is not None:
         return RunChanges(first is None, fields, resolved, first)
@@ -76,11 +80,15 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
     amended = edited if amendment is None else _amended(began, edited, amendment)
     if amendment is not None and _manifest_of(amended).amends(manifest) == amendment.step:
         return RunChanges(False, fields, resolved, None, amendment)
-    refused = config_differences(manifest.config, given_fields(replace(amended, amendments=began.amendments)))
+    refused = config_differences(
+        manifest.config, given_fields(replace(amended, amendments=began.amendments))
+    )
     return RunChanges(False, fields, resolved, None, amendment, refused)
 
 
-def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> AmendmentConfig | None:
+def amendment_between(
+    began: LmDataConfig, edited: LmDataConfig, step: int
+) -> AmendmentConfig | None:
     """The amendment that changes one config's mixture to another's; None if they are equal or no amendment can.
 
     Example:
@@ -93,9 +101,14 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
         return None
-    old_entries, new_entries = _entries(_mixture(began)), _entries(_mixture(edited))
+    old_entries = _entries(_mixture(began))
+    new_entries = _entries(_mixture(edited))
     drop = [name for name in old_entries if name not in new_entries]
-    add = {name: new_entries[name][1] for name in new_entries if name not in old_entries and not new_entries[name][0]}
+    add = {
+        name: new_entries[name][1]
+        for name in new_entries
+        if name not in old_entries and not new_entries[name][0]
+    }
     shared = [name for name in new_entries if name in old_entries]
     weights = {
         name: new_entries[name][1]
@@ -104,7 +117,8 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
     }
     moved = any(new_entries[name][0] != old_entries[name][0] for name in shared)
     inside = any(
-        name not in old_entries and groups and groups[-1] in old_entries for name, (groups, _) in new_entries.items()
+        name not in old_entries and groups and groups[-1] in old_entries
+        for name, (groups, _) in new_entries.items()
     )
     if moved or inside or not (drop or add or weights):
         return None
@@ -116,20 +130,34 @@ def _amended(began: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConf
     """The edited config with the run's mixture and an amendment, as a user would write it."""
     weighted = edited.weights is None
     components = {
-        name: replace(edited.components.get(name, part), weight=part.weight) for name, part in began.components.items()
+        name: replace(edited.components.get(name, part), weight=part.weight)
+        for name, part in began.components.items()
     }
     new = {name: part for name, part in edited.components.items() if name not in began.components}
-    components |= {name: replace(part, weight=None) for name, part in new.items()} if weighted else new
-    return replace(edited, components=components, weights=began.weights, amendments=[*began.amendments, amendment])
+    components |= (
+        {name: replace(part, weight=None) for name, part in new.items()} if weighted else new
+    )
+    return replace(
+        edited,
+        components=components,
+        weights=began.weights,
+        amendments=[*began.amendments, amendment],
+    )
 
 
 def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
     """The blend to which a config's amendments apply."""
     if config.weights is not None:
         return config.weights
-    weights = {name: 1 if part.weight is None else part.weight for name, part in config.components.items()}
+    weights = {
+        name: 1 if part.weight is None else part.weight for name, part in config.components.items()
+    }
     for amendment in config.amendments:
-        weights = {n: w for n, w in weights.items() if n not in amendment.drop} | amendment.weights | amendment.add
+        weights = (
+            {n: w for n, w in weights.items() if n not in amendment.drop}
+            | amendment.weights
+            | amendment.add
+        )
     return weights
 
 
@@ -150,7 +178,10 @@ def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, i
     newer: dict[str, int | list[int]] = {}
     for name, cache in config.open_caches().items():
         newest = [len(tombstones_of(member)) for member in cache.members]
-        of_run = [one["generation"] for _, one in sorted(recorded.get(name, {}).items(), key=lambda item: int(item[0]))]
+        of_run = [
+            one["generation"]
+            for _, one in sorted(recorded.get(name, {}).items(), key=lambda item: int(item[0]))
+        ]
         if newest > (of_run[-1] if of_run else [0] * len(newest)):
             newer[name] = newest if newest[1:] else newest[0]
     return newer
@@ -167,7 +198,9 @@ def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
     newer: dict[str, int | list[int]] = {}
     for name in reached.keys() - newcomers:
-        newest = [len(generations_of(TokenCache.open(path))) for path in config.components[name].caches]
+        newest = [
+            len(generations_of(TokenCache.open(path))) for path in config.components[name].caches
+        ]
         if newest != reached[name]:
             newer[name] = newest if newest[1:] else newest[0]
     return newer

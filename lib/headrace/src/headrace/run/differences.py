@@ -45,7 +45,8 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         ['seed: not set -> 1', 'components, in order: a, b -> b, a']
     """
     of_run, edited = (
-        {name: _without_generations(fields[name]) for name in fields if name not in _FREE} for fields in (old, new)
+        {name: _without_generations(fields[name]) for name in fields if name not in _FREE}
+        for fields in (old, new)
     )
     lines = differences(of_run, edited, absent="not set")
     old_names, new_names = ([*fields.get("components", {})] for fields in (of_run, edited))
@@ -60,7 +61,9 @@ def _without_generations(value: Any) -> Any:
         return value
     fields = cast("dict[str, Any]", value)
     return {
-        name: _without_generations(inner) for name, inner in fields.items() if name not in ("generations", "tombstones")
+        name: _without_generations(inner)
+        for name, inner in fields.items()
+        if name not in ("generations", "tombstones")
     }
 
 

@@ -101,11 +101,14 @@ class LoaderState:
             ConfigError: an array is missing or of another shape.
         """
         try:
-            step, digest = np.asarray(tree["step"]), np.asarray(tree["fingerprint"])
+            step = np.asarray(tree["step"])
+            digest = np.asarray(tree["fingerprint"])
         except KeyError as error:
             raise ConfigError(f"has no {error}", field="state", value=sorted(tree)) from error
         if step.shape != () or digest.ndim != 1 or int(step) < 0:
-            raise ConfigError("is not a loader's state", field="state", value=[step.shape, digest.shape])
+            raise ConfigError(
+                "is not a loader's state", field="state", value=[step.shape, digest.shape]
+            )
         return cls(int(step), digest.astype(np.uint8).tobytes().hex())
 
     @classmethod
@@ -116,7 +119,9 @@ class LoaderState:
             ConfigError: a key is missing or of the wrong kind, or the step is below 0.
         """
         step, fingerprint = (
-            (data.get(k) for k in ("step", "fingerprint")) if isinstance(data, Mapping) else (None, None)
+            (data.get(k) for k in ("step", "fingerprint"))
+            if isinstance(data, Mapping)
+            else (None, None)
         )
         if type(step) is not int or step < 0 or not isinstance(fingerprint, str):
             cure = "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
@@ -145,14 +150,18 @@ class RunManifest:
     @classmethod
     def of(cls, loader: Described) -> RunManifest:
         """The manifest of a loader."""
-        resolved = json.loads(json.dumps(loader.describe(), default=_plain))  # as it will be read: string keys, lists
+        resolved = json.loads(
+            json.dumps(loader.describe(), default=_plain)
+        )  # as it will be read: string keys, lists
         config = getattr(_planned(loader), "config", None)
         return cls(resolved, config=None if config is None else given_fields(config))
 
     @property
     def fingerprint(self) -> str:
         """Hex digest; equal for runs that load the same batches from the same data."""
-        canonical = json.dumps(self.resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        canonical = json.dumps(
+            self.resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
         return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
     def state(self, step: int) -> LoaderState:
@@ -165,12 +174,24 @@ class RunManifest:
     def check(self, state: LoaderState) -> None:
         """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before an amendment."""
         if not isinstance(state, LoaderState):
-            raise ConfigError("is no LoaderState", field="state", value=state, cure="See LoaderState.from_json.")
-        earlier = [h for h in self.history if h["fingerprint"] == state.fingerprint and state.step <= h["until_step"]]
+            raise ConfigError(
+                "is no LoaderState", field="state", value=state, cure="See LoaderState.from_json."
+            )
+        earlier = [
+            h
+            for h in self.history
+            if h["fingerprint"] == state.fingerprint and state.step <= h["until_step"]
+        ]
         if state.fingerprint != self.fingerprint and not earlier:
-            cure = "Resume with the run's own config; the manifest in its folder shows the difference."
-            problem = f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
-            raise PlanMismatchError(problem, field="state.fingerprint", value=state.fingerprint, cure=cure)
+            cure = (
+                "Resume with the run's own config; the manifest in its folder shows the difference."
+            )
+            problem = (
+                f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
+            )
+            raise PlanMismatchError(
+                problem, field="state.fingerprint", value=state.fingerprint, cure=cure
+            )
 
     def check_same(self, other: RunManifest, folder: str = "RUN") -> None:
         """Raises PlanMismatchError, with the differences, unless ``other`` is this run, whose folder is named."""
@@ -180,24 +201,38 @@ class RunManifest:
         fields = config_differences(self.config or {}, other.config or {}) if have_configs else []
         lines = fields or differences(self.resolved, other.resolved)
         listed = "; ".join(lines[:_SHOWN_DIFFERENCES])
-        more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
+        more = (
+            f"; and {len(lines) - _SHOWN_DIFFERENCES} more"
+            if len(lines) > _SHOWN_DIFFERENCES
+            else ""
+        )
         cure = "Go back to the run's config, declare the change as an amendment, or take another folder."
         raise PlanMismatchError(
             f"the run was started with another {'config' if fields else 'plan'}: {listed}{more}",
             field="config",
-            cure=f"{cure} The amendment for it, if there is one: headrace diff {folder} CONFIG" if fields else cure,
+            cure=f"{cure} The amendment for it, if there is one: headrace diff {folder} CONFIG"
+            if fields
+            else cure,
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
         """The step from which on this run differs from an earlier one, by declared stages only; None if by more."""
-        own_plan, earlier_plan = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
+        own_plan = copy.deepcopy(self.resolved)
+        earlier_plan = copy.deepcopy(earlier.resolved)
         try:
-            new, old = own_plan.pop("dataset"), earlier_plan.pop("dataset")
-            removed = removals_differ(new.pop("tombstones", {}), old.pop("tombstones", {}), names_of(old))
+            new = own_plan.pop("dataset")
+            old = earlier_plan.pop("dataset")
+            removed = removals_differ(
+                new.pop("tombstones", {}), old.pop("tombstones", {}), names_of(old)
+            )
             if new == old:
                 first = removed
             else:
-                first = _phases_amended(new["phases"], old["phases"]) if "phases" in new else _mixture_amended(new, old)
+                first = (
+                    _phases_amended(new["phases"], old["phases"])
+                    if "phases" in new
+                    else _mixture_amended(new, old)
+                )
                 first = first if first is None or removed is None else min(first, removed)
         except (KeyError, TypeError, IndexError, AttributeError, ValueError):  # not a mixture
             return None
@@ -205,11 +240,17 @@ class RunManifest:
 
     def save(self, folder: str) -> None:
         """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
-        content = {"fingerprint": self.fingerprint, "resolved": self.resolved, "history": list(self.history)}
+        content = {
+            "fingerprint": self.fingerprint,
+            "resolved": self.resolved,
+            "history": list(self.history),
+        }
         if self.config is not None:
             content["config"] = self.config
         text = json.dumps(content, indent=1)  # the order of components is part of a run
-        files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+        files.write_atomic(
+            files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}"
+        )
 
     @classmethod
     def load(cls, folder: str) -> RunManifest | None:
@@ -224,20 +265,39 @@ class RunManifest:
         try:
             content = json.loads(raw)
             earlier = content.get("history", ())
-            history = ({**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])} for h in earlier)
+            history = (
+                {**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])}
+                for h in earlier
+            )
             config = content.get("config")
-            return cls(dict(content["resolved"]), tuple(history), None if config is None else dict(config))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
+            return cls(
+                dict(content["resolved"]), tuple(history), None if config is None else dict(config)
+            )
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            raise ConfigError(
+                f"is not a run's manifest ({error})", field="manifest", value=url
+            ) from error
 
 
-def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool = False) -> int | None:
+def _mixture_amended(
+    new: dict[str, Any], old: dict[str, Any], *, future: bool = False
+) -> int | None:
     """The step from which on a mixture differs from an old one only by stages added at the end; None if it differs
     otherwise. With ``future``, the whole mixture comes after the added stages, so earlier draws may differ. Changes
     both descriptions.
     """
-    weighed = _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
-    old_stages, new_stages = old.pop("stages"), new.pop("stages")
+    weighed = _loss_weights_differ(
+        new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"]
+    )
+    old_stages = old.pop("stages")
+    new_stages = new.pop("stages")
     new["names"] = new["names"][: len(old["names"])]  # new components come last
     components = old["components"]
     for part in ("components", "limits"):  # components that only the new stages use may be new
@@ -245,18 +305,27 @@ def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool =
     if future:
         for mixture in (new, old):
             del mixture["limits"]
-            mixture["components"] = {name: part["whole"] for name, part in mixture["components"].items()}
+            mixture["components"] = {
+                name: part["whole"] for name, part in mixture["components"].items()
+            }
     added = [int(stage["step"]) for stage in new_stages[len(old_stages) : len(old_stages) + 1]]
     steps = added if weighed is None else [*added, weighed]
-    return min(steps) if steps and new_stages[: len(old_stages)] == old_stages and new == old else None
+    return (
+        min(steps) if steps and new_stages[: len(old_stages)] == old_stages and new == old else None
+    )
 
 
-def _loss_weights_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
+def _loss_weights_differ(
+    new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]
+) -> int | None:
     """The first step at which loss weights of common components differ; None if they never do."""
     first: list[int] = []
     for name in names:
         pair = [weight_from_config(weights.get(name, 1.0)) for weights in (new, old)]
-        bends = {0, *(step for weight in pair for step in weight.breaks)}  # linear in between: one step later suffices
+        bends = {
+            0,
+            *(step for weight in pair for step in weight.breaks),
+        }  # linear in between: one step later suffices
         at = np.asarray(sorted(bends | {step + 1 for step in bends}))
         first += at[np.flatnonzero(pair[0].at(at) != pair[1].at(at))[:1]].tolist()
     return min(first, default=None)
@@ -268,7 +337,9 @@ def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int
         return None
     first = int(new[0]["dataset"]["stages"][len(old[0]["dataset"]["stages"])]["step"])
     pairs = zip(new, old, strict=True)
-    steps = {_mixture_amended(n["dataset"], o["dataset"], future=n["step"] > first) for n, o in pairs}
+    steps = {
+        _mixture_amended(n["dataset"], o["dataset"], future=n["step"] > first) for n, o in pairs
+    }
     return first if steps == {first} else None
 
 
@@ -276,17 +347,33 @@ class Anchors:
     """The anchors in a run's folder. Anchors of another run, or from before an amendment, are ignored."""
 
     def __init__(self, folder: str, manifest: RunManifest, loader: object) -> None:
-        self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), manifest.fingerprint, loader
-        self._until = {h["fingerprint"]: h["until_step"] for h in manifest.history} | {self._fingerprint: MAX_STEP}
+        self._url = files.join(folder, ANCHORS_NAME)
+        self._fingerprint = manifest.fingerprint
+        self._loader = loader
+        self._until = {h["fingerprint"]: h["until_step"] for h in manifest.history} | {
+            self._fingerprint: MAX_STEP
+        }
 
     def load(self) -> dict[int, Anchor]:
         """Anchors by step; empty if there is no file, or if it is damaged or of another run."""
         try:
             content = json.loads(files.read_bytes(self._url) or b"{}")
             anchors = cast(dict[str, Anchor], content["anchors"])
-            until = self._until.get(content["fingerprint"], -1) if content["sha256"] == _digest(anchors) else -1
+            until = (
+                self._until.get(content["fingerprint"], -1)
+                if content["sha256"] == _digest(anchors)
+                else -1
+            )
             return {int(step): anchor for step, anchor in anchors.items() if int(step) <= until}
-        except (OSError, HeadraceError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (
+            OSError,
+            HeadraceError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):
             return {}
 
     def use(self, step: int | None) -> None:
@@ -310,7 +397,9 @@ class Anchors:
         if anchor is None:
             return
         by_step = {**self.load(), step: anchor}
-        while len(by_step) > _MOST_ANCHORS:  # thin out where they are densest, except for the latest
+        while (
+            len(by_step) > _MOST_ANCHORS
+        ):  # thin out where they are densest, except for the latest
             steps = sorted(by_step)
             gaps = [
                 (following - previous, at)
@@ -319,8 +408,12 @@ class Anchors:
             del by_step[min(gaps)[1]]
         anchors = {str(at): by_step[at] for at in sorted(by_step)}
         content = {"fingerprint": self._fingerprint, "sha256": _digest(anchors), "anchors": anchors}
-        with contextlib.suppress(OSError, HeadraceError):  # a checkpoint must not fail because of anchors
-            files.write_atomic(self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+        with contextlib.suppress(
+            OSError, HeadraceError
+        ):  # a checkpoint must not fail because of anchors
+            files.write_atomic(
+                self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}"
+            )
 
 
 def _planned(loader: object) -> Any:
@@ -339,7 +432,9 @@ def _digest(anchors: Mapping[str, Anchor]) -> str:
     return hashlib.sha256(json.dumps(anchors, sort_keys=True).encode()).hexdigest()
 
 
-def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None = None) -> RunManifest:
+def open_run(
+    folder: str | os.PathLike[str], loader: Described, step: int | None = None
+) -> RunManifest:
     """Starts a run in ``folder``, or checks that the run there is the same one.
 
     Args:
@@ -365,7 +460,9 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
     """
     check_path("folder", folder, "Give a folder of the run's own: runs/1.")
     if not hasattr(loader, "describe"):
-        raise ConfigError("is not a loader", field="loader", value=loader, cure="Give config.loader().")
+        raise ConfigError(
+            "is not a loader", field="loader", value=loader, cure="Give config.loader()."
+        )
     step = None if step is None else steps_done(step)
     folder = os.fspath(folder)
     manifest = _opened(folder, _as_begun(folder, loader), step)
@@ -405,9 +502,17 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
     if (first := mine.amends(stored)) is None:
         stored.check_same(mine, folder)
     elif step is None or first < step:
-        progress = "how many steps are done was not said" if step is None else f"{step} steps are done"
-        cure = "Give open_run the step of the checkpoint." if step is None else f"Begin it at step {step} or later."
-        raise PlanMismatchError(f"may touch the past: {progress}", field="amendments.step", value=first, cure=cure)
+        progress = (
+            "how many steps are done was not said" if step is None else f"{step} steps are done"
+        )
+        cure = (
+            "Give open_run the step of the checkpoint."
+            if step is None
+            else f"Begin it at step {step} or later."
+        )
+        raise PlanMismatchError(
+            f"may touch the past: {progress}", field="amendments.step", value=first, cure=cure
+        )
     history = (*stored.history, {"fingerprint": stored.fingerprint, "until_step": first})
     amended = replace(mine, history=history)
     amended.save(folder)

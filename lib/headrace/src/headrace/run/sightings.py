@@ -50,7 +50,11 @@ class Sighting:
 
 
 def sightings(
-    dataset: RunDataset, component: str, documents: Intervals, step: int, row_order: RowOrder = "locality"
+    dataset: RunDataset,
+    component: str,
+    documents: Intervals,
+    step: int,
+    row_order: RowOrder = "locality",
 ) -> list[Sighting]:
     """Where the steps before ``step`` contain documents of a component, in order.
 
@@ -81,17 +85,25 @@ def sightings(
     caches = [mixture.components[mixture.names.index(name)].caches()[0] for name in names]
     first = starts([cache.num_documents for cache in caches]).tolist()
     if documents.stop.size and int(documents.stop[-1]) > first[-1]:
-        problem, cure = f"is not a document: {caches[0].path} has {first[-1]:,}", "Documents count from 0."
+        problem = f"is not a document: {caches[0].path} has {first[-1]:,}"
+        cure = "Documents count from 0."
         raise ConfigError(problem, field="document", value=int(documents.stop[-1]) - 1, cure=cure)
     all_sightings: list[Sighting] = []
     for name, cache, begin, end in zip(names, caches, first, first[1:], strict=False):
-        of_cache = _of_component(dataset, name, cache, documents.within(begin, end), step, row_order)
+        of_cache = _of_component(
+            dataset, name, cache, documents.within(begin, end), step, row_order
+        )
         all_sightings += [replace(one, document=one.document + begin) for one in of_cache]
     return sorted(all_sightings, key=lambda one: (one.step, one.row))
 
 
 def _of_component(
-    dataset: RunDataset, name: str, cache: TokenCache, documents: Intervals, step: int, row_order: RowOrder
+    dataset: RunDataset,
+    name: str,
+    cache: TokenCache,
+    documents: Intervals,
+    step: int,
+    row_order: RowOrder,
 ) -> Iterator[Sighting]:
     stored = cache.stored_at(documents.numbers(np.arange(documents.total)))
     tokens = token_ranges(cache, Intervals.of_numbers(stored))
@@ -104,10 +116,13 @@ def _of_component(
         yield from _in_step(dataset, name, stored, at, row_order)
 
 
-def _steps(mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Intervals, steps: range) -> Iterator[int]:
+def _steps(
+    mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Intervals, steps: range
+) -> Iterator[int]:
     """The steps of a mixture with rows of a component that contain any of these tokens of its cache."""
     number = mixture.names.index(name)
-    component, draws = mixture.components[number], mixture.draws
+    component = mixture.components[number]
+    draws = mixture.draws
 
     def drawn(step: int) -> int:
         try:
@@ -138,7 +153,9 @@ def _holding(
     return pieces.row[np.searchsorted(tokens.start, begin + pieces.size, side="left") > first]
 
 
-def _in_step(dataset: RunDataset, name: str, stored: np.ndarray, step: int, row_order: RowOrder) -> Iterator[Sighting]:
+def _in_step(
+    dataset: RunDataset, name: str, stored: np.ndarray, step: int, row_order: RowOrder
+) -> Iterator[Sighting]:
     rows = rows_of_step(dataset, dataset.batch_schedule, step, row_order)
     of_component = np.flatnonzero(rows.component == rows.names.index(name))
     spans = spans_of_rows(rows, of_component)

@@ -83,7 +83,9 @@ class Whereabouts:
         return asdict(self)
 
 
-def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | None = None) -> Whereabouts:
+def where(
+    config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | None = None
+) -> Whereabouts:
     """Where a run is after ``step`` steps.
 
     Args:
@@ -105,7 +107,9 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
     """
     step = as_whole("step", step)
     if not hasattr(config, "components"):
-        raise ConfigError("is not a config", field="config", value=config, cure="Give load_config(FILE).")
+        raise ConfigError(
+            "is not a config", field="config", value=config, cure="Give load_config(FILE)."
+        )
     dataset = config.dataset(instead)
     order = BatchOrder(dataset, row_order=config.row_order)
     last = order.num_steps
@@ -117,12 +121,14 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
     if (mixture := mixture_of(served)) is None:
         raise ConfigError("is not a mixture", field="dataset", value=type(served).__name__)
     names = mixture.names
-    rows, tokens = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    rows = np.zeros(len(names), np.int64)
+    tokens = np.zeros(len(names), np.int64)
     ends = [*(first for first, _ in dataset.phases[1:]), step]
     for (first, phase), until in zip(dataset.phases, ends, strict=True):
         end = min(step, until)
         if end > first and (phase_mixture := mixture_of(phase)) is not None:
-            at_begin, at_end = _starts(phase_mixture, first), _starts(phase_mixture, end)
+            at_begin = _starts(phase_mixture, first)
+            at_end = _starts(phase_mixture, end)
             rows += at_end - at_begin
             tokens += phase_mixture.tokens_of(at_end) - phase_mixture.tokens_of(at_begin)
     counts = np.zeros(len(names), np.int64) if over else mixture.draws.counts_at(step)
@@ -138,7 +144,9 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
             rows=int(rows[d]),
             tokens=int(tokens[d]),
             epoch=int(part.passes(rows[d : d + 1])[0]),
-            epochs=None if (of_pass := mixture.tokens_of_pass(name)) is None else int(tokens[d]) / of_pass,
+            epochs=None
+            if (of_pass := mixture.tokens_of_pass(name)) is None
+            else int(tokens[d]) / of_pass,
         )
         for d, (name, part) in enumerate(zip(names, mixture.components, strict=True))
     }

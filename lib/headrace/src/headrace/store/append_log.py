@@ -37,16 +37,29 @@ from dataclasses import replace
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
 from headrace.store import durable, files
 from headrace.store.lease import Lease, lease
-from headrace.store.log_segments import Record, decode, encode, read_from, scan, segment_name, segment_names, writer_of
+from headrace.store.log_segments import (
+    Record,
+    decode,
+    encode,
+    read_from,
+    scan,
+    segment_name,
+    segment_names,
+    writer_of,
+)
 
 logger = logging.getLogger(__name__)
 
-OPENED, CLOSED, DROPPED = 1, 2, 3
+OPENED = 1
+CLOSED = 2
+DROPPED = 3
 """Kinds of the log's own records; a DROPPED one replaces all from its number to its key. Other kinds are the user's."""
 SEGMENT_BYTES = 64 << 20
-_READS, _READ_AHEAD = 32, 256
+_READS = 32
+_READ_AHEAD = 256
 """Objects that are read at once; and that are held together, before their records are taken out."""
-LARGEST_KEY, LARGEST_PAYLOAD = (1 << 63) - 1, (1 << 32) - 1
+LARGEST_KEY = (1 << 63) - 1
+LARGEST_PAYLOAD = (1 << 32) - 1
 MOST_SEGMENTS = 10**6
 """Of a writer: with more of them names would not sort. It goes on as another."""
 
@@ -75,15 +88,26 @@ class AppendLog:
     """
 
     def __init__(
-        self, folder: str | None, *, load: Collection[int] = (), cure: str = "", may_lose: bool = False
+        self,
+        folder: str | None,
+        *,
+        load: Collection[int] = (),
+        cure: str = "",
+        may_lose: bool = False,
     ) -> None:
-        self.folder, self._load, self._cure, self._may_lose = folder, frozenset(load), cure, may_lose
+        self.folder = folder
+        self._load = frozenset(load)
+        self._cure = cure
+        self._may_lose = may_lose
         self.lost_records = self.fenced_records = 0
         self._id = b""
         self._ends: dict[str, int] = {}  # where the last whole record of a segment ends
         self._torn: dict[str, int] = {}  # bytes after it
         self._first: dict[int, int] = {}  # each writer's first number
-        self._next, self._dropped, self._last = 0, 0, (OPENED, 0)  # numbers; kind and writer of the last record
+        # numbers; kind and writer of the last record
+        self._next = 0
+        self._dropped = 0
+        self._last = (OPENED, 0)
         self._records: dict[str, list[Record]] = {}
         self._writer: _Writer | None = None
         self._closing: Callable[[], object] = lambda: None
@@ -103,7 +127,9 @@ class AppendLog:
     @property
     def num_records(self) -> int:
         """Records that can be read, without the log's own."""
-        return sum(record.kind > DROPPED for records in self._records.values() for record in records)
+        return sum(
+            record.kind > DROPPED for records in self._records.values() for record in records
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -135,12 +161,16 @@ class AppendLog:
             try:
                 records, damaged, self._id = scan(data, name, at, self._load, self._id)
             except CacheCorruptError as error:
-                raise CacheCorruptError(error.problem, field="segment", value=url, cure=self._cure) from error
+                raise CacheCorruptError(
+                    error.problem, field="segment", value=url, cure=self._cure
+                ) from error
             bad += [(name, position) for position in damaged]
             self._ends[name] = records[-1].end if records else at
             self._torn[name] = at + len(data) - self._ends[name]
             fresh += records
-            if records and files.is_local(url):  # a writer may have been killed before it did: what is used stays
+            if records and files.is_local(
+                url
+            ):  # a writer may have been killed before it did: what is used stays
                 durable.sync_file(files.local_path(url))
                 durable.sync_folder(files.local_path(folder))
         return fresh, bad
@@ -158,14 +188,18 @@ class AppendLog:
                 window = segments[begin : begin + _READ_AHEAD]
                 yield from (
                     (*segment, data)
-                    for segment, data in zip(window, pool.map(lambda p: read_from(p[1], p[2]), window), strict=True)
+                    for segment, data in zip(
+                        window, pool.map(lambda p: read_from(p[1], p[2]), window), strict=True
+                    )
                 )
 
     def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
         """Those records that count, by number. Raises CacheCorruptError where one is missing."""
-        fences, fence = dict[int, float](), float("inf")
+        fences = dict[int, float]()
+        fence = float("inf")
         for writer, number in sorted(self._first.items(), reverse=True):
-            fences[writer], fence = fence, min(fence, number)
+            fences[writer] = fence
+            fence = min(fence, number)
         for record in sorted(fresh, key=lambda r: (r.number, r.kind != DROPPED, r.writer)):
             if record.number < self._dropped:
                 continue  # its segment was about to be deleted
@@ -175,8 +209,11 @@ class AppendLog:
             if record.number > self._next:
                 self._miss(record, bad)
             elif record.number < self._next and record.writer <= self._last[1]:
-                raise self._damaged(record.segment, record.offset, f"has record {record.number} once more")
-            self._next, self._last = record.number + 1, (record.kind, record.writer)
+                raise self._damaged(
+                    record.segment, record.offset, f"has record {record.number} once more"
+                )
+            self._next = record.number + 1
+            self._last = (record.kind, record.writer)
             if record.kind == DROPPED:
                 self._next = self._dropped = record.key
             self._records.setdefault(record.segment, []).append(record)
@@ -184,18 +221,28 @@ class AppendLog:
 
     def _miss(self, record: Record, bad: list[tuple[str, int]]) -> None:
         """Raises an error if the missing records before one cannot be explained."""
-        lost = f"{self._next}" if record.number == self._next + 1 else f"{self._next} to {record.number - 1}"
+        lost = (
+            f"{self._next}"
+            if record.number == self._next + 1
+            else f"{self._next} to {record.number - 1}"
+        )
         earlier = [position for position in bad if position <= (record.segment, record.offset)]
         if earlier:
-            raise self._damaged(*earlier[-1], f"is damaged there: record {lost} cannot be read, and later ones can")
+            raise self._damaged(
+                *earlier[-1], f"is damaged there: record {lost} cannot be read, and later ones can"
+            )
         if not self._may_lose:
-            raise self._damaged(record.segment, record.offset, f"goes on here, and no segment has record {lost}")
+            raise self._damaged(
+                record.segment, record.offset, f"goes on here, and no segment has record {lost}"
+            )
         self.lost_records += record.number - self._next
         logger.warning("%s: a segment is missing, with record %s", self.folder, lost)
 
     def _damaged(self, segment: str, offset: int, problem: str) -> CacheCorruptError:
         path = files.join(self.folder or "", segment)
-        return CacheCorruptError(f"{problem} (offset {offset})", field="segment", value=path, cure=self._cure)
+        return CacheCorruptError(
+            f"{problem} (offset {offset})", field="segment", value=path, cure=self._cure
+        )
 
     def read(self, record: Record) -> bytes:
         """A record's payload; raises CacheCorruptError if it is damaged or no longer there."""
@@ -208,7 +255,9 @@ class AppendLog:
             data = b""
         decoded = decode(data, 0, record.segment, record.offset)
         if decoded is None or decoded[0] != replace(record, payload=b""):
-            raise self._damaged(record.segment, record.offset, f"is not record {record.number} any more")
+            raise self._damaged(
+                record.segment, record.offset, f"is not record {record.number} any more"
+            )
         return decoded[2]
 
     def write(self) -> list[Record]:
@@ -223,16 +272,27 @@ class AppendLog:
                 return []
             stack = ExitStack()
             with stack:
-                log_lease = None if self.folder is None else stack.enter_context(_leased(self.folder))
+                log_lease = (
+                    None if self.folder is None else stack.enter_context(_leased(self.folder))
+                )
                 records = self.refresh()
-                numbers = [] if self.folder is None else [writer_of(n) for n in segment_names(self.folder)]
+                numbers = (
+                    []
+                    if self.folder is None
+                    else [writer_of(n) for n in segment_names(self.folder)]
+                )
                 self._id = self._id or uuid.uuid4().bytes[:8]
-                writer = _Writer(self.folder, self._id, log_lease, max(numbers, default=0), self._next)
+                writer = _Writer(
+                    self.folder, self._id, log_lease, max(numbers, default=0), self._next
+                )
                 if not self.is_closed or self._torn.get(max(self._ends, default="")):
                     logger.warning(
                         "%s: its last writer did not close it: %d records are whole, %d bytes of an unfinished one are"
-                        " left out", self.folder, self._next, self.torn_bytes,
-                    )  # fmt: skip
+                        " left out",
+                        self.folder,
+                        self._next,
+                        self.torn_bytes,
+                    )
                 writer.resources = stack.pop_all()
             self._writer, self._closing = writer, weakref.finalize(self, writer.close)
             return records
@@ -245,13 +305,20 @@ class AppendLog:
             ConfigError: a key or a payload that does not fit a header.
         """
         if not 0 <= key <= LARGEST_KEY:
-            raise ConfigError("must lie in 0 .. 2**63 - 1", field="key", value=key, cure="Count from 0.")
+            raise ConfigError(
+                "must lie in 0 .. 2**63 - 1", field="key", value=key, cure="Count from 0."
+            )
         if len(payload) > LARGEST_PAYLOAD:
-            raise ConfigError("has 4 GiB or more", field="record", value=key, cure="Store less in one.")
+            raise ConfigError(
+                "has 4 GiB or more", field="record", value=key, cure="Store less in one."
+            )
         with self._lock:
             if self._writer is None:
                 raise CacheError(
-                    "is not open for writing", field="rollouts", value=self.folder, cure="Call write() first."
+                    "is not open for writing",
+                    field="rollouts",
+                    value=self.folder,
+                    cure="Call write() first.",
                 )
             records = self._writer.append(kind, key, payload)
             for record in records:
@@ -269,15 +336,22 @@ class AppendLog:
                 return 0
             dropped = 0
             newest = max((*self._ends, *self._records), default="")
-            for name in [name for name in self._ends if name not in self._records and name != newest]:
-                files.remove_tree(files.join(self.folder, name))  # of no use: a kill came before it was deleted
+            for name in [
+                name for name in self._ends if name not in self._records and name != newest
+            ]:
+                files.remove_tree(
+                    files.join(self.folder, name)
+                )  # of no use: a kill came before it was deleted
                 del self._ends[name], self._torn[name]
             for run in self._runs(is_done):
                 records = [record for name in run for record in self._records.pop(name)]
-                last, end = records[-1], max(r.key if r.kind == DROPPED else r.number + 1 for r in records)
+                last = records[-1]
+                end = max(r.key if r.kind == DROPPED else r.number + 1 for r in records)
                 mark = Record(DROPPED, end, records[0].number, last.writer, run[-1], 0, 0, 0)
                 if len(records) > 1:
-                    files.write_atomic(files.join(self.folder, run[-1]), encode(mark, self._id, b""))
+                    files.write_atomic(
+                        files.join(self.folder, run[-1]), encode(mark, self._id, b"")
+                    )
                 for name in run[:-1]:
                     files.remove_tree(files.join(self.folder, name))
                 self._records[run[-1]] = [mark]
@@ -299,12 +373,15 @@ class AppendLog:
         with self._lock:
             if self._writer is not None:
                 self._closing()
-                self._writer, self._last = None, (CLOSED, self._last[1])
+                self._writer = None
+                self._last = (CLOSED, self._last[1])
 
 
 def _leased(folder: str) -> AbstractContextManager[Lease]:
     return lease(
-        folder, field="rollouts", cure="What that one stored is used; end this process, or start it again later."
+        folder,
+        field="rollouts",
+        cure="What that one stored is used; end this process, or start it again later.",
     )
 
 
@@ -313,17 +390,30 @@ class _Writer:
     fences what may be left of the failed one.
     """
 
-    def __init__(self, folder: str | None, log: bytes, held: Lease | None, writer: int, next_number: int) -> None:
-        self.folder, self.log, self._held, self._writer, self._next = folder, log, held, writer, next_number
-        self._segment, self._size, self._opened = 0, 0, False
-        self._file, self._pid = -1, os.getpid()
+    def __init__(
+        self, folder: str | None, log: bytes, held: Lease | None, writer: int, next_number: int
+    ) -> None:
+        self.folder = folder
+        self.log = log
+        self._held = held
+        self._writer = writer
+        self._next = next_number
+        self._segment = 0
+        self._size = 0
+        self._opened = False
+        self._file = -1
+        self._pid = os.getpid()
         self.resources = ExitStack()
 
     def append(self, kind: int, key: int, payload: bytes) -> list[Record]:
         """The record, after that of a new writer if there is one."""
         if self.folder is None:
             self._next += 1
-            return [Record(kind, key, self._next - 1, 1, "", 0, len(payload), zlib.crc32(payload), payload)]
+            return [
+                Record(
+                    kind, key, self._next - 1, 1, "", 0, len(payload), zlib.crc32(payload), payload
+                )
+            ]
         records: list[Record] = []
         if os.getpid() != self._pid:
             problem = f"is written by process {self._pid}, of which this one is a fork"
@@ -331,7 +421,9 @@ class _Writer:
             raise CacheError(problem, field="rollouts", value=self.folder, cure=cure)
         if not self._opened or self._segment == MOST_SEGMENTS:
             self._release_file()
-            self._writer, self._segment, self._opened = self._writer + 1, 0, True
+            self._writer = self._writer + 1
+            self._segment = 0
+            self._opened = True
             writer = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
             records.append(self._put(OPENED, 0, writer))
         return [*records, self._put(kind, key, payload)]
@@ -343,7 +435,9 @@ class _Writer:
         if self._size >= SEGMENT_BYTES:
             self._release_file()
         name = segment_name(self._writer, self._segment)
-        record = Record(kind, key, self._next, self._writer, name, self._size, len(payload), zlib.crc32(payload))
+        record = Record(
+            kind, key, self._next, self._writer, name, self._size, len(payload), zlib.crc32(payload)
+        )
         self._opened = False  # unless all of this goes well
         url = files.join(self.folder, name)
         data = encode(record, self.log, payload)
@@ -363,7 +457,9 @@ class _Writer:
         try:
             is_new = self._file < 0
             if is_new:
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                self._file = os.open(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666
+                )
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -377,7 +473,8 @@ class _Writer:
         if self._file >= 0:
             os.close(self._file)
             self._segment += 1
-        self._file, self._size = -1, 0
+        self._file = -1
+        self._size = 0
 
     def close(self) -> None:
         """Marks the end of what was written, if anything was, and releases the lease."""

@@ -52,7 +52,9 @@ from headrace.store.places import LocalPlaces
 from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import ShardedArray, described_by
 
-_FILL_CHUNKS, _FILL_READS = 16, 8  # of a long read: chunks in each of its reads, and reads in flight
+# of a long read: chunks in each of its reads, and reads in flight
+_FILL_CHUNKS = 16
+_FILL_READS = 8
 
 
 def kvstore_spec(url: str) -> dict[str, Any]:
@@ -66,7 +68,9 @@ def kvstore_spec(url: str) -> dict[str, Any]:
         {'driver': 'gcs', 'bucket': 'bucket', 'path': 'cache/data/'}
     """
     # Read once, at the first request of the process: a connection without data for this long is broken.
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1)))
+    os.environ.setdefault(
+        "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1))
+    )
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
     if files.is_local(url):
         return {"driver": "file", "path": f"{files.absolute(str(files.local_path(url)))}/"}
@@ -78,15 +82,23 @@ def kvstore_spec(url: str) -> dict[str, Any]:
     if parts.scheme == "s3":
         spec: dict[str, Any] = {"driver": "s3", "bucket": parts.netloc, "path": path}
         if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+            region = (
+                os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+            )
             spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region}
         if os.environ.get("AWS_ACCESS_KEY_ID"):  # do not ask profiles and metadata servers first
             spec["aws_credentials"] = {"type": "environment"}
         return spec
     if parts.scheme in ("http", "https"):
-        return {"driver": "http", "base_url": f"{parts.scheme}://{parts.netloc}", "path": "/" + path}
+        return {
+            "driver": "http",
+            "base_url": f"{parts.scheme}://{parts.netloc}",
+            "path": "/" + path,
+        }
     cure = "Use a local path, gs://, s3:// or https://."
-    raise ConfigError("has a scheme that token caches cannot be stored under", field="path", value=url, cure=cure)
+    raise ConfigError(
+        "has a scheme that token caches cannot be stored under", field="path", value=url, cure=cure
+    )
 
 
 def _follow_gcs_emulator() -> None:
@@ -151,9 +163,12 @@ class StoredArray:
         self.url = url
         self.length = length
         self.layout = layout
-        self._digest, self._names = digest, names
+        self._digest = digest
+        self._names = names
         # Nothing else is computed here: a run may open a million arrays and read few of them.
-        self._working_folder = "" if url.startswith("/") or "://" in url else os.getcwd()  # what a relative path means
+        self._working_folder = (
+            "" if url.startswith("/") or "://" in url else os.getcwd()
+        )  # what a relative path means
         self._store: Any = None
         self._places: LocalPlaces | None = None
         self._mapped: MappedArray | None = None
@@ -170,7 +185,11 @@ class StoredArray:
 
     @cached_property
     def _folder(self) -> Path | None:
-        return Path(self._working_folder, files.local_path(self.url)) if files.is_local(self.url) else None
+        return (
+            Path(self._working_folder, files.local_path(self.url))
+            if files.is_local(self.url)
+            else None
+        )
 
     @cached_property
     def _kvstore(self) -> dict[str, Any]:
@@ -202,7 +221,9 @@ class StoredArray:
         if self._over_http:
             return self._read_over_http(out, start)
         stop = start + out.size
-        return self._read_here(start, stop, lambda store: ts.array(out, copy=False).write(store[start:stop]), out)
+        return self._read_here(
+            start, stop, lambda store: ts.array(out, copy=False).write(store[start:stop]), out
+        )
 
     def fill(self, out: np.ndarray, start: int) -> None:
         """Reads ``out.size`` elements from ``start`` on into ``out`` (contiguous, of this dtype), and returns when they
@@ -211,9 +232,11 @@ class StoredArray:
         Raises:
             ReadError: stored bytes are missing or damaged.
         """
-        mapped, size = self.mapped(), self.chunk_elements
+        mapped = self.mapped()
+        size = self.chunk_elements
         flying: deque[ArrayFuture] = deque()
-        at, stop = start, start + out.size
+        at = start
+        stop = start + out.size
         while at < stop:
             chunk, offset = divmod(at, size)
             is_whole = offset == 0 and at + size <= stop
@@ -222,7 +245,10 @@ class StoredArray:
                 if mapped.copy(chunk, piece.view(np.uint8)):
                     at += size
                     continue
-            end = min(stop, (chunk + 1) * size if mapped is not None else at - offset + _FILL_CHUNKS * size)
+            end = min(
+                stop,
+                (chunk + 1) * size if mapped is not None else at - offset + _FILL_CHUNKS * size,
+            )
             flying.append(self.read_into(out[at - start : end - start], at))
             if len(flying) > _FILL_READS:
                 flying.popleft().result()
@@ -244,13 +270,17 @@ class StoredArray:
 
         Always None for a subclass with its own way of reading.
         """
-        own_way = type(self).read_into is not StoredArray.read_into or type(self).received is not StoredArray.received
+        own_way = (
+            type(self).read_into is not StoredArray.read_into
+            or type(self).received is not StoredArray.received
+        )
         if self._folder is None or own_way:
             return None
         with self._lock:
             if not self._looked:
                 about = self.dtype, self.length, self.chunk_elements, self.owner
-                self._mapped, self._looked = map_array(self._folder, *about), True
+                self._mapped = map_array(self._folder, *about)
+                self._looked = True
             return self._mapped
 
     def _read_here(
@@ -284,7 +314,9 @@ class StoredArray:
         opening = self._opening
         if opening is None or _failed(opening):  # a failed one is tried again by the next read
             opening = self._opening = asyncio.ensure_future(self._open_over_http())
-            opening.add_done_callback(_failed)  # if all waiting reads have given up, its error is ignored
+            opening.add_done_callback(
+                _failed
+            )  # if all waiting reads have given up, its error is ignored
         return await asyncio.shield(opening)
 
     async def _open_over_http(self) -> ShardedArray | None:
@@ -295,7 +327,9 @@ class StoredArray:
                 checksums = await self._names()
             except (ValueError, OSError) as error:
                 raise self._not_opened(error) from error
-            return ShardedArray(store, self.url, replace(stored, checksums=checksums), computed=True)
+            return ShardedArray(
+                store, self.url, replace(stored, checksums=checksums), computed=True
+            )
         try:
             metadata = await get(store, "zarr.json", None, described_by, index=True)
             if metadata is None:
@@ -306,7 +340,9 @@ class StoredArray:
             stored = StoredLayout.parse(metadata)
             array = ShardedArray(store, self.url, stored, missing_is_zero=self._MISSING_IS_ZERO)
         except (ValueError, KeyError, TypeError, AttributeError):
-            return None  # another kind of array: TensorStore says what is wrong with it, if anything
+            return (
+                None  # another kind of array: TensorStore says what is wrong with it, if anything
+            )
         if self._store is None:  # else it was checked already
             self._check_found(array.length, array.dtype.name, stored.owner)
         return array
@@ -347,27 +383,44 @@ class StoredArray:
     def _not_opened(self, error: Exception) -> CacheError:
         cure = "Check that the cache was copied whole; build it again if not."
         return CacheError(
-            f"cannot be opened ({store_error(error, self.url)})", field="array", value=self.url, cure=cure
+            f"cannot be opened ({store_error(error, self.url)})",
+            field="array",
+            value=self.url,
+            cure=cure,
         )
 
     def _check_store(self, store: Any) -> None:
         try:  # TensorStore never frees the result of to_json: 8 KB each time
-            local = None if self._folder is None else json.loads((self._folder / "zarr.json").read_bytes())
+            local = (
+                None
+                if self._folder is None
+                else json.loads((self._folder / "zarr.json").read_bytes())
+            )
             attributes = (local or store.spec().to_json()["metadata"]).get("attributes", {})
             self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))
-            stored = None if local is None or CHUNKS not in attributes else StoredLayout.parse(local)
+            stored = (
+                None if local is None or CHUNKS not in attributes else StoredLayout.parse(local)
+            )
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise self._not_opened(ValueError(f"DATA_LOSS: {error}")) from error
         if self._folder is not None and stored is not None and stored.checksums is not None:
             self._places = LocalPlaces(self._folder, stored, stored.checksums)
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
-        actual, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"
+        actual = f"{length} elements of {dtype}"
+        recorded = f"{self.length} elements of {self.dtype.name}"
         if actual != recorded:
-            cure = "Parts and ledger are of different builds: copy the cache again, or build it again."
+            cure = (
+                "Parts and ledger are of different builds: copy the cache again, or build it again."
+            )
             raise CacheCorruptError(
-                f"holds {actual}, but the ledger has {recorded}", field="array", value=self.url, cure=cure
+                f"holds {actual}, but the ledger has {recorded}",
+                field="array",
+                value=self.url,
+                cure=cure,
             )
         if owner and self.owner and owner != self.owner:
             cure = "Copy that part again, or build it again: headrace verify names it, and what rebuilds it."
-            raise CacheCorruptError("is of another part, or of another cache", field="array", value=self.url, cure=cure)
+            raise CacheCorruptError(
+                "is of another part, or of another cache", field="array", value=self.url, cure=cure
+            )

@@ -47,7 +47,9 @@ def file_findings(array: StoredArray) -> FileFindings:
             return FileFindings([(url, "is of another part, or of another cache")])
         if stored.dtype != array.dtype.name or stored.length < array.length or longer:
             expected = f"{array.length} of {array.dtype.name}"
-            raise ValueError(f"it holds {stored.length} of {stored.dtype}, and the ledger has {expected}")
+            raise ValueError(
+                f"it holds {stored.length} of {stored.dtype}, and the ledger has {expected}"
+            )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         return FileFindings([(url, f"is not the description of the array ({error})")])
     shards = -(-array.length // stored.shard)
@@ -63,14 +65,17 @@ def file_findings(array: StoredArray) -> FileFindings:
     return FileFindings(findings, CHUNKS.encode() in raw or not array.owner)
 
 
-def _wrong_file(file: str, number: int, size: int, stored: StoredLayout, length: int, sparse: bool) -> str | None:
+def _wrong_file(
+    file: str, number: int, size: int, stored: StoredLayout, length: int, sparse: bool
+) -> str | None:
     """The problem of a shard file of an array with this many elements; None if there is none."""
     index_bytes = stored.index_bytes
     if not index_bytes or not stored.index_last:
         return None
     itemsize = np.dtype(stored.dtype).itemsize
     elements = min(stored.shard, length - number * stored.shard)
-    chunks, checksum = -(-elements // stored.chunk), checksum_bytes(stored.codecs, itemsize)
+    chunks = -(-elements // stored.chunk)
+    checksum = checksum_bytes(stored.codecs, itemsize)
     if checksum is not None and not sparse:
         expected = chunks * (stored.chunk * itemsize + checksum) + index_bytes
         if size != expected:
@@ -83,14 +88,18 @@ def _wrong_file(file: str, number: int, size: int, stored: StoredLayout, length:
     return _wrong_end(raw, size, stored, number, None if sparse else chunks)
 
 
-def _wrong_end(raw: bytes, size: int, stored: StoredLayout, number: int, chunks: int | None) -> str | None:
+def _wrong_end(
+    raw: bytes, size: int, stored: StoredLayout, number: int, chunks: int | None
+) -> str | None:
     """The problem of the last bytes of a shard file that should have this many chunks (None: any number)."""
     shard_chunks = stored.shard // stored.chunk
     entries = np.frombuffer(raw, "<u8", shard_chunks * 2, CRC_BYTES).reshape(-1, 2)
     there = np.flatnonzero(entries[:, 0] != NO_CHUNK)
     ends = entries[there].astype(np.float64).sum(1)
     if ends.size and ends.max() != size - stored.index_bytes:
-        return f"has {size:,} bytes, which is not what its index says: it was cut off or overwritten"
+        return (
+            f"has {size:,} bytes, which is not what its index says: it was cut off or overwritten"
+        )
     if chunks is not None and there.size != chunks:
         return f"has {there.size} chunks instead of {chunks}"
     if stored.checksums is not None and ends.size:
@@ -98,5 +107,7 @@ def _wrong_end(raw: bytes, size: int, stored: StoredLayout, number: int, chunks:
         try:
             check_place(raw[:CRC_BYTES], int(stored.checksums[last]))
         except ValueError:
-            return "is not the file that was written here: its last chunk is of another place or cache"
+            return (
+                "is not the file that was written here: its last chunk is of another place or cache"
+            )
     return None

@@ -30,7 +30,8 @@ class MadeList(Sequence[T], Generic[T]):
     """
 
     def __init__(self, size: int, make: Callable[[int], T]) -> None:
-        self._size, self._make = size, make
+        self._size = size
+        self._make = make
         self._made: dict[int, T] = {}
 
     def __len__(self) -> int:
@@ -46,7 +47,9 @@ class MadeList(Sequence[T], Generic[T]):
             return [self[number] for number in numbers]
         item = self._made.get(numbers)
         if item is None:
-            item = self._made.setdefault(numbers, self._make(numbers))  # another thread may have been faster
+            item = self._made.setdefault(
+                numbers, self._make(numbers)
+            )  # another thread may have been faster
         return item
 
     def once(self, number: int) -> T:
@@ -82,8 +85,13 @@ class ArrayRun:
         computed: bool = False,
         pages: tuple[ChunkPages, str] | None = None,
     ) -> None:
-        self.lengths, self.chunk, self.dtype, self.get = lengths, chunk, dtype, get
-        self.shard_chunks, self.described, self.computed = shard_chunks, described, described and computed
+        self.lengths = lengths
+        self.chunk = chunk
+        self.dtype = dtype
+        self.get = get
+        self.shard_chunks = shard_chunks
+        self.described = described
+        self.computed = described and computed
         self.pages = pages
 
     @property
@@ -110,7 +118,9 @@ class ArrayList(Sequence[StoredArray]):
         self.runs = tuple(runs)
         self._first = np.cumsum([0, *(run.lengths.size for run in self.runs)])
         lengths = [run.lengths for run in self.runs] or [np.zeros(0, np.int64)]
-        self.lengths: Int64[np.ndarray, " n"] = lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
+        self.lengths: Int64[np.ndarray, " n"] = (
+            lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
+        )
 
     @classmethod
     def of(cls, arrays: Sequence[StoredArray]) -> ArrayList:
@@ -147,18 +157,28 @@ class ArrayList(Sequence[StoredArray]):
 
     def get(self, number: int) -> StoredArray | None:
         """An array by its number; None if it is not stored."""
-        run = 0 if len(self.runs) == 1 else int(np.searchsorted(self._first, number, side="right")) - 1
+        run = (
+            0
+            if len(self.runs) == 1
+            else int(np.searchsorted(self._first, number, side="right")) - 1
+        )
         return self.runs[run].get(number - int(self._first[run]))
 
-    def page_requests(self, arrays: Int64[np.ndarray, " n"]) -> list[tuple[ChunkPages, Int64[np.ndarray, " pages"]]]:
+    def page_requests(
+        self, arrays: Int64[np.ndarray, " n"]
+    ) -> list[tuple[ChunkPages, Int64[np.ndarray, " pages"]]]:
         """The distinct pages of checksums that have to be requested to read some of the arrays; see
         :mod:`headrace.store.chunk_pages`.
         """
         bounds = np.searchsorted(arrays, self._first)
         requests: list[tuple[ChunkPages, np.ndarray]] = []
-        for run, first, low, high in zip(self.runs, self._first.tolist(), bounds, bounds[1:], strict=False):
+        for run, first, low, high in zip(
+            self.runs, self._first.tolist(), bounds, bounds[1:], strict=False
+        ):
             if run.pages is not None and high > low:
-                requests.append((run.pages[0], run.pages[0].requests(run.pages[1], arrays[low:high] - first)))
+                requests.append(
+                    (run.pages[0], run.pages[0].requests(run.pages[1], arrays[low:high] - first))
+                )
         return requests
 
     def spread(self, values: Sequence[Any], dtype: Any = np.int64) -> np.ndarray:
@@ -176,5 +196,8 @@ class ArrayList(Sequence[StoredArray]):
 
 
 def _run_of(array: StoredArray) -> ArrayRun:
-    length, shard = np.array([array.length]), array.layout.shard_chunks
-    return ArrayRun(length, array.chunk_elements, array.dtype, [array].__getitem__, shard_chunks=shard)
+    length = np.array([array.length])
+    shard = array.layout.shard_chunks
+    return ArrayRun(
+        length, array.chunk_elements, array.dtype, [array].__getitem__, shard_chunks=shard
+    )

@@ -34,7 +34,14 @@ from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
-from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
+from headrace.store.ledger import (
+    Ledger,
+    ShuffleRecord,
+    open_ledger,
+    prepare_types,
+    shuffle_record,
+    whole_ledger,
+)
 from headrace.store.ledger_table import ColumnTable
 from headrace.store.levanter.layout import read_levanter
 from headrace.store.missing import what_is_there
@@ -111,8 +118,12 @@ class TokenCache:
         self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
         _converted(ledger.tokenizer, _TokenizerRecord, "tokenizer", path)
-        self._specs = {spec.name: spec for spec in _converted(ledger.leaves, list[LeafSpec], "leaves", path)}
-        self._layouts = {name: self.layout.leaf(spec) for name, spec in self._specs.items()} | {TOKENS: self.layout}
+        self._specs = {
+            spec.name: spec for spec in _converted(ledger.leaves, list[LeafSpec], "leaves", path)
+        }
+        self._layouts = {name: self.layout.leaf(spec) for name, spec in self._specs.items()} | {
+            TOKENS: self.layout
+        }
         self._open_part = open_part
         self._table = PartTable.of(ledger.parts)
         self._first_document = starts(self._table.documents)
@@ -135,7 +146,9 @@ class TokenCache:
             CacheError: its ledger cannot be read.
         """
         if not isinstance(path, str | Path):
-            raise ConfigError("is not a path", field="cache", value=path, cure="Give the folder of a cache.")
+            raise ConfigError(
+                "is not a path", field="cache", value=path, cure="Give the folder of a cache."
+            )
         path = str(path)
         root = files.absolute(path)
         ledger = read(root)
@@ -143,7 +156,9 @@ class TokenCache:
             if (of_levanter := read_levanter(root)) is not None:
                 return cls(path, of_levanter.ledger, of_levanter.part)
             problem, cure = what_is_there(path)
-            raise CacheMissingError(f"is not a token cache ({problem})", field="cache", value=path, cure=cure)
+            raise CacheMissingError(
+                f"is not a token cache ({problem})", field="cache", value=path, cure=cure
+            )
         if not ledger.finished:
             raise CacheUnfinishedError(
                 "was not finished building",
@@ -183,7 +198,9 @@ class TokenCache:
     @cached_property
     def parts(self) -> Sequence[CachePart]:
         """Its parts, in order."""
-        return MadeList(len(self._table), partial(_cache_part, self._table, self.leaf(TOKENS).parts))
+        return MadeList(
+            len(self._table), partial(_cache_part, self._table, self.leaf(TOKENS).parts)
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -219,7 +236,11 @@ class TokenCache:
     def shuffle(self) -> DocumentShuffle | None:
         """The shuffle of the documents when the cache was written; None if they were not shuffled."""
         record = shuffle_record(self.ledger, self.path)
-        return None if record is None else DocumentShuffle(self.num_documents, record.seed, record.unit)
+        return (
+            None
+            if record is None
+            else DocumentShuffle(self.num_documents, record.seed, record.unit)
+        )
 
     @cached_property
     def _shuffle_record(self) -> ShuffleRecord | None:  # it lists the parts of the original
@@ -239,12 +260,14 @@ class TokenCache:
             >>> headrace.testing.tiny_cache(documents=5).stored_at([3, 1]).tolist()
             [3, 1]
         """
-        numbers, shuffle = np.asarray(originals, np.int64), self.shuffle
+        numbers = np.asarray(originals, np.int64)
+        shuffle = self.shuffle
         return numbers if shuffle is None else shuffle.stored_at(numbers)
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
         """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents at these positions."""
-        numbers, shuffle = np.asarray(stored, np.int64), self.shuffle
+        numbers = np.asarray(stored, np.int64)
+        shuffle = self.shuffle
         return numbers if shuffle is None else shuffle.originals(numbers)
 
     def original(self, place: int) -> OriginalDocument:
@@ -255,11 +278,14 @@ class TokenCache:
             >>> headrace.testing.tiny_cache(documents=4).original(3)
             OriginalDocument(number=3, part='00000', number_in_part=3, files=[])
         """
-        record, number = self._shuffle_record, int(self.originals([place])[0])
+        record = self._shuffle_record
+        number = int(self.originals([place])[0])
         if record is None:
-            ends, sources = self._first_document[1:], self.ledger.sources
+            ends = self._first_document[1:]
+            sources = self.ledger.sources
         else:
-            ends, sources = np.cumsum([documents for _, documents in record.parts]), record.sources
+            ends = np.cumsum([documents for _, documents in record.parts])
+            sources = record.sources
         part = int(np.searchsorted(ends, number, side="right"))
         name = self._table.name(part) if record is None else record.parts[part][0]
         number_in_part = number - int(ends[part - 1] if part else 0)
@@ -297,12 +323,19 @@ class TokenCache:
             kind: LeafKind = "ragged" if name == TOKENS else self._specs[name].kind
             width = None if name == TOKENS else self._specs[name].width
             dtype = self.dtype if name == TOKENS else np.dtype(self._specs[name].dtype)
-            layout, offsets = self._layouts[name], self.layout.offsets() if kind == "ragged" else None
-            own_parts = OwnParts(self._root, self._table, name, layout, offsets, self._elements(name), self._pages)
-            make = own_parts.part if self._open_part is None else partial(self._open_part, name, kind)
+            layout = self._layouts[name]
+            offsets = self.layout.offsets() if kind == "ragged" else None
+            own_parts = OwnParts(
+                self._root, self._table, name, layout, offsets, self._elements(name), self._pages
+            )
+            make = (
+                own_parts.part if self._open_part is None else partial(self._open_part, name, kind)
+            )
             parts = MadeList(len(self._table), make)
             arrays = self._arrays(name, dtype, parts)
-            self._leaves[name] = CacheLeaf(name, dtype, kind, parts, arrays, self._first_document, self.path, width)
+            self._leaves[name] = CacheLeaf(
+                name, dtype, kind, parts, arrays, self._first_document, self.path, width
+            )
         return self._leaves[name]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
@@ -343,7 +376,9 @@ class TokenCache:
     def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
         """The arrays of a leaf."""
         layout = self._layouts[name]
-        if self._open_part is not None and parts:  # what another program wrote has a layout of its own
+        if (
+            self._open_part is not None and parts
+        ):  # what another program wrote has a layout of its own
             layout = parts[0].data.layout
         run = ArrayRun(
             self._elements(name),
@@ -358,7 +393,9 @@ class TokenCache:
         return ArrayList([run])
 
     def _elements(self, name: str) -> Int64[np.ndarray, " parts"]:
-        return np.asarray(self._table.tokens if name == TOKENS else self._table.leaf_elements(name), np.int64)
+        return np.asarray(
+            self._table.tokens if name == TOKENS else self._table.leaf_elements(name), np.int64
+        )
 
     @property
     def is_virtual(self) -> bool:

@@ -51,7 +51,9 @@ class ChunkNames(NamedTuple):
     described: bool = True
 
 
-def chunks_of(table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec]) -> list[ArrayChunks]:
+def chunks_of(
+    table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec]
+) -> list[ArrayChunks]:
     """The chunks of a cache, kind by kind.
 
     Example:
@@ -72,7 +74,11 @@ def chunks_of(table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec])
     kinds: list[ArrayChunks] = []
     at = 0
     for name, folder, counts in chunk_counts:
-        kinds.append(ArrayChunks(name, folder, at + np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])))
+        kinds.append(
+            ArrayChunks(
+                name, folder, at + np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+            )
+        )
         at = int(kinds[-1].first[-1])
     return kinds
 
@@ -93,8 +99,14 @@ def read_names(
     """
     table = PartTable.of(parts)
     try:
-        layouts = msgspec.convert(dict(layout), CacheLayout), msgspec.convert(list(leaves), list[LeafSpec])
-    except (msgspec.ValidationError, ConfigError):  # whoever opens the cache says what is wrong with it
+        layouts = (
+            msgspec.convert(dict(layout), CacheLayout),
+            msgspec.convert(list(leaves), list[LeafSpec]),
+        )
+    except (
+        msgspec.ValidationError,
+        ConfigError,
+    ):  # whoever opens the cache says what is wrong with it
         return ChunkNames(described=False)
     kinds = chunks_of(table, *layouts)
     arrays = [(kind, part) for kind in kinds for part in range(len(table))]
@@ -106,7 +118,9 @@ def read_names(
         return _named(url, owner, int(kind.first[part + 1] - kind.first[part]))
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-names") as pool:
-        is_quick = files.is_local(root) and len(arrays) <= _FILES_AT_ONCE  # quicker than threads are started
+        is_quick = (
+            files.is_local(root) and len(arrays) <= _FILES_AT_ONCE
+        )  # quicker than threads are started
         all_names = list((map if is_quick else pool.map)(named, arrays))
     listed = [names for names in all_names if names is not None]
     if len(listed) < len(all_names):
@@ -117,8 +131,18 @@ def read_names(
 def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
     """The checksums that an array lists for this many chunks; None if it does not, or if they are invalid."""
     try:
-        stored = StoredLayout.parse(json.loads(files.read_bytes(files.join(url, "zarr.json")) or b""))
-    except (CacheError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        stored = StoredLayout.parse(
+            json.loads(files.read_bytes(files.join(url, "zarr.json")) or b"")
+        )
+    except (
+        CacheError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ):
         return None  # headrace verify says what is wrong with it
     if stored.checksums is None or stored.checksums.size != chunks or stored.owner != owner:
         return None
@@ -147,7 +171,9 @@ def to_pages(checksums: UInt32[np.ndarray, " chunks"]) -> np.ndarray:
 def from_page(page: int, stored: bytes) -> UInt32[np.ndarray, " chunks"]:
     """The checksums in a stored page. ValueError if it is damaged."""
     if len(stored) < 4 or _checksum(page, stored[:-4]) != int.from_bytes(stored[-4:], "little"):
-        raise ValueError("DATA_LOSS: digest mismatch: the crc32c of a page of checksums is another one")
+        raise ValueError(
+            "DATA_LOSS: digest mismatch: the crc32c of a page of checksums is another one"
+        )
     return np.frombuffer(stored[:-4], "<u4")
 
 

@@ -16,7 +16,14 @@ from jaxtyping import Int64
 
 from headrace.errors import ReadError
 from headrace.store.array import kvstore_spec
-from headrace.store.chunk_names import PAGE_BYTES, PAGE_CHUNKS, ArrayChunks, chunks_of, from_page, pages_of
+from headrace.store.chunk_names import (
+    PAGE_BYTES,
+    PAGE_CHUNKS,
+    ArrayChunks,
+    chunks_of,
+    from_page,
+    pages_of,
+)
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger_table import TABLE_NAME, ColumnTable
 from headrace.store.requests import Store, get
@@ -32,7 +39,9 @@ class ChunkPages:
     """
 
     def __init__(self, table: ColumnTable, layout: CacheLayout, leaves: Sequence[LeafSpec]) -> None:
-        self._table, self._layout, self._leaves = table, layout, tuple(leaves)
+        self._table = table
+        self._layout = layout
+        self._leaves = tuple(leaves)
         self._pages: dict[int, asyncio.Task[np.ndarray]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,7 +67,8 @@ class ChunkPages:
         if not self._table.head.chunks:
             return np.zeros(0, np.int64)
         first = self._kinds[leaf, "data"].first
-        low, high = first[parts] // PAGE_CHUNKS, -(-first[parts + 1] // PAGE_CHUNKS)
+        low = first[parts] // PAGE_CHUNKS
+        high = -(-first[parts + 1] // PAGE_CHUNKS)
         steps = np.zeros(pages_of(self._table.head.chunks) + 1, np.int64)
         np.add.at(steps, low, 1)
         np.add.at(steps, np.maximum(low, high), -1)
@@ -69,7 +79,9 @@ class ChunkPages:
     def _kinds(self) -> dict[tuple[str, str], ArrayChunks]:
         kinds = chunks_of(self._table, self._layout, self._leaves)
         if (count := int(kinds[-1].first[-1])) != self._table.head.chunks:
-            cure = f"Write it anew: headrace upgrade {self._table.url.removesuffix('/' + TABLE_NAME)}"
+            cure = (
+                f"Write it anew: headrace upgrade {self._table.url.removesuffix('/' + TABLE_NAME)}"
+            )
             problem = f"names {self._table.head.chunks} chunks, and its parts have {count}"
             raise ReadError(problem, field="ledger", value=self._table.url, cure=cure)
         return {(kind.leaf, kind.folder): kind for kind in kinds}
@@ -99,7 +111,9 @@ class ChunkPages:
             return from_page(page, stored)
 
         folder, _, name = self._table.url.rpartition("/")
-        values = await get(Store(kvstore_spec(folder)), name, slice(start, stop), decode, index=True)
+        values = await get(
+            Store(kvstore_spec(folder)), name, slice(start, stop), decode, index=True
+        )
         if values is None:
             raise FileNotFoundError(f"NOT_FOUND: {self._table.url} is missing")
         return values

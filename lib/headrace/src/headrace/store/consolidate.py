@@ -31,7 +31,14 @@ from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
 from headrace.store.memory import return_freed_memory
 from headrace.store.parts import LeafRecord, PartRecord
-from headrace.store.ragged import ShardWriter, created_array, data_url, name_owner, offsets_url, shard_sizes
+from headrace.store.ragged import (
+    ShardWriter,
+    created_array,
+    data_url,
+    name_owner,
+    offsets_url,
+    shard_sizes,
+)
 from headrace.store.tombstones import copy_tombstones
 
 PART = "00000"
@@ -83,7 +90,9 @@ def _consolidated(
 ) -> TokenCache:
     return_freed_memory()
     if layout is None:
-        layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
+        layout = (
+            cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
+        )
     planned = _start_ledger(cache, layout)
     if tokenizer is not None:
         planned = structs.replace(planned, tokenizer={**tokenizer[0], "stated": True})
@@ -94,7 +103,10 @@ def _consolidated(
             write_ledger(output, planned)
         elif _identity(old_ledger) != _identity(planned):
             raise CacheError(
-                "holds another cache", field="output", value=output, cure="Choose a folder that is new or empty."
+                "holds another cache",
+                field="output",
+                value=output,
+                cure="Choose a folder that is new or empty.",
             )
         elif old_ledger.finished:
             return TokenCache.open(output)
@@ -102,7 +114,8 @@ def _consolidated(
         tokenizer_file = files.join(cache.path, str(name))
         if (
             name is not None
-            and (content := tokenizer[1] if tokenizer else files.read_bytes(tokenizer_file)) is not None
+            and (content := tokenizer[1] if tokenizer else files.read_bytes(tokenizer_file))
+            is not None
         ):
             files.write_atomic(files.join(output, name), content)
 
@@ -111,10 +124,15 @@ def _consolidated(
             if advance is not None:
                 advance(elements)
 
-        records = {name: _copy_leaf(cache.leaf(name), output, layout, moved) for name in (TOKENS, *cache.leaves)}
+        records = {
+            name: _copy_leaf(cache.leaf(name), output, layout, moved)
+            for name in (TOKENS, *cache.leaves)
+        }
         tokens = records.pop(TOKENS)
         extra = summed([part.extra for part in cache.whole_ledger.parts])
-        record = PartRecord(PART, cache.num_documents, tokens.elements, tokens.digest, extra, records)
+        record = PartRecord(
+            PART, cache.num_documents, tokens.elements, tokens.digest, extra, records
+        )
         write_part_record(output, record)
         write_ledger(output, planned.complete([record]))
     return TokenCache.open(output)
@@ -138,8 +156,14 @@ def _identity(ledger: Ledger) -> tuple[Any, ...]:
     return ledger.metadata.get(_ORIGIN), ledger.layout, ledger.tokenizer.get("fingerprint")
 
 
-def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]) -> LeafRecord:
-    stored = layout if leaf.name == TOKENS else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind, leaf.width))
+def _copy_leaf(
+    leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]
+) -> LeafRecord:
+    stored = (
+        layout
+        if leaf.name == TOKENS
+        else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind, leaf.width))
+    )
     digest = hashlib.sha256()
     url = data_url(output, PART, leaf.name)
     dtype = np.dtype(stored.dtype)
@@ -176,8 +200,11 @@ def _copy_array(
             filled += piece.size
             rest = rest[piece.size :]
             if filled == shard.size or at + filled == length:
-                writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_FILES_KEPT)
-                at, filled = at + filled, 0
+                writer.write(
+                    at, shard[:filled], there=at // layout.shard_elements in there, kept=_FILES_KEPT
+                )
+                at = at + filled
+                filled = 0
         if advance is not None:
             advance(block.size)
     return writer.checksums

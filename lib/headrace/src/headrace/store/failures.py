@@ -7,11 +7,14 @@ from typing import Literal, TypeAlias
 
 _CODE = r"\[(?:http_response_code='|HTTP code )"  # of TensorStore 0.1.81, and of 0.1.84
 _NOTES = re.compile(
-    rf"\s*(?:{_CODE}|\[(?:source locations|http_response_body|curl_code|tensorstore_spec)=).*", re.DOTALL
+    rf"\s*(?:{_CODE}|\[(?:source locations|http_response_body|curl_code|tensorstore_spec)=).*",
+    re.DOTALL,
 )
 _STATUS = re.compile(rf"{_CODE}(\d+)'?\]")
 _OWN_RETRIES = "All 1 retry attempts failed: "
-_TRANSIENT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b")
+_TRANSIENT = re.compile(
+    r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b"
+)
 
 
 _REFUSED = re.compile(rf"(PERMISSION_DENIED|UNAUTHENTICATED)\b|.*{_CODE}3", re.DOTALL)

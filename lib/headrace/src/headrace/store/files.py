@@ -20,7 +20,13 @@ from urllib.parse import urlsplit
 from fsspec.asyn import sync
 from fsspec.core import split_protocol, url_to_fs
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, install_command
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    ConfigError,
+    HeadraceError,
+    install_command,
+)
 from headrace.store import durable, redirects, retry
 
 T = TypeVar("T")
@@ -72,11 +78,19 @@ def filesystem(url: str) -> tuple[Any, str]:
     except ImportError as error:
         scheme = split_protocol(url)[0] or ""
         extra = _EXTRA_OF_PROTOCOL.get(scheme)
-        cure = install_command(f"headrace[{extra}]") if extra else f"Install the package that fsspec names: {error}"
-        raise ConfigError(f"nothing here can open {scheme}:// paths", field="path", value=url, cure=cure) from error
+        cure = (
+            install_command(f"headrace[{extra}]")
+            if extra
+            else f"Install the package that fsspec names: {error}"
+        )
+        raise ConfigError(
+            f"nothing here can open {scheme}:// paths", field="path", value=url, cure=cure
+        ) from error
     except ValueError as error:
         cure = "Use a local path, gs://, s3:// or https://."
-        raise ConfigError("has a scheme that fsspec does not know", field="path", value=url, cure=cure) from error
+        raise ConfigError(
+            "has a scheme that fsspec does not know", field="path", value=url, cure=cure
+        ) from error
     retry.watch(fs)
     return fs, path
 
@@ -96,7 +110,11 @@ def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
     if scheme in ("gs", "gcs"):
         return _asked_gcs_as(environment)
     if scheme in ("http", "https"):
-        return "the user named in the URL" if urlsplit(url).username else "nobody (web servers are asked with no login)"
+        return (
+            "the user named in the URL"
+            if urlsplit(url).username
+            else "nobody (web servers are asked with no login)"
+        )
     return f"the user {_user()} of this machine"
 
 
@@ -106,7 +124,11 @@ def _asked_s3_as(environment: Mapping[str, str]) -> str:
     if profile := environment.get("AWS_PROFILE"):
         return f"the profile {profile!r} named in AWS_PROFILE"
     file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
-    return f"the default profile of {file}" if file.exists() else "the role of this machine, or nobody if it has none"
+    return (
+        f"the default profile of {file}"
+        if file.exists()
+        else "the role of this machine, or nobody if it has none"
+    )
 
 
 def _asked_gcs_as(environment: Mapping[str, str]) -> str:
@@ -116,7 +138,11 @@ def _asked_gcs_as(environment: Mapping[str, str]) -> str:
         return "the key file named in GOOGLE_APPLICATION_CREDENTIALS"
     folder = Path(environment.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
     file = folder / "application_default_credentials.json"
-    return f"the login kept in {file}" if file.exists() else "the role of this machine, or nobody if it has none"
+    return (
+        f"the login kept in {file}"
+        if file.exists()
+        else "the role of this machine, or nobody if it has none"
+    )
 
 
 def _user() -> str:
@@ -134,7 +160,9 @@ def client_errors(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if isinstance(error.__cause__, HeadraceError):  # fsspec says so of whatever a web server's answer led to
+        if isinstance(
+            error.__cause__, HeadraceError
+        ):  # fsspec says so of whatever a web server's answer led to
             raise error.__cause__ from None
         raise
     except HeadraceError:
@@ -168,17 +196,31 @@ def _status(error: BaseException | None) -> int | None:
 
 def _refuses(error: Exception) -> bool:
     # gcsfs tells no status where it says "Forbidden:".
-    return isinstance(error, PermissionError) or _status(error) in (401, 403) or str(error).startswith("Forbidden:")
+    return (
+        isinstance(error, PermissionError)
+        or _status(error) in (401, 403)
+        or str(error).startswith("Forbidden:")
+    )
 
 
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError, HeadraceError)
-_PASSING = {"ClientError", "HTTPClientError", "FSTimeoutError", "FlexibleChecksumError", "ChecksumError"}
+_PASSING = {
+    "ClientError",
+    "HTTPClientError",
+    "FSTimeoutError",
+    "FlexibleChecksumError",
+    "ChecksumError",
+}
 
 
 def transient(error: Exception) -> bool:
     """Whether a retry may help: 408, 429, 5xx, no answer in time, a broken connection, a truncated answer."""
-    names = {c.__name__ for c in type(error).__mro__}  # of aiohttp and botocore, which need not be installed
-    status = None if "ClientPayloadError" in names else _status(error)  # of a cut answer aiohttp says 400
+    names = {
+        c.__name__ for c in type(error).__mro__
+    }  # of aiohttp and botocore, which need not be installed
+    status = (
+        None if "ClientPayloadError" in names else _status(error)
+    )  # of a cut answer aiohttp says 400
     if status is not None:
         return status in (408, 429) or status >= 500
     if isinstance(error, _FINAL) or _refuses(error):
@@ -194,15 +236,26 @@ def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
         call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
         if call is None:
             return getattr(fs, method)(path, *args, **options)
-        return sync(fs.loop, cast("Callable[..., Any]", call), path, *args, timeout=retry.policy().timeout_s, **options)
+        return sync(
+            fs.loop,
+            cast("Callable[..., Any]", call),
+            path,
+            *args,
+            timeout=retry.policy().timeout_s,
+            **options,
+        )
 
     def refused(error: Exception) -> bool:
         if _refuses(error):
-            filesystem(url)[0].clear_instance_cache()  # the next has a client, and credentials, of its own
+            filesystem(url)[
+                0
+            ].clear_instance_cache()  # the next has a client, and credentials, of its own
         return _refuses(error)
 
     with client_errors(url):
-        return retry.with_retries(lambda: retry.with_retries(ask, transient), refused, retry.policy().refused_attempts)
+        return retry.with_retries(
+            lambda: retry.with_retries(ask, transient), refused, retry.policy().refused_attempts
+        )
 
 
 def open_read(url: str) -> IO[bytes]:
@@ -214,14 +267,18 @@ def open_read(url: str) -> IO[bytes]:
         try:
             return cast("IO[bytes]", fs.open(path, "rb"))
         except FileNotFoundError:
-            _call(url, "cat_file", start=0, end=1)  # fsspec says so of web servers that it cannot reach, too
+            _call(
+                url, "cat_file", start=0, end=1
+            )  # fsspec says so of web servers that it cannot reach, too
             raise
 
 
 def read_bytes(url: str) -> bytes | None:
     """The content of ``url``; None if there is no such file. Raises CacheError if the store cannot be reached."""
     try:
-        return local_path(url).read_bytes() if is_local(url) else cast("bytes", _call(url, "cat_file"))
+        return (
+            local_path(url).read_bytes() if is_local(url) else cast("bytes", _call(url, "cat_file"))
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -237,26 +294,37 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
 
     if is_local(url):
         return ask()
-    return retry.with_retries(ask, lambda error: isinstance(error, CacheCorruptError), retry.policy().damaged_attempts)
+    return retry.with_retries(
+        ask, lambda error: isinstance(error, CacheCorruptError), retry.policy().damaged_attempts
+    )
 
 
 def check_writable(output: str) -> None:
     """Raises ConfigError for a read-only location."""
     if is_web(output):
         raise ConfigError(
-            "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
+            "can be read from, not written to",
+            field="output",
+            value=output,
+            cure="Use a local path, gs:// or s3://.",
         )
 
 
 def not_written(output: str, error: OSError) -> CacheError:
     """The message for an output that the system refuses to write."""
     cure = "Check the path, permissions and free space, then run the same command again: finished parts are kept."
-    return CacheError(f"cannot be written ({refusal(output, error)})", field="output", value=output, cure=cure)
+    return CacheError(
+        f"cannot be written ({refusal(output, error)})", field="output", value=output, cure=cure
+    )
 
 
 def refusal(url: str, error: OSError, size: int | None = None) -> str:
     """Why the system refused; if the disk is full, with the free space and the ``size`` of what was to be written."""
-    reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
+    reason = (
+        "a file is in the way"
+        if error.errno in (errno.EEXIST, errno.ENOTDIR)
+        else error.strerror or str(error)
+    )
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
     missing = "" if size is None else f"{size:,} bytes to write, "
@@ -292,7 +360,9 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
     except OSError as error:
         why = refusal(url, error, sum(memoryview(piece).nbytes for piece in pieces))
         cure = "Check the path, permissions and free space, then run the same command again."
-        raise CacheError(f"cannot be written ({why})", field="file", value=url, cure=cure) from error
+        raise CacheError(
+            f"cannot be written ({why})", field="file", value=url, cure=cure
+        ) from error
 
 
 def exists(url: str) -> bool:
@@ -333,13 +403,19 @@ def tree_bytes(url: str) -> int:
 
 def open_source(path: str) -> IO[bytes]:
     """Opens a source file for reading; remote ones are read with retries (:class:`PatientFile`)."""
-    return open_read(path) if is_local(path) else cast("IO[bytes]", PatientFile(lambda: open_read(path)))
+    return (
+        open_read(path)
+        if is_local(path)
+        else cast("IO[bytes]", PatientFile(lambda: open_read(path)))
+    )
 
 
 def _may_pass(error: Exception) -> bool:
     # What the functions above raise tells the client's error as its cause.
     cause = error.__cause__
-    return transient(cause if isinstance(error, CacheError) and isinstance(cause, Exception) else error)
+    return transient(
+        cause if isinstance(error, CacheError) and isinstance(cause, Exception) else error
+    )
 
 
 class PatientFile(io.RawIOBase):
@@ -412,7 +488,8 @@ class PatientFile(io.RawIOBase):
         return self._file
 
     def _drop(self) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             with suppress(Exception):  # it is given up because it is broken
                 file.close()

@@ -62,7 +62,9 @@ def read_generations(root: str) -> bytes:
     return files.read_bytes(files.join(root, GENERATIONS_NAME)) or b""
 
 
-def generations_of(cache: TokenCache, read: Callable[[str], bytes] = read_generations) -> tuple[str, ...]:
+def generations_of(
+    cache: TokenCache, read: Callable[[str], bytes] = read_generations
+) -> tuple[str, ...]:
     """Fingerprints of the generations of a cache, the first of which is the cache itself.
 
     Raises:
@@ -87,14 +89,18 @@ def generations_of(cache: TokenCache, read: Callable[[str], bytes] = read_genera
         raw = read(root)
     except CacheError as error:
         cure = f"{error.cure or ''} Or set components.NAME.generations: 1, with which nobody asks for it."
-        raise type(error)(error.problem, field=error.field, value=error.value, cure=cure.strip()) from error
+        raise type(error)(
+            error.problem, field=error.field, value=error.value, cure=cure.strip()
+        ) from error
     if not raw:
         return (cache.fingerprint,)
     again = f"Restore it; or delete it, and append again what {files.join(cache.path, FOLDER)} was built from."
     try:
         content = msgspec.json.decode(raw, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refused(f"is damaged, so that it is not known what was appended ({error})", again) from error
+        raise refused(
+            f"is damaged, so that it is not known what was appended ({error})", again
+        ) from error
     if content.format_version != _VERSION:
         problem = f"is of version {content.format_version}; this release reads {_VERSION}"
         raise refused(problem, "Use a later release.")
@@ -111,7 +117,9 @@ def _digest(content: _File) -> str:
     return f"sha256:{hashlib.sha256(msgspec.json.encode(blank)).hexdigest()}"
 
 
-def wanted_generations(cache: TokenCache, wanted: int | None, read: Callable[[str], bytes]) -> Sequence[str]:
+def wanted_generations(
+    cache: TokenCache, wanted: int | None, read: Callable[[str], bytes]
+) -> Sequence[str]:
     """Fingerprints of the first ``wanted`` generations of a cache; None: of all. With 1, the list is not read.
 
     Raises:
@@ -169,8 +177,12 @@ def add_generation(cache: TokenCache, number: int, appended: TokenCache) -> None
         if generations[number - 1 : number] == (appended.fingerprint,):
             return
         if len(generations) != number - 1:
-            problem = f"has {len(generations)} generations by now, and this one was to be number {number}"
-            raise CacheError(problem, field="output", value=cache.path, cure="Run the same command again.")
+            problem = (
+                f"has {len(generations)} generations by now, and this one was to be number {number}"
+            )
+            raise CacheError(
+                problem, field="output", value=cache.path, cure="Run the same command again."
+            )
         content = _File(_VERSION, [*generations, appended.fingerprint])
         content.digest = _digest(content)
         held_lease.confirm()

@@ -23,7 +23,11 @@ class Head:
 
     def with_length(self, length: int) -> Head:
         """The same request with its body sent as one piece of ``length`` bytes."""
-        kept_headers = {k: v for k, v in self.headers.items() if k not in ("expect", "transfer-encoding", "connection")}
+        kept_headers = {
+            k: v
+            for k, v in self.headers.items()
+            if k not in ("expect", "transfer-encoding", "connection")
+        }
         if length or self.method in ("POST", "PUT", "PATCH"):
             kept_headers["content-length"] = str(length)
         return replace(self, headers=kept_headers)
@@ -52,7 +56,9 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     return Head(lines[0], headers)
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head, *, to_end: bool, answer_to: str = "") -> bytes:
+async def read_body(
+    reader: asyncio.StreamReader, head: Head, *, to_end: bool, answer_to: str = ""
+) -> bytes:
     """The body that belongs to a head.
 
     Args:

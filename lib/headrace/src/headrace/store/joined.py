@@ -22,7 +22,12 @@ from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
-from headrace.store.generations import check_generation, generation_path, read_generations, wanted_generations
+from headrace.store.generations import (
+    check_generation,
+    generation_path,
+    read_generations,
+    wanted_generations,
+)
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
@@ -55,16 +60,23 @@ class JoinedCache(TokenCache):
         True
     """
 
-    def __init__(self, caches: Sequence[TokenCache], generations: Sequence[int] | None = None) -> None:
-        first, self._members = next((c for c in caches if c.ledger.parts), caches[0]), tuple(caches)
+    def __init__(
+        self, caches: Sequence[TokenCache], generations: Sequence[int] | None = None
+    ) -> None:
+        first = next((c for c in caches if c.ledger.parts), caches[0])
+        self._members = tuple(caches)
         self._generations = tuple(generations or [1] * len(caches))
         for number, cache in enumerate(caches):
             if cache.ledger.parts:
                 _check_like(cache, first, number)
         paths = [cache.path for cache in caches if cache.ledger.parts]
         if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
-            raise ConfigError("is named twice", field="cache", value=twice[0], cure="Name each cache once.")
-        joined = replace(first.ledger, parts=_JoinedTable(self._members), sources=LaterSources(self._sources))
+            raise ConfigError(
+                "is named twice", field="cache", value=twice[0], cure="Name each cache once."
+            )
+        joined = replace(
+            first.ledger, parts=_JoinedTable(self._members), sources=LaterSources(self._sources)
+        )
         super().__init__(first.path, joined, self._member_part)
 
     @property
@@ -85,10 +97,14 @@ class JoinedCache(TokenCache):
         return any(cache.is_shuffled for cache in self._members)
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
-        return self._by_member(np.asarray(originals, np.int64), lambda cache, numbers: cache.stored_at(numbers))
+        return self._by_member(
+            np.asarray(originals, np.int64), lambda cache, numbers: cache.stored_at(numbers)
+        )
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
-        return self._by_member(np.asarray(stored, np.int64), lambda cache, places: cache.originals(places))
+        return self._by_member(
+            np.asarray(stored, np.int64), lambda cache, places: cache.originals(places)
+        )
 
     def original(self, place: int) -> OriginalDocument:
         first = starts([cache.num_documents for cache in self._members])
@@ -103,7 +119,9 @@ class JoinedCache(TokenCache):
         for cache in self._members:
             cache.check_unit(unit)
 
-    def _by_member(self, numbers: np.ndarray, move: Callable[[TokenCache, np.ndarray], np.ndarray]) -> np.ndarray:
+    def _by_member(
+        self, numbers: np.ndarray, move: Callable[[TokenCache, np.ndarray], np.ndarray]
+    ) -> np.ndarray:
         """Maps numbers within the cache that they belong to."""
         first = starts([cache.num_documents for cache in self._members])
         moved = numbers.copy()
@@ -119,7 +137,11 @@ class JoinedCache(TokenCache):
     def whole_ledger(self) -> Ledger:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The ledger of the first member, with the parts and the sources of all."""
         ledgers = [(cache, cache.whole_ledger) for cache in self._members]
-        parts = [replace(part, name=_part_name(cache, part.name)) for cache, ledger in ledgers for part in ledger.parts]
+        parts = [
+            replace(part, name=_part_name(cache, part.name))
+            for cache, ledger in ledgers
+            for part in ledger.parts
+        ]
         return replace(ledgers[0][1], parts=parts, sources=self.ledger.sources)
 
     def _sources(self) -> list[dict[str, Any]]:
@@ -130,7 +152,9 @@ class JoinedCache(TokenCache):
         ]
 
     def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
-        return ArrayList.join([cache.leaf(name).arrays for cache in self._members if cache.ledger.parts])
+        return ArrayList.join(
+            [cache.leaf(name).arrays for cache in self._members if cache.ledger.parts]
+        )
 
     def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         member, index = self._joined_table.locate(number)
@@ -191,8 +215,15 @@ def _part_name(cache: TokenCache, part: str) -> str:
 
 def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
     def shape(one: TokenCache) -> dict[str, Any]:
-        leaves = {leaf["name"]: (leaf["dtype"], leaf["kind"], *_width_of(leaf)) for leaf in one.ledger.leaves}
-        return {"dtype": one.layout.dtype, "chunk of tokens": one.layout.chunk_elements, "leaves": leaves}
+        leaves = {
+            leaf["name"]: (leaf["dtype"], leaf["kind"], *_width_of(leaf))
+            for leaf in one.ledger.leaves
+        }
+        return {
+            "dtype": one.layout.dtype,
+            "chunk of tokens": one.layout.chunk_elements,
+            "leaves": leaves,
+        }
 
     for name, value in shape(cache).items():
         expected = shape(first)[name]
@@ -230,7 +261,9 @@ def open_cache(
         >>> open_cache(tiny_cache().path).generations
         (1,)
     """
-    members = _open_generations([str(path)], generations, partial(TokenCache.open, read=read), read_list)
+    members = _open_generations(
+        [str(path)], generations, partial(TokenCache.open, read=read), read_list
+    )
     return JoinedCache(members, [len(members)]) if members[1:] else members[0]
 
 
@@ -250,11 +283,19 @@ def _open_generations(
             if number == 1:
                 raise
             cure = f"Restore its folder; a run that is to do without has components.NAME.generations: {number - 1}."
-            raise CacheMissingError(error.problem, field=error.field, value=error.value, cure=cure) from error
+            raise CacheMissingError(
+                error.problem, field=error.field, value=error.value, cure=cure
+            ) from error
 
     first = opened(1)
     generations = wanted_generations(first, generation, read_list)
-    return [first, *(check_generation(opened(n), content) for n, content in enumerate(generations[1:], start=2))]
+    return [
+        first,
+        *(
+            check_generation(opened(n), content)
+            for n, content in enumerate(generations[1:], start=2)
+        ),
+    ]
 
 
 def open_components(
@@ -284,16 +325,24 @@ def open_components(
     def open_one(path: str) -> TokenCache:
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
-        return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)
+        return (
+            TokenCache.open(path, read=read)
+            if listed is None
+            else TokenCache(path, listed.ledger, listed.part)
+        )
 
     def open_all(name: str, path: str, generation: int | None) -> list[TokenCache]:
         with _errors_of(name):
-            return _open_generations([path, *(replicas or {}).get(path, ())], generation, open_one, read_list)
+            return _open_generations(
+                [path, *(replicas or {}).get(path, ())], generation, open_one, read_list
+            )
 
     requests = [
         (name, path, generation)
         for name, several in paths.items()
-        for path, generation in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
+        for path, generation in zip(
+            several, (generations or {}).get(name, [None] * len(several)), strict=True
+        )
     ]
     with ThreadPoolExecutor(max_workers=16) as pool:
         opened = pool.map(open_all, *zip(*requests, strict=True)) if requests else iter(())

@@ -26,7 +26,9 @@ Compression: TypeAlias = Literal["none", "zstd", "other"]
 LeafKind: TypeAlias = Literal["ragged", "fixed"]
 
 TOKENS = "input_ids"
-_DTYPE_CURE = "Use uint16, or uint32 for more than 65,536 ids; left out, the narrowest that holds them."
+_DTYPE_CURE = (
+    "Use uint16, or uint32 for more than 65,536 ids; left out, the narrowest that holds them."
+)
 FILTERS_FOLDER = "filters"
 """Folder of saved filters, within a cache."""
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -35,10 +37,13 @@ DEFAULT_CHUNK = 65_536
 DEFAULT_SHARD_CHUNKS = 256
 OFFSETS_CHUNK = 16_384
 LARGEST_WIDTH = 1024
-LARGEST_CHUNK, LARGEST_SHARD = 1 << 30, 1 << 24  # elements and chunks: anything larger is damaged or malicious
+# elements and chunks: anything larger is damaged or malicious
+LARGEST_CHUNK = 1 << 30
+LARGEST_SHARD = 1 << 24
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC: dict[str, Any] = {"name": "crc32c"}
-_INDEX_ENTRY, CRC_BYTES = 16, 4
+_INDEX_ENTRY = 16
+CRC_BYTES = 4
 NO_CHUNK = (1 << 64) - 1
 """Offset of a chunk in an index if it was never written."""
 
@@ -87,17 +92,28 @@ class LeafSpec:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        if self.name in (TOKENS, "part.json") or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
+        if self.name in (TOKENS, "part.json") or not re.fullmatch(
+            r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name
+        ):
             cure = f"Use letters, digits and _ - . and not {TOKENS}, which are the tokens."
-            raise ConfigError("cannot be the name of a leaf", field="leaf", value=self.name, cure=cure)
+            raise ConfigError(
+                "cannot be the name of a leaf", field="leaf", value=self.name, cure=cure
+            )
         check_choice(f"leaf {self.name}", self.dtype, LEAF_DTYPES, "is not a dtype of leaves")
         if self.kind not in ("ragged", "fixed"):
             cure = "ragged: any number of values per document; fixed: one value per document."
-            raise ConfigError("is not a kind of leaf", field=f"leaf {self.name}", value=self.kind, cure=cure)
-        if self.width is not None and (self.kind == "fixed" or not 1 <= self.width <= LARGEST_WIDTH):
+            raise ConfigError(
+                "is not a kind of leaf", field=f"leaf {self.name}", value=self.kind, cure=cure
+            )
+        if self.width is not None and (
+            self.kind == "fixed" or not 1 <= self.width <= LARGEST_WIDTH
+        ):
             cure = f"A leaf of kind ragged may have 1 to {LARGEST_WIDTH:,} values per token."
             raise ConfigError(
-                "is not a number of values per token", field=f"leaf {self.name}", value=self.width, cure=cure
+                "is not a number of values per token",
+                field=f"leaf {self.name}",
+                value=self.width,
+                cure=cure,
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -125,17 +141,29 @@ class CacheLayout:
 
     def __post_init__(self) -> None:
         if self.dtype not in LEAF_DTYPES:
-            raise ConfigError("is not a dtype of tokens", field="dtype", value=self.dtype, cure=_DTYPE_CURE)
+            raise ConfigError(
+                "is not a dtype of tokens", field="dtype", value=self.dtype, cure=_DTYPE_CURE
+            )
         for name, largest in (("chunk_elements", LARGEST_CHUNK), ("shard_chunks", LARGEST_SHARD)):
-            check_at_least(f"layout.{name}", getattr(self, name), cure="Leave it out for the default.")
+            check_at_least(
+                f"layout.{name}", getattr(self, name), cure="Leave it out for the default."
+            )
             if getattr(self, name) > largest:
                 cure = f"Use at most {largest:,}."
                 raise ConfigError(
-                    "is too large to be read", field=f"layout.{name}", value=getattr(self, name), cure=cure
+                    "is too large to be read",
+                    field=f"layout.{name}",
+                    value=getattr(self, name),
+                    cure=cure,
                 )
         if self.compression not in ("none", "zstd", "other"):
             cure = did_you_mean(str(self.compression), ["none", "zstd"])
-            raise ConfigError("is not a compression", field="layout.compression", value=self.compression, cure=cure)
+            raise ConfigError(
+                "is not a compression",
+                field="layout.compression",
+                value=self.compression,
+                cure=cure,
+            )
 
     @property
     def shard_elements(self) -> int:
@@ -147,7 +175,9 @@ class CacheLayout:
     def check_tokens(self) -> None:
         """Raises ConfigError unless the dtype is one of token ids."""
         if self.dtype not in TOKEN_DTYPES:
-            raise ConfigError("is not a dtype of tokens", field="dtype", value=self.dtype, cure=_DTYPE_CURE)
+            raise ConfigError(
+                "is not a dtype of tokens", field="dtype", value=self.dtype, cure=_DTYPE_CURE
+            )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises ConfigError if an id below ``vocab_size`` does not fit the dtype."""
@@ -155,7 +185,10 @@ class CacheLayout:
         if vocab_size - 1 > int(np.iinfo(self.dtype).max):
             cure = f"Use {token_dtype(vocab_size).name}, or leave it out: the narrowest that fits is chosen."
             raise ConfigError(
-                f"cannot hold a vocabulary of {vocab_size}", field="layout.dtype", value=self.dtype, cure=cure
+                f"cannot hold a vocabulary of {vocab_size}",
+                field="layout.dtype",
+                value=self.dtype,
+                cure=cure,
             )
 
     def offsets(self) -> CacheLayout:
@@ -173,7 +206,12 @@ class CacheLayout:
     def zarr_metadata(self, length: int) -> dict[str, Any]:
         """``zarr.json`` for a one-dimensional array of ``length`` elements."""
         if self.compression == "other":
-            raise ConfigError("cannot be written", field="layout.compression", value="other", cure="Use none or zstd.")
+            raise ConfigError(
+                "cannot be written",
+                field="layout.compression",
+                value="other",
+                cure="Use none or zstd.",
+            )
         zstd: dict[str, Any] = {"name": "zstd", "configuration": {"level": 1}}
         sharding: dict[str, Any] = {
             "chunk_shape": [self.chunk_elements],
@@ -184,25 +222,38 @@ class CacheLayout:
         return {
             "shape": [length],
             "data_type": self.dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.shard_elements]}},
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [self.shard_elements]},
+            },
             "chunk_key_encoding": {"name": "default"},
             "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
             "fill_value": False if self.dtype == "bool" else 0,
         }
 
 
-OWNER, CHUNKS, _DIGEST = "headrace_owner", "headrace_chunks", "headrace_digest"
+OWNER = "headrace_owner"
+CHUNKS = "headrace_chunks"
+_DIGEST = "headrace_digest"
 MOST_NAMED_CHUNKS = 1 << 20
 """Largest number of chunks that ``zarr.json`` lists, with 5.3 bytes each. A larger array does not list them."""
 
 
-def attributes_of(metadata: dict[str, Any], owner: str, checksums: np.ndarray | None = None) -> dict[str, str]:
+def attributes_of(
+    metadata: dict[str, Any], owner: str, checksums: np.ndarray | None = None
+) -> dict[str, str]:
     """Attributes in ``zarr.json``: the owner of the array (the digest of its leaf in its part, and ``data`` or
     ``offsets``), the crc32c of each of its chunks, and a digest of the whole. Older arrays have none of them, or not
     the second.
     """
-    named = {} if checksums is None else {CHUNKS: base64.b64encode(checksums.astype("<u4").tobytes()).decode()}
-    content = json.dumps({**metadata, "attributes": [owner, *named.values()] if named else owner}, sort_keys=True)
+    named = (
+        {}
+        if checksums is None
+        else {CHUNKS: base64.b64encode(checksums.astype("<u4").tobytes()).decode()}
+    )
+    content = json.dumps(
+        {**metadata, "attributes": [owner, *named.values()] if named else owner}, sort_keys=True
+    )
     return {OWNER: owner, **named, _DIGEST: hashlib.sha256(content.encode()).hexdigest()[:32]}
 
 
@@ -218,8 +269,11 @@ def named_in(metadata: dict[str, Any]) -> tuple[str, np.ndarray | None]:
     attributes = metadata.get("attributes") or {}
     if not {OWNER, CHUNKS, _DIGEST} & attributes.keys():
         return "", None
-    owner, named = str(attributes.get(OWNER, "")), attributes.get(CHUNKS)
-    checksums = None if named is None else np.frombuffer(base64.b64decode(str(named), validate=True), "<u4")
+    owner = str(attributes.get(OWNER, ""))
+    named = attributes.get(CHUNKS)
+    checksums = (
+        None if named is None else np.frombuffer(base64.b64decode(str(named), validate=True), "<u4")
+    )
     if attributes != attributes_of(metadata, owner, checksums):
         raise ValueError("it is not as it was written: its digest is of another text")
     return owner, checksums
@@ -246,15 +300,20 @@ class StoredLayout:
     index_last: bool  # the index ends the file; else it begins it
     plain: bool  # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
     owner: str = ""  # what it is a part of: see :func:`attributes_of`
-    checksums: np.ndarray | None = field(default=None, compare=False)  # of each chunk; None: it does not name them
+    checksums: np.ndarray | None = field(
+        default=None, compare=False
+    )  # of each chunk; None: it does not name them
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
         """Raises ValueError, KeyError, TypeError or IndexError if it does not describe an array of one dimension."""
         (length,) = metadata["shape"]
         (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-        dtype, codecs = str(metadata["data_type"]), metadata["codecs"]
-        sharding = next((c["configuration"] for c in codecs if c["name"] == "sharding_indexed"), None)
+        dtype = str(metadata["data_type"])
+        codecs = metadata["codecs"]
+        sharding = next(
+            (c["configuration"] for c in codecs if c["name"] == "sharding_indexed"), None
+        )
         owner, checksums = named_in(metadata)
         if not all(type(n) is int and n >= least for n, least in ((length, 0), (shard, 1))):
             raise ValueError("its sizes are no whole numbers")
@@ -280,7 +339,9 @@ class StoredLayout:
         if checksums is not None and checksums.size != -(-length // chunk):
             raise ValueError(f"it names {checksums.size} chunks instead of {-(-length // chunk)}")
         codecs = sharding["codecs"]
-        return cls(length, dtype, shard, chunk, codecs, index_codecs, index_last, plain, owner, checksums)
+        return cls(
+            length, dtype, shard, chunk, codecs, index_codecs, index_last, plain, owner, checksums
+        )
 
     @property
     def index_bytes(self) -> int:

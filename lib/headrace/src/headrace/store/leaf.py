@@ -58,18 +58,27 @@ class OwnParts:
 
     def part(self, number: int) -> LeafPart:
         """One part; nothing is read."""
-        part, documents = self.table.name(number), int(self.table.documents[number])
+        part = self.table.name(number)
+        documents = int(self.table.documents[number])
         digest = partial(self.table.digest, number, None if self.leaf == TOKENS else self.leaf)
 
         def array(url: str, length: int, layout: CacheLayout) -> StoredArray:
             folder = url.rsplit("/", 1)[-1]
-            names = None if self.pages is None else partial(self.pages.of_array, self.leaf, folder, number)
+            names = (
+                None
+                if self.pages is None
+                else partial(self.pages.of_array, self.leaf, folder, number)
+            )
             return StoredArray(url, length, layout, digest, names)
 
         data = array(data_url(self.root, part, self.leaf), int(self.elements[number]), self.layout)
         if self.offsets is None:
             return LeafPart(documents, data, None)
-        return LeafPart(documents, data, array(offsets_url(self.root, part, self.leaf), documents + 1, self.offsets))
+        return LeafPart(
+            documents,
+            data,
+            array(offsets_url(self.root, part, self.leaf), documents + 1, self.offsets),
+        )
 
 
 class CacheLeaf:
@@ -105,7 +114,8 @@ class CacheLeaf:
         self.dtype = dtype
         self.kind: LeafKind = kind
         self.width = width
-        self.parts, self.arrays = parts, arrays
+        self.parts = parts
+        self.arrays = arrays
         self._path = path
         self._first_document = first_document
 
@@ -131,7 +141,9 @@ class CacheLeaf:
         if self.kind == "fixed":
             return np.ones(stop - start, np.int64)
         part = self.parts.once if len(spans) > 1 else self.parts.__getitem__
-        reads = [offsets.read(a, b + 1) for p, a, b in spans if (offsets := part(p).offsets) is not None]
+        reads = [
+            offsets.read(a, b + 1) for p, a, b in spans if (offsets := part(p).offsets) is not None
+        ]
         return np.concatenate([np.zeros(0, np.int64), *(np.diff(r.result()) for r in reads)])
 
     def values(self, start: int, stop: int) -> np.ndarray:
@@ -146,7 +158,9 @@ class CacheLeaf:
         """
         spans = self._spans(start, stop)
         ends = [
-            None if (offsets := self.parts[p].offsets) is None else (offsets.read(a, a + 1), offsets.read(b, b + 1))
+            None
+            if (offsets := self.parts[p].offsets) is None
+            else (offsets.read(a, a + 1), offsets.read(b, b + 1))
             for p, a, b in spans
         ]
         ranges = [
@@ -169,7 +183,9 @@ class CacheLeaf:
         part = self.parts[number]
         bounds = starts([part.documents])
         parts = MadeList(1, [part].__getitem__)
-        return CacheLeaf(self.name, self.dtype, self.kind, parts, ArrayList.of([part.data]), bounds, self._path)
+        return CacheLeaf(
+            self.name, self.dtype, self.kind, parts, ArrayList.of([part.data]), bounds, self._path
+        )
 
     def document(self, i: int) -> np.ndarray:
         """Values of document ``i``."""
@@ -193,7 +209,10 @@ class CacheLeaf:
                     yield np.arange(at + 1, min(at + documents, part.documents) + 1) + base
             else:
                 length = part.documents + 1
-                ranges = ((part.offsets, at, min(at + documents, length)) for at in range(1, length, documents))
+                ranges = (
+                    (part.offsets, at, min(at + documents, length))
+                    for at in range(1, length, documents)
+                )
                 for ends in _read_ahead(ranges):
                     yield ends + base
             base += part.data.length
@@ -222,7 +241,8 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
     """
     if dtype.kind in "iu" and values.size and not np.can_cast(values.dtype, dtype):
         limits = np.iinfo(dtype)
-        low, high = int(values.min()), int(values.max())
+        low = int(values.min())
+        high = int(values.max())
         if low < int(limits.min) or high > int(limits.max):
             problem = f"has the value {high if high > int(limits.max) else low}, which {dtype.name} does not hold"
             raise CacheError(problem, field="array", value=url, cure="Choose a wider dtype.")
@@ -237,7 +257,8 @@ def data_of(parts: Sequence[LeafPart], number: int) -> StoredArray:
 def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
     """Raises IndexOutOfRangeError unless ``0 <= start <= stop <= length``."""
     if not 0 <= start <= stop <= length:
-        problem, cure = f"is not within {path}", f"Give 0 to {length}, as many as it has."
+        problem = f"is not within {path}"
+        cure = f"Give 0 to {length}, as many as it has."
         raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
 
 

@@ -41,7 +41,9 @@ from headrace.store.ledger import LEDGER_NAME
 
 LEASE_NAME = "lease.json"
 EXPIRY_S = 60.0
-LOOK_S, GONE_S, NEVER_S = 2.0, 10.0, 600.0
+LOOK_S = 2.0
+GONE_S = 10.0
+NEVER_S = 600.0
 """Of :class:`LeaseWatch`."""
 _BEATS = 4
 _AHEAD_S = 5.0
@@ -55,7 +57,9 @@ class LeaseRecord:
     owner: str
     host: str
     pid: int
-    boot: str  # names the machine's run since it was started: process numbers mean nothing in another
+    boot: (
+        str  # names the machine's run since it was started: process numbers mean nothing in another
+    )
     started: float
     renewed: float
     beats: int
@@ -80,9 +84,14 @@ class LeaseRecord:
 class Lease:
     """A lease that is held. Use :func:`lease`."""
 
-    def __init__(self, root: str, record: LeaseRecord, slot: _Slot, field: str = "output", cure: str = "") -> None:
-        self.root, self._field, self._cure = root, field, cure
-        self._record, self._slot = record, slot
+    def __init__(
+        self, root: str, record: LeaseRecord, slot: _Slot, field: str = "output", cure: str = ""
+    ) -> None:
+        self.root = root
+        self._field = field
+        self._cure = cure
+        self._record = record
+        self._slot = slot
         self._lost = ""
         self._stop = threading.Event()
         self._renewed = time.monotonic()
@@ -128,7 +137,10 @@ class Lease:
                     continue
                 if (beat := self._see_holder()) is None:
                     return
-                self._record, self._renewed = beat, time.monotonic()  # a write whose answer was lost
+                self._record, self._renewed = (
+                    beat,
+                    time.monotonic(),
+                )  # a write whose answer was lost
             except (HeadraceError, OSError):  # a store that does not answer; it may come back
                 if time.monotonic() - self._renewed > self._record.expiry_s:
                     self._lost = f"it could not be renewed for {self._record.expiry_s:.0f} s"
@@ -163,7 +175,9 @@ def lease(
     """
     slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
     now = _now()
-    record = LeaseRecord(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s)
+    record = LeaseRecord(
+        uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s
+    )
     _take(root, slot, record, field)
     held_lease = Lease(root, record, slot, field, cure)
     try:
@@ -214,7 +228,8 @@ class LeaseWatch:
         if record is not None and not _is_gone(record):
             if raw != self._raw or _is_local(record):
                 self._held = now
-            self.holder, self._is_gone = record, False
+            self.holder = record
+            self._is_gone = False
         elif self.holder is not None:
             self._is_gone = True  # it has ended, or has given its lease back
         self._raw = raw or b""
@@ -232,7 +247,12 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
                     else "Wait until it is done. If it was killed, run this command again in"
                     f" {holder.expiry_s:.0f} s: its lease expires then."
                 )
-                raise CacheError(f"is being written by {holder.who} ({problem})", field=field, value=root, cure=cure)
+                raise CacheError(
+                    f"is being written by {holder.who} ({problem})",
+                    field=field,
+                    value=root,
+                    cure=cure,
+                )
         if slot.swap(raw, mine.to_bytes()):
             time.sleep(slot.settle_s)
             if not slot.settle_s or slot.read() == mine.to_bytes():
@@ -333,10 +353,15 @@ class _LocalSlot:
         except OSError as error:
             cure = "Choose a folder that is new or empty, in a place that can be written."
             raise CacheError(
-                f"cannot be written ({error.strerror or error})", field="output", value=self._root, cure=cure
+                f"cannot be written ({error.strerror or error})",
+                field="output",
+                value=self._root,
+                cure=cure,
             ) from error
         try:
-            with suppress(OSError):  # a file system without locks: what is left is to look before writing
+            with suppress(
+                OSError
+            ):  # a file system without locks: what is left is to look before writing
                 fcntl.flock(folder, fcntl.LOCK_EX)
             yield
         finally:
@@ -395,4 +420,9 @@ def check_vacant(output: str, *, but: str = "") -> None:
     others = sorted(names - {LEASE_NAME, f"{LEASE_NAME}.tmp", f"{LEDGER_NAME}.tmp", but})
     if others and LEDGER_NAME not in names:
         listed = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
-        raise CacheError(f"holds other things than a token cache ({listed})", field="output", value=output, cure=cure)
+        raise CacheError(
+            f"holds other things than a token cache ({listed})",
+            field="output",
+            value=output,
+            cure=cure,
+        )

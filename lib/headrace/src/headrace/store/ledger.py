@@ -108,7 +108,9 @@ def shuffle_record(ledger: Ledger, root: str) -> ShuffleRecord | None:
     except msgspec.ValidationError as error:
         cure = "Shuffle the original again, or restore the file."
         problem = f"does not say how the cache was shuffled ({error})"
-        raise CacheCorruptError(problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure) from error
+        raise CacheCorruptError(
+            problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure
+        ) from error
 
 
 class _Head(msgspec.Struct):
@@ -198,8 +200,12 @@ def open_ledger(root: str) -> Ledger | None:
     if table is None:
         return state.ledger or read_ledger(root)
     if table.head.ledger != state.name:
-        raise corrupt_table(files.join(root, TABLE_NAME), f"is of another {LEDGER_NAME} than the one beside it")
-    if not files.is_local(root) and len(table):  # where no array says whose it is, as chunks alone are asked for
+        raise corrupt_table(
+            files.join(root, TABLE_NAME), f"is of another {LEDGER_NAME} than the one beside it"
+        )
+    if not files.is_local(root) and len(
+        table
+    ):  # where no array says whose it is, as chunks alone are asked for
         _check_first(root, table)
     return ledger_of_table(root, table)
 
@@ -210,14 +216,18 @@ def _check_first(root: str, table: ColumnTable) -> None:
     expected = owner_of(url, table.head.first)
 
     def differs(raw: bytes) -> bool:
-        with suppress(ValueError, AttributeError):  # what is no description is told by who reads the array
+        with suppress(
+            ValueError, AttributeError
+        ):  # what is no description is told by who reads the array
             return named_in(json.loads(raw))[0] not in ("", expected)
         return False
 
     if _read(files.join(url, "zarr.json"), differs):
         cure = f"Copy both ledgers of the cache again; headrace verify {root} names what does not go together."
         problem = f"and {TABLE_NAME} are of another cache than {url}"
-        raise CacheCorruptError(problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure)
+        raise CacheCorruptError(
+            problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure
+        )
 
 
 def ledger_of_table(root: str, table: ColumnTable) -> Ledger:
@@ -239,7 +249,9 @@ def whole_ledger(root: str) -> Ledger:
     ledger = read_ledger(root)
     if ledger is None:
         url = files.join(root, LEDGER_NAME)
-        raise CacheCorruptError("is missing", field="ledger", value=url, cure="Build the cache again, or restore it.")
+        raise CacheCorruptError(
+            "is missing", field="ledger", value=url, cure="Build the cache again, or restore it."
+        )
     return ledger
 
 
@@ -277,7 +289,9 @@ def _parse_ledger(raw: bytes, url: str) -> Ledger:
         problem = f"has format_version {head.format_version!r}; this release reads {FORMAT_VERSION}"
         raise CacheCorruptError(problem, field="ledger", value=url, cure=version_cure)
     ledger = _decoded(raw, Ledger, url, "ledger", cure, "ledger")
-    if ledger.digest and ledger.digest != _digest(raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)):
+    if ledger.digest and ledger.digest != _digest(
+        raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)
+    ):
         problem = "is not as it was written: its digest is of another text"
         raise CacheCorruptError(problem, field="ledger", value=url, cure=cure)
     return replace(ledger, code_version=head.code_version, digest="")
@@ -292,7 +306,9 @@ def write_ledger(root: str, ledger: Ledger) -> None:
     """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives the same bytes."""
     raw, name = encode_ledger(ledger)
     if ledger.finished:
-        files.write_atomic(files.join(root, TABLE_NAME), table_of(ledger, name, chunk_names(root, ledger)))
+        files.write_atomic(
+            files.join(root, TABLE_NAME), table_of(ledger, name, chunk_names(root, ledger))
+        )
     files.write_atomic(files.join(root, LEDGER_NAME), raw)
 
 
@@ -317,15 +333,21 @@ def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
         CacheError: a part has other leaves than the cache.
     """
     columns = columns_of(ledger.parts, [str(leaf.get("name")) for leaf in ledger.leaves])
-    return encode_table(columns, readers_need(ledger), name, PartTable.of(ledger.parts).fingerprint, names)
+    return encode_table(
+        columns, readers_need(ledger), name, PartTable.of(ledger.parts).fingerprint, names
+    )
 
 
 def readers_need(ledger: Ledger) -> dict[str, Any]:
     """What readers need of a ledger in addition to its parts."""
     metadata = dict(ledger.metadata)
-    if isinstance(shuffled := metadata.get(SHUFFLED), dict):  # the parts of the original may be a million
+    if isinstance(
+        shuffled := metadata.get(SHUFFLED), dict
+    ):  # the parts of the original may be a million
         metadata[SHUFFLED] = {**shuffled, "parts": [], "sources": []}
-    fields = {field: getattr(ledger, field) for field in ("tokenizer", "layout", "leaves", "code_version")}
+    fields = {
+        field: getattr(ledger, field) for field in ("tokenizer", "layout", "leaves", "code_version")
+    }
     return fields | {"metadata": metadata, "format_version": TABLE_VERSION}
 
 
@@ -334,7 +356,10 @@ def part_folder(root: str, name: str) -> str:
     if not re.match(NAME_PATTERN, name):
         cure = "Build the cache again, or restore its ledger."
         raise CacheCorruptError(
-            f"has a part named {name!r}, which is no folder's name", field="cache", value=root, cure=cure
+            f"has a part named {name!r}, which is no folder's name",
+            field="cache",
+            value=root,
+            cure=cure,
         )
     return files.join(root, "parts", name)
 
@@ -349,7 +374,9 @@ def read_part_record(root: str, name: str) -> PartRecord | None:
 def write_part_record(root: str, record: PartRecord) -> None:
     """Marks a part as complete, durably. Must be the part's last write."""
     if files.is_local(root):
-        durable.sync_folders(files.local_path(part_folder(root, record.name)), below=files.local_path(root))
+        durable.sync_folders(
+            files.local_path(part_folder(root, record.name)), below=files.local_path(root)
+        )
     files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))
 
 
@@ -377,7 +404,9 @@ def fingerprint_of(canonical: bytes, bos_id: int | None, eos_id: int | None) -> 
 
 
 def _dump(record: msgspec.Struct) -> bytes:
-    return (json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return (
+        json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    ).encode()
 
 
 def _digest(raw: bytes) -> str:
@@ -400,11 +429,17 @@ def _unreadable(url: str, error: OSError) -> CacheError:
     return CacheError(problem, field="file", value=url, cure="Check its permissions.")
 
 
-def _decoded(raw: bytes, form: type[RecordT], url: str, what: str, cure: str, field: str = "file") -> RecordT:
+def _decoded(
+    raw: bytes, form: type[RecordT], url: str, what: str, cure: str, field: str = "file"
+) -> RecordT:
     try:
         return msgspec.json.decode(raw, type=form)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise CacheCorruptError(f"is not a {what} ({error})", field=field, value=url, cure=cure) from error
+        raise CacheCorruptError(
+            f"is not a {what} ({error})", field=field, value=url, cure=cure
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         cure = "Build the cache again, or restore the file."
-        raise CacheCorruptError(f"is not JSON ({error})", field="file", value=url, cure=cure) from error
+        raise CacheCorruptError(
+            f"is not JSON ({error})", field="file", value=url, cure=cure
+        ) from error

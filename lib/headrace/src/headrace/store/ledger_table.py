@@ -40,12 +40,20 @@ from headrace.store.parts import LARGEST_COUNT, LeafRecord, PartRecord, PartTabl
 TABLE_NAME = "ledger.bin"
 TABLE_VERSION = 2
 T = TypeVar("T")
-_MAGIC, _PREFIX, _ALIGNMENT = b"HRLEDGER", 48, 64
-_FIRST_BYTES, _LARGEST_HEAD, _MOST_PARTS, _MOST_CHUNKS = 1 << 16, 1 << 24, 1 << 28, 1 << 36
+_MAGIC = b"HRLEDGER"
+_PREFIX = 48
+_ALIGNMENT = 64
+_FIRST_BYTES = 1 << 16
+_LARGEST_HEAD = 1 << 24
+_MOST_PARTS = 1 << 28
+_MOST_CHUNKS = 1 << 36
 _CHUNKS = "chunks"
 _MOST_IN_ALL = float(2**62)
-_SHA, _HEX = "sha256:", re.compile("sha256:[0-9a-f]{64}")
-_TEXT, _NUMBER, _DIGEST = (re.compile(form) for form in ("S[1-9][0-9]{0,2}", "u[1248]", "V32|S[1-9][0-9]{0,2}"))
+_SHA = "sha256:"
+_HEX = re.compile("sha256:[0-9a-f]{64}")
+_TEXT, _NUMBER, _DIGEST = (
+    re.compile(form) for form in ("S[1-9][0-9]{0,2}", "u[1248]", "V32|S[1-9][0-9]{0,2}")
+)
 _NAME_BYTES = f"{string.ascii_letters}{string.digits}_.-".encode()
 _PLAIN = bytes((byte > 0) * (1 if byte in _NAME_BYTES else 2) for byte in range(256))
 """Of each byte: 1 if it may be in a name, 0 if it is what follows a name."""
@@ -85,7 +93,9 @@ class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format_version: int
 
 
-msgspec.json.Decoder(TableHead)  # types are worked out in the thread that imports: see ledger.prepare_types
+msgspec.json.Decoder(
+    TableHead
+)  # types are worked out in the thread that imports: see ledger.prepare_types
 
 
 class ColumnTable(PartTable):
@@ -111,10 +121,15 @@ class ColumnTable(PartTable):
         opened: Mapping[str, np.ndarray],
         read: Callable[[str], np.ndarray],
     ) -> None:
-        self.url, self.head = url, head
+        self.url = url
+        self.head = head
         self.reads = 0
-        self.data, self._columns, self._read = data, dict(opened), read
-        self._leaves = [c.name.removeprefix("elements ") for c in head.columns if c.name.startswith("elements ")]
+        self.data = data
+        self._columns = dict(opened)
+        self._read = read
+        self._leaves = [
+            c.name.removeprefix("elements ") for c in head.columns if c.name.startswith("elements ")
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return parse_table, (self.url, self.data)
@@ -136,8 +151,12 @@ class ColumnTable(PartTable):
         return starts[number], starts[number] + _column_bytes(self.head, self.head.columns[number])
 
     def record(self, number: int) -> PartRecord:
-        leaves = {n: LeafRecord(int(self.leaf_elements(n)[number]), self.digest(number, n)) for n in self._leaves}
-        documents, tokens = int(self.documents[number]), int(self.tokens[number])
+        leaves = {
+            n: LeafRecord(int(self.leaf_elements(n)[number]), self.digest(number, n))
+            for n in self._leaves
+        }
+        documents = int(self.documents[number])
+        tokens = int(self.tokens[number])
         return PartRecord(self.name(number), documents, tokens, self.digest(number), leaves=leaves)
 
     def name(self, number: int) -> str:
@@ -162,13 +181,20 @@ class ColumnTable(PartTable):
         return self.head.fingerprint
 
     def digest_lines(self) -> bytes:
-        columns = [("", "digest"), *((f" {name}=", f"digest {name}") for name in sorted(self._leaves))]
+        columns = [
+            ("", "digest"),
+            *((f" {name}=", f"digest {name}") for name in sorted(self._leaves)),
+        ]
         if any(self.column(name).dtype.kind != "V" for _, name in columns):
             return super().digest_lines()
         cells: list[np.ndarray] = []
         for separator, name in columns:
             cells.append(np.frombuffer(f"{separator}{_SHA}".encode(), np.uint8))
-            cells.append(np.frombuffer(self.column(name).tobytes().hex().encode(), np.uint8).reshape(len(self), -1))
+            cells.append(
+                np.frombuffer(self.column(name).tobytes().hex().encode(), np.uint8).reshape(
+                    len(self), -1
+                )
+            )
         cells.append(np.frombuffer(b"\n", np.uint8))
         wide = [np.broadcast_to(cell, (len(self), cell.shape[-1])) for cell in cells]
         return np.concatenate(wide, axis=1).tobytes()[:-1]
@@ -214,8 +240,13 @@ def encode_table(
         names: Checksums of chunks.
     """
     if names.checksums.size:
-        pages, digests = {_CHUNKS: to_pages(names.checksums)}, [n for n in columns if n.startswith("digest")]
-        columns = {n: c for n, c in columns.items() if n not in digests} | pages | {n: columns[n] for n in digests}
+        pages = {_CHUNKS: to_pages(names.checksums)}
+        digests = [n for n in columns if n.startswith("digest")]
+        columns = (
+            {n: c for n, c in columns.items() if n not in digests}
+            | pages
+            | {n: columns[n] for n in digests}
+        )
     stored = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     described = [
         _Column(name, column.dtype.str.lstrip("|<"), hashlib.sha256(column.tobytes()).hexdigest())
@@ -224,7 +255,17 @@ def encode_table(
     opened = sum(not name.startswith(("digest", _CHUNKS)) for name in stored)
     first = digest_text(stored["digest"], 0) if stored["digest"].size else ""
     chunks = names.checksums.size, names.described
-    head = TableHead(ledger, fingerprint, stored["name"].size, first, described, opened, *chunks, cache, TABLE_VERSION)
+    head = TableHead(
+        ledger,
+        fingerprint,
+        stored["name"].size,
+        first,
+        described,
+        opened,
+        *chunks,
+        cache,
+        TABLE_VERSION,
+    )
     raw = json.dumps(msgspec.to_builtins(head), sort_keys=True, separators=(",", ":")).encode()
     prefix = _MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw
     starts = _column_starts(head, len(prefix))
@@ -244,11 +285,13 @@ def read_table(url: str) -> ColumnTable | None:
     """
 
     def read() -> ColumnTable:
-        data, reads = _read_range(url, 0, _FIRST_BYTES), 1
+        data = _read_range(url, 0, _FIRST_BYTES)
+        reads = 1
         for needed in (_head_end, _opened_end):
             end = needed(url, data)
             if end > len(data):
-                data, reads = data + _read_range(url, len(data), end), reads + 1
+                data = data + _read_range(url, len(data), end)
+                reads = reads + 1
         table = parse_table(url, data)
         table.reads = reads
         return table
@@ -259,7 +302,9 @@ def read_table(url: str) -> ColumnTable | None:
         return None
     except OSError as error:
         cure = "Check its permissions."
-        raise CacheError(f"cannot be read ({error.strerror or error})", field="file", value=url, cure=cure) from error
+        raise CacheError(
+            f"cannot be read ({error.strerror or error})", field="file", value=url, cure=cure
+        ) from error
 
 
 def parse_table(url: str, data: bytes) -> ColumnTable:
@@ -309,14 +354,23 @@ def _opened_end(url: str, data: bytes) -> int:
 def _parse_head(url: str, data: bytes) -> TableHead:
     raw = data[_PREFIX : _head_end(url, data)]
     if hashlib.sha256(raw).digest() != data[16:_PREFIX]:
-        raise corrupt_table(url, "is not as it was written: the digest of its head is of another text")
+        raise corrupt_table(
+            url, "is not as it was written: the digest of its head is of another text"
+        )
     try:
         version = json.loads(raw)["format_version"]
         if version == TABLE_VERSION:
             head = msgspec.json.decode(raw, type=TableHead)
             _check_head(head)
             return head
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
         raise corrupt_table(url, f"has a head that cannot be used ({error})") from error
     raise corrupt_table(url, f"has format_version {version!r}; this release reads {TABLE_VERSION}")
 
@@ -334,7 +388,13 @@ def _check_head(head: TableHead) -> None:
     if [c.name for c in head.columns] != names or head.opened != len(opened):
         raise ValueError("its columns are not those of its leaves")
     for column in head.columns:
-        form = _TEXT if column.name == "name" else _DIGEST if column.name.startswith("digest") else _NUMBER
+        form = (
+            _TEXT
+            if column.name == "name"
+            else _DIGEST
+            if column.name.startswith("digest")
+            else _NUMBER
+        )
         if not form.fullmatch(column.dtype) or (column.name == _CHUNKS and column.dtype != "u4"):
             raise ValueError(f"column {column.name} of {column.dtype}")
 
@@ -360,7 +420,9 @@ def _column(url: str, head: TableHead, column: _Column, data: memoryview) -> np.
     if len(data) < size:
         raise corrupt_table(url, "is shorter than it was written")
     if hashlib.sha256(data[:size]).hexdigest() != column.digest:
-        raise corrupt_table(url, f"is not as it was written: the digest of its {column.name} is of other bytes")
+        raise corrupt_table(
+            url, f"is not as it was written: the digest of its {column.name} is of other bytes"
+        )
     return np.frombuffer(data[:size], dtype)
 
 
@@ -369,7 +431,10 @@ def _read_column(url: str, head: TableHead, starts: Sequence[int], name: str) ->
     column = head.columns[number]
     stop = starts[number] + _column_bytes(head, column)
     try:
-        return _retried(url, lambda: _column(url, head, column, memoryview(_read_range(url, starts[number], stop))))
+        return _retried(
+            url,
+            lambda: _column(url, head, column, memoryview(_read_range(url, starts[number], stop))),
+        )
     except OSError as error:
         raise corrupt_table(url, f"cannot be read any more ({error.strerror or error})") from error
 
@@ -387,7 +452,9 @@ def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray])
     if not (names[1:] > names[:-1]).all() and np.unique(names).size < head.parts:
         raise corrupt_table(url, "names a part twice")
     for name, column in columns.items():
-        if name != "name" and (int(column.max()) > LARGEST_COUNT or float(column.sum(dtype=np.float64)) > _MOST_IN_ALL):
+        if name != "name" and (
+            int(column.max()) > LARGEST_COUNT or float(column.sum(dtype=np.float64)) > _MOST_IN_ALL
+        ):
             raise corrupt_table(url, f"has {name} out of range")
 
 
@@ -395,13 +462,17 @@ def _texts(values: Sequence[str]) -> np.ndarray:
     try:
         return np.array([value.encode("ascii") for value in values] or [b""], "S")[: len(values)]
     except UnicodeEncodeError as error:
-        raise CacheError("has a record that is no plain text", field="part", value=str(error.object)[:80]) from error
+        raise CacheError(
+            "has a record that is no plain text", field="part", value=str(error.object)[:80]
+        ) from error
 
 
 def _digests(values: Sequence[str]) -> np.ndarray:
     """Digests as 32 bytes each, or as texts if one is not SHA-256."""
     if all(_HEX.fullmatch(value) for value in values):
-        return np.frombuffer(bytes.fromhex("".join(value.removeprefix(_SHA) for value in values)), "V32")
+        return np.frombuffer(
+            bytes.fromhex("".join(value.removeprefix(_SHA) for value in values)), "V32"
+        )
     return _texts(values)
 
 

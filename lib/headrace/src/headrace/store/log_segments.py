@@ -19,7 +19,9 @@ from headrace.store import files
 _DIGITS = 6
 _NAME = re.compile(rf"[0-9]{{{_DIGITS},12}}-[0-9]{{{_DIGITS},12}}\.log")
 _MAGIC = b"\x89HRL"
-_FIELDS = struct.Struct("<4sB3xIIQQ8sI")  # magic, kind, writer, payload's length, number, key, log, payload's checksum
+_FIELDS = struct.Struct(
+    "<4sB3xIIQQ8sI"
+)  # magic, kind, writer, payload's length, number, key, log, payload's checksum
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
@@ -58,7 +60,15 @@ class Record:
 
 def encode(record: Record, log: bytes, payload: bytes) -> bytes:
     """A record's bytes in a segment of the log with that id."""
-    fields = (record.kind, record.writer, len(payload), record.number, record.key, log, record.checksum)
+    fields = (
+        record.kind,
+        record.writer,
+        len(payload),
+        record.number,
+        record.key,
+        log,
+        record.checksum,
+    )
     header = _FIELDS.pack(_MAGIC, *fields)
     return header + _CHECKSUM.pack(zlib.crc32(header)) + payload
 
@@ -69,7 +79,11 @@ def decode(data: bytes, at: int, segment: str, base: int = 0) -> tuple[Record, b
     """
     begin = at + HEADER_BYTES
     header = data[at : at + _FIELDS.size]
-    if len(data) < begin or header[:4] != _MAGIC or _CHECKSUM.unpack_from(data, begin - 4)[0] != zlib.crc32(header):
+    if (
+        len(data) < begin
+        or header[:4] != _MAGIC
+        or _CHECKSUM.unpack_from(data, begin - 4)[0] != zlib.crc32(header)
+    ):
         return None
     _, kind, writer, size, number, key, log, checksum = _FIELDS.unpack(header)
     payload = data[begin : begin + size]
@@ -130,7 +144,8 @@ def scan(
     """
     records: list[Record] = []
     bad: list[int] = []
-    at, expects = 0, 0
+    at = 0
+    expects = 0
     while 0 <= at < len(data):
         decoded = decode(data, at, name, base)
         if decoded is None:
@@ -140,7 +155,9 @@ def scan(
         record, log, payload = decoded
         expected_log = expected_log or log
         if log != expected_log or record.writer != writer_of(name):
-            raise CacheCorruptError(f"holds records of another log (offset {base + at})", field="segment", value=name)
+            raise CacheCorruptError(
+                f"holds records of another log (offset {base + at})", field="segment", value=name
+            )
         records.append(replace(record, payload=payload) if record.kind in load else record)
         at = expects = record.end - base
     return records, bad, expected_log
@@ -159,7 +176,9 @@ def list_names(folder: str) -> list[str]:
             raise CacheError(problem, field="rollouts", value=folder, cure=cure) from error
     fs, path = files.filesystem(folder)
     with files.client_errors(folder):
-        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False))
+        return sorted(
+            str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)
+        )
 
 
 def segment_names(folder: str) -> list[str]:

@@ -64,27 +64,42 @@ class _Native:
     """The three system calls, without the interpreter's lock, and a crc32c on addresses."""
 
     def __init__(self) -> None:
-        library = importlib.import_module("google_crc32c._crc32c")  # it is linked with Google's C library
+        library = importlib.import_module(
+            "google_crc32c._crc32c"
+        )  # it is linked with Google's C library
         libc = ctypes.CDLL(None, use_errno=True)
-        size, address, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+        size = ctypes.c_size_t
+        address = ctypes.c_void_p
+        number = ctypes.c_int
         self.mmap = libc.mmap
-        self.mmap.restype, self.mmap.argtypes = address, (address, size, number, number, number, ctypes.c_long)
+        self.mmap.restype = address
+        self.mmap.argtypes = (address, size, number, number, number, ctypes.c_long)
         self.munmap = libc.munmap
         self.munmap.argtypes = (address, size)
         self.madvise = libc.madvise
         self.madvise.argtypes = (address, size, number)
-        self.crc32c: Callable[[int, int, int], int] = ctypes.CDLL(str(library.__file__)).crc32c_extend
+        self.crc32c: Callable[[int, int, int], int] = ctypes.CDLL(
+            str(library.__file__)
+        ).crc32c_extend
         self.crc32c.restype = ctypes.c_uint32  # pyright: ignore[reportFunctionMemberAccess]
         self.crc32c.argtypes = (ctypes.c_uint32, address, size)  # pyright: ignore[reportFunctionMemberAccess]
         page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
-        self.bring = mmap.MADV_WILLNEED if self.madvise(page.ctypes.data, page.size, _POPULATE_READ) else _POPULATE_READ
+        self.bring = (
+            mmap.MADV_WILLNEED
+            if self.madvise(page.ctypes.data, page.size, _POPULATE_READ)
+            else _POPULATE_READ
+        )
         """The advice that brings pages into memory, and fails where a file does not reach."""
 
 
 @functools.cache
 def native() -> _Native | None:
     """The system functions for mapping, or None if they are not available."""
-    if not sys.platform.startswith("linux") or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
+    if (
+        not sys.platform.startswith("linux")
+        or sys.byteorder != "little"
+        or ctypes.sizeof(ctypes.c_void_p) != 8
+    ):
         return None
     try:
         native = _Native()
@@ -98,7 +113,9 @@ def native() -> _Native | None:
 def _compiled_crc32c() -> int | None:
     """Address of ``crc32c.c``, which is twice as fast as Google's from memory; None if it cannot be assembled."""
     return assembled(
-        lambda: assemble("headrace.store", "crc32c.ll", ("sse4.2", "pclmul")).get_function_address("crc32c"),
+        lambda: assemble("headrace.store", "crc32c.ll", ("sse4.2", "pclmul")).get_function_address(
+            "crc32c"
+        ),
         "chunks of local caches are verified at half the speed",
     )
 
@@ -108,9 +125,13 @@ def native_addresses() -> tuple[int, int, int]:
     """Addresses of ``madvise`` and of a crc32c, and the advice that brings pages: for machine code that checks chunks
     by their :meth:`MappedArray.check_columns`.
     """
-    system, compiled = native(), _compiled_crc32c()
+    system = native()
+    compiled = _compiled_crc32c()
     assert system is not None
-    madvise, crc32c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (system.madvise, system.crc32c))  # pyright: ignore[reportArgumentType]
+    madvise, crc32c = (
+        ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]
+        for function in (system.madvise, system.crc32c)
+    )
     return madvise, crc32c if compiled is None else compiled, system.bring
 
 
@@ -147,10 +168,18 @@ class MappedArray:
     """
 
     def __init__(
-        self, folder: Path, chunk_bytes: int, shard_chunks: int, size: int, checksums: np.ndarray | None = None
+        self,
+        folder: Path,
+        chunk_bytes: int,
+        shard_chunks: int,
+        size: int,
+        checksums: np.ndarray | None = None,
     ) -> None:
         self._checksums = None if checksums is None else checksums.data
-        self.folder, self.chunk_bytes, self.shard_chunks, self._bytes = folder, chunk_bytes, shard_chunks, size
+        self.folder = folder
+        self.chunk_bytes = chunk_bytes
+        self.shard_chunks = shard_chunks
+        self._bytes = size
         chunks = -(-size // chunk_bytes)
         self._native = native()
         self._address = np.full(chunks, _UNSEEN, np.int64)
@@ -160,7 +189,9 @@ class MappedArray:
         self._mapping = threading.Lock()
         self._regions: list[tuple[int, int]] = []
         self._finalizer = weakref.finalize(self, _unmap, self._native, self._regions)
-        self._finalizer.atexit = False  # threads may still copy when the process ends; the system unmaps
+        self._finalizer.atexit = (
+            False  # threads may still copy when the process ends; the system unmaps
+        )
 
     @property
     def num_shards(self) -> int:
@@ -177,7 +208,9 @@ class MappedArray:
             self._map(chunk // self.shard_chunks)
         return int(self._address[chunk])
 
-    def look_up(self, chunks: Int64[np.ndarray, " m"]) -> tuple[Int64[np.ndarray, " m"], Bool[np.ndarray, " m"]]:
+    def look_up(
+        self, chunks: Int64[np.ndarray, " m"]
+    ) -> tuple[Int64[np.ndarray, " m"], Bool[np.ndarray, " m"]]:
         """The :meth:`address` of each chunk, and whether :meth:`check` has verified it."""
         address = self._address[chunks]
         if np.count_nonzero(address < 0):  # some are not mapped yet
@@ -193,12 +226,15 @@ class MappedArray:
             chunk: One that has an :meth:`address`.
             into: Contiguous bytes, as many as a chunk has.
         """
-        at, target = self.address(chunk), into.ctypes.data
+        at = self.address(chunk)
+        target = into.ctypes.data
         if not at or not self._bring(chunk, at):
             return False
         ctypes.memmove(target, at, self.chunk_bytes)
         sound = self._matches(chunk, at, target)
-        self._advise(chunk, at, mmap.MADV_DONTNEED, _AROUND)  # out of this process; the system keeps them as it likes
+        self._advise(
+            chunk, at, mmap.MADV_DONTNEED, _AROUND
+        )  # out of this process; the system keeps them as it likes
         return sound
 
     def _matches(self, chunk: int, at: int, copied: int) -> bool:
@@ -229,11 +265,19 @@ class MappedArray:
         """
         at = self._address[chunks]
         shards, which = np.unique(chunks // self.shard_chunks, return_inverse=True)
-        begin, size = np.array([self._shards[shard].region for shard in shards.tolist()], np.int64)[which].T
+        begin, size = np.array([self._shards[shard].region for shard in shards.tolist()], np.int64)[
+            which
+        ].T
         low = np.maximum(at // mmap.PAGESIZE * mmap.PAGESIZE, begin)
-        high = np.minimum(-(-(at + self.chunk_bytes + CRC_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE, begin + size)
-        named = np.full(at.size, -1) if self._checksums is None else np.asarray(self._checksums)[chunks]
-        return np.stack([at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)])
+        high = np.minimum(
+            -(-(at + self.chunk_bytes + CRC_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE, begin + size
+        )
+        named = (
+            np.full(at.size, -1) if self._checksums is None else np.asarray(self._checksums)[chunks]
+        )
+        return np.stack(
+            [at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)]
+        )
 
     def record(self, chunk: int, sound: bool) -> None:
         """Stores the result of a chunk's check."""
@@ -284,7 +328,8 @@ class MappedArray:
         """Maps a shard file and returns its chunks' addresses, 0 for an invalid chunk; None if none can be mapped."""
         global _maps
         assert self._native is not None
-        index_bytes, path = self.shard_chunks * _ENTRY, self.folder / "c" / str(shard)
+        index_bytes = self.shard_chunks * _ENTRY
+        path = self.folder / "c" / str(shard)
         with _lock:
             if _maps >= MAX_MAPS:
                 return None
@@ -350,8 +395,11 @@ def map_array(
         return None
     if not as_in_memory:
         return None
-    shard_chunks, itemsize = stored.shard // stored.chunk, dtype.itemsize
-    return MappedArray(folder, stored.chunk * itemsize, shard_chunks, length * itemsize, stored.checksums)
+    shard_chunks = stored.shard // stored.chunk
+    itemsize = dtype.itemsize
+    return MappedArray(
+        folder, stored.chunk * itemsize, shard_chunks, length * itemsize, stored.checksums
+    )
 
 
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of malloc.h
+# of malloc.h
+_MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 _LARGE_BYTES = 2 << 20
 
 

@@ -21,22 +21,36 @@ def what_is_there(path: str) -> tuple[str, str]:
         scheme, slash, rest = path.partition(":/")
         if slash and not rest.startswith("/") and scheme.isalnum():
             return "there is no such folder", f"URLs have two slashes: {scheme}://{rest}."
-        return "there is no such folder", f"Build one: headrace build SOURCE --tokenizer FILE --output {path}"
+        return (
+            "there is no such folder",
+            f"Build one: headrace build SOURCE --tokenizer FILE --output {path}",
+        )
     output = f"{path.rstrip('/')}-cache"
     if not files.is_local(path):
-        return "there is no ledger.json", f"Build one: headrace build {path} --tokenizer FILE --output {output}"
+        return (
+            "there is no ledger.json",
+            f"Build one: headrace build {path} --tokenizer FILE --output {output}",
+        )
     root = files.local_path(path)
     if root.is_file():
         output = f"{path.removesuffix(''.join(root.suffixes))}-cache"
         cure = "Name one of the caches in it." if root.suffix in (".yaml", ".yml") else ""
-        return "it is a file", cure or f"Build one: headrace build {path} --tokenizer FILE --output {output}"
+        return (
+            "it is a file",
+            cure or f"Build one: headrace build {path} --tokenizer FILE --output {output}",
+        )
     if splits := levanter_splits(path):
         return f"it holds Levanter's {' and '.join(splits)}", f"Name {files.join(path, splits[0])}."
-    inside = sorted(str(ledger.parent.relative_to(root)) for ledger in root.glob(f"*/{LEDGER_NAME}"))
+    inside = sorted(
+        str(ledger.parent.relative_to(root)) for ledger in root.glob(f"*/{LEDGER_NAME}")
+    )
     if inside:
         names = ", ".join(files.join(path, name) for name in inside[:8])
         return "the folder holds several", f"Name one of them: {names}."
     if (root / "manifest.json").exists():
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"
-    return "the folder holds no ledger.json", f"Build one: headrace build {text} --tokenizer FILE --output {output}"
+    return (
+        "the folder holds no ledger.json",
+        f"Build one: headrace build {text} --tokenizer FILE --output {output}",
+    )

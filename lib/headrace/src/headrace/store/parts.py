@@ -80,7 +80,9 @@ class PartTable(Sequence[PartRecord]):
     def __getitem__(self, index: slice) -> list[PartRecord]: ...
     def __getitem__(self, index: int | slice) -> PartRecord | list[PartRecord]:
         numbers = range(len(self))[index]
-        return self.record(numbers) if isinstance(numbers, int) else [self.record(k) for k in numbers]
+        return (
+            self.record(numbers) if isinstance(numbers, int) else [self.record(k) for k in numbers]
+        )
 
     def record(self, number: int) -> PartRecord:
         """A part by its number."""
@@ -109,13 +111,18 @@ class PartTable(Sequence[PartRecord]):
         """Values of a leaf in each part. Raises CacheCorruptError for a part without it."""
         for part in self._records:
             if leaf not in part.leaves:
-                raise CacheCorruptError(f"has no record of leaf {leaf}", field="part", value=part.name)
-        return np.fromiter((part.leaves[leaf].elements for part in self._records), np.int64, len(self))
+                raise CacheCorruptError(
+                    f"has no record of leaf {leaf}", field="part", value=part.name
+                )
+        return np.fromiter(
+            (part.leaves[leaf].elements for part in self._records), np.int64, len(self)
+        )
 
     def digest_lines(self) -> bytes:
         """A line for each part: the digest of its tokens, and name and digest of each other leaf."""
         return "\n".join(
-            part.digest + "".join(f" {name}={leaf.digest}" for name, leaf in sorted(part.leaves.items()))
+            part.digest
+            + "".join(f" {name}={leaf.digest}" for name, leaf in sorted(part.leaves.items()))
             for part in self
         ).encode()
 

@@ -39,8 +39,14 @@ class PendingRead:
 
     __slots__ = ("_array", "_future", "_out", "_start", "_stop")
 
-    def __init__(self, future: Any, array: StoredArray, start: int, stop: int, out: np.ndarray | None = None) -> None:
-        self._future, self._array, self._start, self._stop, self._out = future, array, start, stop, out
+    def __init__(
+        self, future: Any, array: StoredArray, start: int, stop: int, out: np.ndarray | None = None
+    ) -> None:
+        self._future = future
+        self._array = array
+        self._start = start
+        self._stop = stop
+        self._out = out
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         try:
@@ -49,14 +55,18 @@ class PendingRead:
             if isinstance(error, TimeoutError) and timeout is not None:
                 if not self._future.done():
                     raise  # it is not there yet
-                return self.result()  # it came just now, or fails with the store's own error of that name
+                return (
+                    self.result()
+                )  # it came just now, or fails with the store's own error of that name
             raise self._failed(error) from store_error(error, self._array.url, self._shards())
         self._array.received(values if self._out is None else self._out, self._start)
         return values
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
         future = self._future
-        waiting = asyncio.wrap_future(future) if isinstance(future, concurrent.futures.Future) else future
+        waiting = (
+            asyncio.wrap_future(future) if isinstance(future, concurrent.futures.Future) else future
+        )
         try:
             values = yield from waiting.__await__()
         except (ValueError, OSError) as error:
@@ -65,7 +75,9 @@ class PendingRead:
         return values
 
     def __del__(self) -> None:
-        if isinstance(self._future, concurrent.futures.Future):  # TensorStore's own end by being forgotten
+        if isinstance(
+            self._future, concurrent.futures.Future
+        ):  # TensorStore's own end by being forgotten
             self._future.cancel()
 
     def _failed(self, error: Exception) -> ReadError:

@@ -26,7 +26,9 @@ _ENTRY = struct.Struct("<QQ")  # a chunk's offset and size in a shard's index
 def check_place(checksum: bytes, named: int) -> None:
     """Raises ValueError if the checksum at the end of a chunk differs from the one listed for its position."""
     if int.from_bytes(checksum, "little") != named:
-        raise ValueError("DATA_LOSS: the chunk is not the one that was written here: it is of another place or cache")
+        raise ValueError(
+            "DATA_LOSS: the chunk is not the one that was written here: it is of another place or cache"
+        )
 
 
 class LocalPlaces:
@@ -39,8 +41,10 @@ class LocalPlaces:
     """
 
     def __init__(self, folder: Path, stored: StoredLayout, checksums: np.ndarray) -> None:
-        self._shards, self._checksums = f"{folder}/c/", checksums.data
-        self._chunk, self._shard_chunks = stored.chunk, stored.shard // stored.chunk
+        self._shards = f"{folder}/c/"
+        self._checksums = checksums.data
+        self._chunk = stored.chunk
+        self._shard_chunks = stored.shard // stored.chunk
         self._index_bytes = stored.index_bytes
         self._seen = bytearray(checksums.size)
 
@@ -48,7 +52,8 @@ class LocalPlaces:
         """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` belongs elsewhere. Lost or truncated
         chunks are left to the reader.
         """
-        first, end = start // self._chunk, -(-stop // self._chunk)
+        first = start // self._chunk
+        end = -(-stop // self._chunk)
         while (first := self._seen.find(0, first, end)) >= 0:
             shard = first // self._shard_chunks
             next_shard = min((shard + 1) * self._shard_chunks, end)
@@ -62,7 +67,11 @@ class LocalPlaces:
         except OSError:
             return
         try:
-            os.lseek(file, _ENTRY.size * (first - shard * self._shard_chunks) - self._index_bytes, os.SEEK_END)
+            os.lseek(
+                file,
+                _ENTRY.size * (first - shard * self._shard_chunks) - self._index_bytes,
+                os.SEEK_END,
+            )
             for chunk, (offset, size) in enumerate(
                 _ENTRY.iter_unpack(os.read(file, _ENTRY.size * (end - first))), first
             ):

@@ -67,22 +67,35 @@ class PartWriter:
         ConfigError: two leaves have the same name, or the layout is not one of tokens.
     """
 
-    def __init__(self, root: str, name: str, layout: CacheLayout, leaves: Sequence[LeafSpec] = ()) -> None:
+    def __init__(
+        self, root: str, name: str, layout: CacheLayout, leaves: Sequence[LeafSpec] = ()
+    ) -> None:
         layout.check_tokens()
         names = [spec.name for spec in leaves]
         if len(set(names)) < len(names):
-            raise ConfigError("names a leaf twice", field="leaves", value=names, cure="Give each its own name.")
-        self.root, self.name, self.layout = root, name, layout
+            raise ConfigError(
+                "names a leaf twice", field="leaves", value=names, cure="Give each its own name."
+            )
+        self.root = root
+        self.name = name
+        self.layout = layout
         files.remove_tree(part_folder(root, name))
         self._tokens = _LeafWriter(root, name, TOKENS, layout, ragged=True)
         self._leaves = {
-            spec.name: _LeafWriter(root, name, spec.name, layout.leaf(spec), ragged=spec.kind == "ragged")
+            spec.name: _LeafWriter(
+                root, name, spec.name, layout.leaf(spec), ragged=spec.kind == "ragged"
+            )
             for spec in leaves
         }
         self._widths = {spec.name: spec.width for spec in leaves}
         self._documents = 0
 
-    def append(self, tokens: np.ndarray, lengths: np.ndarray, leaves: Mapping[str, LeafValues] | None = None) -> None:
+    def append(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        leaves: Mapping[str, LeafValues] | None = None,
+    ) -> None:
         """Adds documents.
 
         Args:
@@ -102,9 +115,13 @@ class PartWriter:
         # All is checked before anything is written.
         checked = [(self._tokens, *self._tokens.checked(tokens, lengths, len(lengths)))]
         for name, (values, counts) in leaves.items():
-            checked.append((self._leaves[name], *self._leaves[name].checked(values, counts, len(lengths))))
+            checked.append(
+                (self._leaves[name], *self._leaves[name].checked(values, counts, len(lengths)))
+            )
             width = self._widths.get(name)
-            if width is not None and (counts is None or not np.array_equal(counts, width * np.asarray(lengths))):
+            if width is not None and (
+                counts is None or not np.array_equal(counts, width * np.asarray(lengths))
+            ):
                 problem = f"values of leaf {name} are not {width} for each token"
                 raise CacheError(problem, field="part", value=self.name)
         for writer, stored, counts in checked:
@@ -115,7 +132,9 @@ class PartWriter:
         """Writes the rest, then the part's record, with additional JSON values; this makes the part complete."""
         tokens = self._tokens.close()
         leaves = {name: writer.close() for name, writer in self._leaves.items()}
-        record = PartRecord(self.name, self._documents, tokens.elements, tokens.digest, extra=extra, leaves=leaves)
+        record = PartRecord(
+            self.name, self._documents, tokens.elements, tokens.digest, extra=extra, leaves=leaves
+        )
         write_part_record(self.root, record)
         return record
 
@@ -127,8 +146,12 @@ class PartWriter:
 class _LeafWriter:
     """Writes the arrays of one leaf of one part."""
 
-    def __init__(self, root: str, part: str, leaf: str, layout: CacheLayout, *, ragged: bool) -> None:
-        self._part, self._leaf, self._layout = part, leaf, layout
+    def __init__(
+        self, root: str, part: str, leaf: str, layout: CacheLayout, *, ragged: bool
+    ) -> None:
+        self._part = part
+        self._leaf = leaf
+        self._layout = layout
         self._offsets_url = offsets_url(root, part, leaf)
         self._data = ArrayWriter(data_url(root, part, leaf), layout)
         self._lengths: list[np.ndarray] | None = [np.zeros(1, np.int64)] if ragged else None
@@ -142,14 +165,24 @@ class _LeafWriter:
         if lengths is not None:
             lengths = np.array(lengths, np.int64)  # a copy: it is kept until the part is closed
         if (lengths is None) != (self._lengths is None):
-            problem = "no lengths were given" if lengths is None else "lengths were given for one value per document"
+            problem = (
+                "no lengths were given"
+                if lengths is None
+                else "lengths were given for one value per document"
+            )
             raise CacheError(f"{what}: {problem}", field="part", value=self._part)
-        if lengths is not None and (int(lengths.sum()) != values.size or (lengths.size and int(lengths.min()) < 0)):
+        if lengths is not None and (
+            int(lengths.sum()) != values.size or (lengths.size and int(lengths.min()) < 0)
+        ):
             problem = f"lengths add up to {int(lengths.sum())}, not to the {values.size} {what}"
             raise CacheError(problem, field="part", value=self._part)
         described = values.size if lengths is None else lengths.size
         if described != documents:
-            raise CacheError(f"{what} are of {described} documents, not {documents}", field="part", value=self._part)
+            raise CacheError(
+                f"{what} are of {described} documents, not {documents}",
+                field="part",
+                value=self._part,
+            )
         self._check_range(values)
         return np.ascontiguousarray(values, np.dtype(self._layout.dtype).newbyteorder("<")), lengths
 
@@ -179,13 +212,19 @@ class _LeafWriter:
         if not values.size or dtype.kind == "f" or (values.dtype == dtype and dtype.kind == "u"):
             return
         # Ids are never negative; values of other leaves may be.
-        low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        what, cure = f"a value of leaf {self._leaf}", f"Give the leaf a wider dtype than {dtype.name}."
+        low, high = (
+            (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        )
+        what = f"a value of leaf {self._leaf}"
+        cure = f"Give the leaf a wider dtype than {dtype.name}."
         if self._leaf == TOKENS:
-            what, low = "an id", 0
+            what = "an id"
+            low = 0
             cure = "The tokenizer's vocab_size is wrong, or the dtype too narrow: leave layout.dtype out."
         if values.dtype.kind not in "iub" or int(values.max()) > high or int(values.min()) < low:
-            raise CacheError(f"holds {what} outside {low} .. {high}", field="part", value=self._part, cure=cure)
+            raise CacheError(
+                f"holds {what} outside {low} .. {high}", field="part", value=self._part, cure=cure
+            )
 
 
 class ArrayWriter:
@@ -197,10 +236,15 @@ class ArrayWriter:
         metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they are closed.
     """
 
-    def __init__(self, url: str, layout: CacheLayout, metadata: Mapping[str, Any] | None = None) -> None:
-        self.url, self.layout = url, layout
+    def __init__(
+        self, url: str, layout: CacheLayout, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        self.url = url
+        self.layout = layout
         self.length = 0
-        self._shard = np.empty(layout.shard_elements, layout.dtype)  # the system gives pages as they are written
+        self._shard = np.empty(
+            layout.shard_elements, layout.dtype
+        )  # the system gives pages as they are written
         self._filled = 0
         self._written = 0
         self._resizes = metadata is None
@@ -230,12 +274,15 @@ class ArrayWriter:
             self._flush()
         self._shard = self._shard[:0].copy()
         if self._resizes:
-            shorter = self._store.resize(exclusive_max=[self.length], resize_metadata_only=True, shrink_only=True)
+            shorter = self._store.resize(
+                exclusive_max=[self.length], resize_metadata_only=True, shrink_only=True
+            )
             written(shorter, self.url)
 
     def _flush(self) -> None:
         self._shards.write(self._written, self._shard[: self._filled])
-        self._written, self._filled = self._written + self._filled, 0
+        self._written = self._written + self._filled
+        self._filled = 0
 
 
 class ShardWriter:
@@ -250,12 +297,19 @@ class ShardWriter:
     """
 
     def __init__(self, url: str, metadata: Mapping[str, Any]) -> None:
-        memory, context = {"driver": "memory", "path": ""}, ts.Context()
-        spec = {"driver": "zarr3", "kvstore": memory, "metadata": metadata, "store_data_equal_to_fill_value": True}
+        memory = {"driver": "memory", "path": ""}
+        context = ts.Context()
+        spec = {
+            "driver": "zarr3",
+            "kvstore": memory,
+            "metadata": metadata,
+            "store_data_equal_to_fill_value": True,
+        }
         self._encode: Any = ts.open(spec, create=True, context=context).result()
         self._encoded: Any = ts.KvStore.open(memory, context=context).result()
         self._store: Any = ts.KvStore.open(kvstore_spec(url), context=_writing_context()).result()
-        self._url, self._checksums = url, [np.zeros(0, np.uint32)]
+        self._url = url
+        self._checksums = [np.zeros(0, np.uint32)]
         codecs = metadata["codecs"][0]["configuration"]
         self._index_bytes = 0
         if codecs["codecs"][-1]["name"] == "crc32c" and codecs.get("index_location") == "end":
@@ -267,7 +321,12 @@ class ShardWriter:
         return np.concatenate(self._checksums) if self._index_bytes else None
 
     def write(
-        self, at: int, values: np.ndarray, *, there: bool = False, kept: str = ": finished parts are kept"
+        self,
+        at: int,
+        values: np.ndarray,
+        *,
+        there: bool = False,
+        kept: str = ": finished parts are kept",
     ) -> None:
         """Writes the shard that begins at element ``at``, unless it is ``there`` already.
 
@@ -294,7 +353,9 @@ def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
         file = files.join(url, "zarr.json")
         metadata = json.loads(files.read_bytes(file) or b"{}")
         metadata["attributes"] = attributes_of(metadata, owner_of(url, digest), checksums)
-        files.write_atomic(file, json.dumps(metadata, separators=(",", ":"), sort_keys=True).encode())
+        files.write_atomic(
+            file, json.dumps(metadata, separators=(",", ":"), sort_keys=True).encode()
+        )
 
 
 def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> Any:
@@ -306,7 +367,9 @@ def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> An
     """
     check_same_process()
     spec = {"driver": "zarr3", "kvstore": kvstore_spec(url), "metadata": metadata}
-    future = ts.open(spec, create=True, open=not replace, delete_existing=replace, context=_writing_context())
+    future = ts.open(
+        spec, create=True, open=not replace, delete_existing=replace, context=_writing_context()
+    )
     return written(future, url)
 
 
@@ -326,7 +389,9 @@ def written(future: Any, url: str, kept: str = ": finished parts are kept") -> A
             missing = f"{int(size[1]):,} bytes to write, " if size else ""
             why = f"No space left on device: {missing}{durable.free_bytes(files.local_path(url))}"
         cure = f"Check permissions and free space, then run the same command again{kept}."
-        raise CacheError(f"cannot be written ({why})", field="array", value=url, cure=cure) from error
+        raise CacheError(
+            f"cannot be written ({why})", field="array", value=url, cure=cure
+        ) from error
 
 
 def shard_sizes(url: str, shards: int) -> dict[int, int]:
@@ -334,7 +399,11 @@ def shard_sizes(url: str, shards: int) -> dict[int, int]:
     if files.is_local(url):
         try:
             with os.scandir(files.local_path(files.join(url, "c"))) as listed:
-                return {int(entry.name): entry.stat().st_size for entry in listed if entry.name.isdigit()}
+                return {
+                    int(entry.name): entry.stat().st_size
+                    for entry in listed
+                    if entry.name.isdigit()
+                }
         except (FileNotFoundError, NotADirectoryError):
             return {}
     fs, path = files.filesystem(files.join(url, "c"))

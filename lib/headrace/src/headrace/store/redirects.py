@@ -33,7 +33,8 @@ def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -
     """
     target = (target or "").lower()
     return target == (host or "").lower() or any(
-        name == "*" or target == name.lower() or target.endswith("." + name.lower()) for name in allowed
+        name == "*" or target == name.lower() or target.endswith("." + name.lower())
+        for name in allowed
     )
 
 
@@ -46,7 +47,9 @@ def allow(hosts: Sequence[str]) -> None:
     for host in hosts:
         if host != "*" and not _HOST.fullmatch(host):
             cure = "Give the host alone: cdn.example.org, not its URL; * is any."
-            raise ConfigError("must be the name of a host", field="redirect_host", value=host, cure=cure)
+            raise ConfigError(
+                "must be the name of a host", field="redirect_host", value=host, cure=cure
+            )
     policy = retry.policy()
     retry.use_policy(replace(policy, redirect_hosts=(*policy.redirect_hosts, *hosts)))
 
@@ -61,7 +64,9 @@ def client_options() -> dict[str, Any]:
 def _check() -> Any:
     import aiohttp  # fsspec imports it too, for http alone
 
-    async def check(session: object, context: SimpleNamespace, event: aiohttp.TraceRequestRedirectParams) -> None:
+    async def check(
+        session: object, context: SimpleNamespace, event: aiohttp.TraceRequestRedirectParams
+    ) -> None:
         location = event.response.headers.get("Location") or event.response.headers.get("URI") or ""
         target = event.url.join(type(event.url)(location))
         if not is_allowed(event.url.host, target.host, retry.policy().redirect_hosts):

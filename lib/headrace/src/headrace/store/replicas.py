@@ -58,7 +58,8 @@ class ReplicatedCache(TokenCache):
     """
 
     def __init__(self, replicas: Replicas, states: Sequence[ReplicaState]) -> None:
-        self.replicas, self.states = replicas, tuple(states)
+        self.replicas = replicas
+        self.states = tuple(states)
         super().__init__(replicas.first.path, replicas.first.ledger, replicas.part)
 
 
@@ -147,7 +148,9 @@ class Replicas:
         first = self.array(self.current, name, number, offsets=False)
         offsets = None
         if kind == "ragged":
-            offsets = ReplicatedArray(self, name, number, self.array(self.current, name, number, offsets=True), True)
+            offsets = ReplicatedArray(
+                self, name, number, self.array(self.current, name, number, offsets=True), True
+            )
         documents = int(self.first.part_documents[number])
         return LeafPart(documents, ReplicatedArray(self, name, number, first, False), offsets)
 
@@ -158,7 +161,8 @@ class Replicas:
 
     def next_place(self, place: int, error: Exception) -> int:
         """The location at which to continue after a read has failed at one."""
-        following, damaged = (place + 1) % len(self.paths), not _is_unreachable(error)
+        following = (place + 1) % len(self.paths)
+        damaged = not _is_unreachable(error)
         with _counting:
             own_counts().replica_switches += 1
         with self._lock:
@@ -182,25 +186,39 @@ class Replicas:
             for lost, problem in zip(self.paths, errors, strict=False):
                 _LOG.warning("%s: reads begin at %s (%s)", lost, path, problem)
             return number, cache
-        others = "; ".join(f"{path} {e.problem}" for path, e in zip(self.paths[1:], errors[1:], strict=True))
+        others = "; ".join(
+            f"{path} {e.problem}" for path, e in zip(self.paths[1:], errors[1:], strict=True)
+        )
         first = errors[0]
-        raise type(first)(f"{first.problem}; nor can: {others}", field="cache", value=self.paths[0], cure=first.cure)
+        raise type(first)(
+            f"{first.problem}; nor can: {others}",
+            field="cache",
+            value=self.paths[0],
+            cure=first.cure,
+        )
 
     def _state(self, number: int) -> ReplicaState:
         path = self.paths[number]
         try:
             self.opened(number)
         except CacheError as error:
-            return ReplicaState(path, "differs" if error.field == "replicas" else "unreached", error.problem)
+            return ReplicaState(
+                path, "differs" if error.field == "replicas" else "unreached", error.problem
+            )
         return ReplicaState(path, "read" if path == self.first.path else "reached")
 
 
 class ReplicatedArray(StoredArray):
     """An array of a cache with several locations."""
 
-    def __init__(self, replicas: Replicas, leaf: str, part: int, first: StoredArray, offsets: bool) -> None:
+    def __init__(
+        self, replicas: Replicas, leaf: str, part: int, first: StoredArray, offsets: bool
+    ) -> None:
         super().__init__(first.url, first.length, first.layout)
-        self.replicas, self._leaf, self._part, self._is_offsets = replicas, leaf, part, offsets
+        self.replicas = replicas
+        self._leaf = leaf
+        self._part = part
+        self._is_offsets = offsets
 
     def at(self, place: int) -> StoredArray:
         """The array at one of the locations. Raises CacheError if that cannot be opened or is another cache."""
@@ -223,7 +241,8 @@ class _Reading:
     """A read in flight that restarts at the next location if it fails."""
 
     def __init__(self, array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> None:
-        self._array, self._begin = array, begin
+        self._array = array
+        self._begin = begin
         self._place = array.replicas.current
         self._left = len(array.replicas.paths) - 1  # places that may still be asked
         self._read = self._begin_read()

@@ -28,13 +28,20 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.store import retry
-from headrace.store.failures import DamagedAnswerError, Failure, StoreFailedError, failure_of, reason
+from headrace.store.failures import (
+    DamagedAnswerError,
+    Failure,
+    StoreFailedError,
+    failure_of,
+    reason,
+)
 
 T = TypeVar("T")
 IDLE_S = 5.0
 _BEAT_S = 0.5
 _END_S = 5.0
-_KEPT_LATENCIES, _ENOUGH_LATENCIES = 500, 50
+_KEPT_LATENCIES = 500
+_ENOUGH_LATENCIES = 50
 
 
 class Store:
@@ -93,7 +100,9 @@ class _Loop:
 
     def in_flight(self, most: int) -> asyncio.Semaphore:
         """Limits concurrent requests to ``most``. Call it in the thread."""
-        if self._room is None or self._room[0] != most:  # another policy: what is under way counts by its own
+        if (
+            self._room is None or self._room[0] != most
+        ):  # another policy: what is under way counts by its own
             self._room = most, asyncio.Semaphore(most)
         return self._room[1]
 
@@ -107,7 +116,9 @@ class _Loop:
         if self.loop.is_closed():
             self._take()
 
-    def begin(self, work: Callable[[], Coroutine[Any, Any, Any]], future: concurrent.futures.Future[Any]) -> None:
+    def begin(
+        self, work: Callable[[], Coroutine[Any, Any, Any]], future: concurrent.futures.Future[Any]
+    ) -> None:
         """Starts a read for which :func:`_entered` was called. Call it in the thread."""
         if self.ended or future.cancelled():
             self._finish(future, _EndedError())
@@ -126,7 +137,9 @@ class _Loop:
         error = _EndedError() if task.cancelled() else task.exception()
         self._finish(future, error, None if error is not None else task.result())
 
-    def _finish(self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None) -> None:
+    def _finish(
+        self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None
+    ) -> None:
         self._used = time.monotonic()
         with _lock:
             self.active -= 1
@@ -249,7 +262,9 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
 
     def expire() -> None:
         if not waiter.done():
-            waiter.set_exception(TimeoutError(f"DEADLINE_EXCEEDED: no answer within {timeout_s:g} s"))
+            waiter.set_exception(
+                TimeoutError(f"DEADLINE_EXCEEDED: no answer within {timeout_s:g} s")
+            )
 
     def wake_up(_: Any) -> None:
         state.hand_over(wake)
@@ -265,7 +280,12 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
 
 
 async def get(
-    store: Store, key: str, byte_range: slice | None, decode: Callable[[bytes], Awaitable[T]], *, index: bool = False
+    store: Store,
+    key: str,
+    byte_range: slice | None,
+    decode: Callable[[bytes], Awaitable[T]],
+    *,
+    index: bool = False,
 ) -> T | None:
     """Requests bytes of a stored file, with the retries of the policy, and decodes them; None if there is no such file.
 
@@ -280,7 +300,8 @@ async def get(
         DamagedAnswerError: it is damaged, after all retries.
         StoreFailedError: the store failed too often, or permanently.
     """
-    policy, counts = retry.policy(), retry.own_counts()
+    policy = retry.policy()
+    counts = retry.own_counts()
     began = time.monotonic()
     failures: Counter[Failure] = Counter()
     most: dict[Failure, int] = {
@@ -300,8 +321,11 @@ async def get(
             wait = policy.delay_s(failures.total())
             if failures[kind] >= most[kind] or time.monotonic() + wait - began > policy.deadline_s:
                 came = "" if answer is None else f"; what came begins with {answer[:24]!r}"
-                rounds, seconds = failures.total(), time.monotonic() - began
-                given_up = f"; given up after {rounds} rounds in {seconds:.1f} s" if rounds > 1 else ""
+                rounds = failures.total()
+                seconds = time.monotonic() - began
+                given_up = (
+                    f"; given up after {rounds} rounds in {seconds:.1f} s" if rounds > 1 else ""
+                )
                 failure = DamagedAnswerError if kind == "damaged" else StoreFailedError
                 raise failure(f"{reason(error)}{came}{given_up}") from error
         await asyncio.sleep(wait)
@@ -321,7 +345,9 @@ def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
     return answer
 
 
-async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
+async def _one(
+    kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy
+) -> bytes | None:
     """One request and, if it is late, its hedge."""
     state = _thread.state
     assert state is not None  # this runs on its loop
@@ -337,7 +363,9 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
         try:
             await asyncio.wait(asking, timeout=hedge_after)
             counts = retry.own_counts()
-            if not first.done() and counts.hedges + 1 <= max(1, math.floor(policy.hedge_share * counts.requests)):
+            if not first.done() and counts.hedges + 1 <= max(
+                1, math.floor(policy.hedge_share * counts.requests)
+            ):
                 counts.hedges += 1
                 asking.add(asyncio.ensure_future(_ask(kvstore, key, byte_range, policy)))
             return await _first_good(asking, first, asked_at)
@@ -346,7 +374,9 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
                 task.cancel()
 
 
-async def _first_good(asking: set[asyncio.Task[bytes | None]], first: Any, asked: float) -> bytes | None:
+async def _first_good(
+    asking: set[asyncio.Task[bytes | None]], first: Any, asked: float
+) -> bytes | None:
     """The first successful answer; the last failure if all fail."""
     running = set(asking)
     while True:
@@ -360,7 +390,9 @@ async def _first_good(asking: set[asyncio.Task[bytes | None]], first: Any, asked
             return finished.pop().result()
 
 
-async def _ask(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
+async def _ask(
+    kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy
+) -> bytes | None:
     retry.own_counts().requests += 1
     answer = await arrived(kvstore.read(key, byte_range=byte_range), policy.timeout_s)
     if answer.state == "unspecified":  # of 304, which nobody asked for

@@ -36,7 +36,9 @@ from headrace.errors import ConfigError, check_at_least
 
 T = TypeVar("T")
 _DRIVERS = ("gcs", "s3", "http")
-_JITTER = random.Random()  # its own: waits happen in many threads, and the state of `random` is the program's
+_JITTER = (
+    random.Random()
+)  # its own: waits happen in many threads, and the state of `random` is the program's
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ class RetryPolicy:
             if value is not None and value <= 0:
                 raise ConfigError("must be above 0", field=f"retry.{name}", value=value)
         if not 0 <= self.hedge_share <= 1:
-            raise ConfigError("must lie in 0 .. 1", field="retry.hedge_share", value=self.hedge_share)
+            raise ConfigError(
+                "must lie in 0 .. 1", field="retry.hedge_share", value=self.hedge_share
+            )
 
     @property
     def rounds(self) -> int:
@@ -113,7 +117,10 @@ class RetryPolicy:
             >>> RetryPolicy().write_retries, RetryPolicy(attempts=4).write_retries
             (13, 3)
         """
-        waits = accumulate(min(self.max_delay_s, self.first_delay_s * 2.0**k) for k in range(min(self.attempts, 64)))
+        waits = accumulate(
+            min(self.max_delay_s, self.first_delay_s * 2.0**k)
+            for k in range(min(self.attempts, 64))
+        )
         return min(self.attempts - 1, sum(waited <= self.deadline_s for waited in waits))
 
     def tensorstore_context(self, max_retries: int = 1) -> dict[str, Any]:
@@ -157,10 +164,14 @@ class RequestCounts:
     replica_switches: int = 0
 
     def __sub__(self, other: RequestCounts) -> RequestCounts:
-        return RequestCounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts)))
+        return RequestCounts(
+            *(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts))
+        )
 
     def __add__(self, other: RequestCounts) -> RequestCounts:
-        return RequestCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(RequestCounts)))
+        return RequestCounts(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(RequestCounts))
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,8 @@ def use_policy(new: RetryPolicy) -> RetryPolicy:
         >>> use_policy(before).attempts
         4
     """
-    previous, _Process.policy = _Process.policy, new
+    previous = _Process.policy
+    _Process.policy = new
     return previous
 
 
@@ -216,15 +228,20 @@ def request_counts() -> RequestCounts:
 
     TensorStore counts for the whole process, so retries of other code that uses it are included.
     """
-    inner = sum(int(v["value"]) for driver in _DRIVERS for v in _collected(f"kvstore/{driver}/retries"))
+    inner = sum(
+        int(v["value"]) for driver in _DRIVERS for v in _collected(f"kvstore/{driver}/retries")
+    )
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
-def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool], most: int | None = None) -> T:
+def with_retries(
+    ask: Callable[[], T], transient: Callable[[Exception], bool], most: int | None = None
+) -> T:
     """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is not ``transient``,
     exhausts the policy, or was called ``most`` times; then raises the last error.
     """
-    current, began = policy(), time.monotonic()
+    current = policy()
+    began = time.monotonic()
     failed = 0
     while True:
         try:
@@ -250,7 +267,9 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def wire() -> Wire:
     """Requests that this process has sent so far."""
-    failed = sum(int(v["value"]) for v in _collected("http/response_codes") if _fails(int(v["code"] or 0)))
+    failed = sum(
+        int(v["value"]) for v in _collected("http/response_codes") if _fails(int(v["code"] or 0))
+    )
     started = sum(int(v["value"]) for v in _collected("http/request_started"))
     return _Process.wire + Wire(started, failed)
 
@@ -308,7 +327,9 @@ def _botocore_sent(**_: Any) -> None:
 
 def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
     metadata: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
-    _Process.wire += Wire(0, exception is not None or _fails(int(metadata.get("HTTPStatusCode", 0))))
+    _Process.wire += Wire(
+        0, exception is not None or _fails(int(metadata.get("HTTPStatusCode", 0)))
+    )
 
 
 def _fails(status: int) -> bool:
@@ -317,4 +338,8 @@ def _fails(status: int) -> bool:
 
 def _collected(name: str) -> list[dict[str, Any]]:
     """The values of a metric of TensorStore's."""
-    return [v for m in ts.experimental_collect_matching_metrics(f"/tensorstore/{name}") for v in m["values"]]
+    return [
+        v
+        for m in ts.experimental_collect_matching_metrics(f"/tensorstore/{name}")
+        for v in m["values"]
+    ]

@@ -24,7 +24,14 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.store.failures import DamagedAnswerError, StoreFailedError
-from headrace.store.layout import CRC_BYTES, NO_CHUNK, CacheLayout, StoredLayout, checksum_bytes, named_in
+from headrace.store.layout import (
+    CRC_BYTES,
+    NO_CHUNK,
+    CacheLayout,
+    StoredLayout,
+    checksum_bytes,
+    named_in,
+)
 from headrace.store.places import check_place
 from headrace.store.requests import Store, arrived, get
 from headrace.store.retry import own_counts
@@ -44,7 +51,8 @@ class _Kept:
     """The last arrays used, up to a number of bytes. For the loop's thread only."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._arrays: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
     def get(self, key: tuple[int, int]) -> np.ndarray | None:
@@ -61,14 +69,16 @@ class _Kept:
             self._bytes -= self._arrays.popitem(last=False)[1].nbytes
 
 
-_indices, _chunks = _Kept(INDEX_BYTES), _Kept(CHUNK_BYTES)
+_indices = _Kept(INDEX_BYTES)
+_chunks = _Kept(CHUNK_BYTES)
 
 
 class _Decoding:
     """Counts the time in which anything is decoded. For the loop's thread only."""
 
     def __init__(self) -> None:
-        self._under_way, self._began = 0, 0.0
+        self._under_way = 0
+        self._began = 0.0
 
     def __enter__(self) -> None:
         if not self._under_way:
@@ -140,14 +150,17 @@ class Decoder:
             raise ValueError(f"DATA_LOSS: {len(encoded)} bytes are not those of a chunk")
         if self._checksum_bytes and google_crc32c.value(encoded) != _SOUND:
             raise ValueError("DATA_LOSS: digest mismatch: the crc32c of the bytes is another one")
-        out[...] = np.frombuffer(encoded, self._dtype, out.size, start * self._row_bytes).reshape(out.shape)
+        out[...] = np.frombuffer(encoded, self._dtype, out.size, start * self._row_bytes).reshape(
+            out.shape
+        )
 
 
 @functools.lru_cache(maxsize=64)
 def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
     """The index of a file whose first chunks are consecutive and of one size."""
     entries = np.full((shard_chunks, 2), _ABSENT)
-    entries[:chunks, 0], entries[:chunks, 1] = np.arange(chunks) * size, size
+    entries[:chunks, 0] = np.arange(chunks) * size
+    entries[:chunks, 1] = size
     return entries
 
 
@@ -176,7 +189,12 @@ def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]])
     }
     memory = {"driver": "memory", "path": ""}
     context = ts.Context()  # a memory of its own
-    spec = {"driver": "zarr3", "kvstore": memory, "metadata": metadata, "fill_missing_data_reads": False}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": memory,
+        "metadata": metadata,
+        "fill_missing_data_reads": False,
+    }
     array: Any = ts.open(spec, create=True, context=context).result()
     kvstore: Any = ts.KvStore.open(memory, context=context).result()
     return array, kvstore
@@ -197,16 +215,33 @@ class ShardedArray:
     """
 
     def __init__(
-        self, store: Store, url: str, stored: StoredLayout, *, missing_is_zero: bool = False, computed: bool = False
+        self,
+        store: Store,
+        url: str,
+        stored: StoredLayout,
+        *,
+        missing_is_zero: bool = False,
+        computed: bool = False,
     ) -> None:
-        if not stored.plain or any(c["name"] not in ("bytes", "crc32c") for c in stored.index_codecs):
+        if not stored.plain or any(
+            c["name"] not in ("bytes", "crc32c") for c in stored.index_codecs
+        ):
             raise ValueError("not a plainly sharded array")
-        self.url, self._missing_is_zero = url, missing_is_zero
-        self.length, self.chunk, self.shard_chunks = stored.length, stored.chunk, stored.shard // stored.chunk
+        self.url = url
+        self._missing_is_zero = missing_is_zero
+        self.length, self.chunk, self.shard_chunks = (
+            stored.length,
+            stored.chunk,
+            stored.shard // stored.chunk,
+        )
         self.dtype = np.dtype(stored.dtype)
-        self._index_span = slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
+        self._index_span = (
+            slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
+        )
         self._decode = _decoder(stored.dtype, (self.chunk,), json.dumps(stored.codecs))
-        self._decode_index = _decoder("uint64", (self.shard_chunks, 2), json.dumps(stored.index_codecs))
+        self._decode_index = _decoder(
+            "uint64", (self.shard_chunks, 2), json.dumps(stored.index_codecs)
+        )
         self._even_bytes = self._decode.stored_bytes if computed else None
         self._computed = self._even_bytes is not None
         self._checksums = None if stored.checksums is None else stored.checksums.data
@@ -227,13 +262,17 @@ class ShardedArray:
             and out.size == min(self.chunk, self.length - start)
             and _chunks.get((self._number, chunk)) is None
         ):
-            await self._read_whole([_Piece(chunk, 0, out.size, 0)], out)  # what a loader wants: one whole chunk
+            await self._read_whole(
+                [_Piece(chunk, 0, out.size, 0)], out
+            )  # what a loader wants: one whole chunk
             return out
         whole_pieces: list[_Piece] = []
         jobs: list[Coroutine[Any, Any, None]] = []
         for piece in self._pieces(start, out.size):
             if (values := _chunks.get((self._number, piece.chunk))) is not None:
-                out[piece.at : piece.at + piece.size] = values[piece.start : piece.start + piece.size]
+                out[piece.at : piece.at + piece.size] = values[
+                    piece.start : piece.start + piece.size
+                ]
             elif piece.size < min(self.chunk, self.length - piece.chunk * self.chunk):
                 jobs.append(self._read_part(piece, out))
             else:
@@ -276,7 +315,8 @@ class ShardedArray:
 
     async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
         spans = [self._chunk_span(p.chunk, places) for p in run]
-        begin, end = spans[0].start, spans[-1].stop
+        begin = spans[0].start
+        end = spans[-1].stop
 
         async def decode(data: bytes) -> bool:
             for piece, span in zip(run, spans, strict=True):
@@ -284,14 +324,20 @@ class ShardedArray:
                 if self._checksums is not None:
                     check_place(encoded[-CRC_BYTES:], self._checksums[piece.chunk])
                 with _decoding:
-                    await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
+                    await self._decode.into(
+                        out[piece.at : piece.at + piece.size], encoded, piece.start
+                    )
             return True
 
         try:
             if not await self._request(run[0].chunk, slice(begin, end), decode):
                 raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
         except DamagedAnswerError:
-            stored = None if self._even_bytes is None else await self._stored_places(run[0].chunk // self.shard_chunks)
+            stored = (
+                None
+                if self._even_bytes is None
+                else await self._stored_places(run[0].chunk // self.shard_chunks)
+            )
             if stored is None or np.array_equal(places, stored):
                 raise
             self._computed = False  # from now on this array is read by its indices
@@ -302,7 +348,9 @@ class ShardedArray:
         key = (what, number)
         task = self._under_way.get(key)
         if task is None:
-            task = asyncio.ensure_future(self._load_chunk(number) if what == "chunk" else self._load_index(number))
+            task = asyncio.ensure_future(
+                self._load_chunk(number) if what == "chunk" else self._load_index(number)
+            )
             self._under_way[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
         return await asyncio.shield(task)
@@ -322,7 +370,9 @@ class ShardedArray:
 
     async def _chunk_spans(self, shard: int) -> np.ndarray:
         if self._computed:
-            chunks = min(-(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks)
+            chunks = min(
+                -(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks
+            )
             return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
         entries = _indices.get((self._number, shard))
         return entries if entries is not None else await self._once("index", shard)
@@ -356,16 +406,25 @@ class ShardedArray:
         return slice(int(begin), int(begin) + int(size))
 
     async def _request(
-        self, chunk: int, span: slice, decode: Callable[[bytes], Awaitable[bool]], *, index: bool = False
+        self,
+        chunk: int,
+        span: slice,
+        decode: Callable[[bytes], Awaitable[bool]],
+        *,
+        index: bool = False,
     ) -> bool | None:
         """Requests and decodes bytes of a shard file; None if it does not exist."""
         try:
-            return await get(self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index)
+            return await get(
+                self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index
+            )
         except StoreFailedError as error:
             why = str(error)
             if why.startswith("OUT_OF_RANGE"):
                 why = f"DATA_LOSS: it is shorter than it was written ({why})"
-            raise type(error)(f"{'its index: ' if index else ''}{why}, {self._shard(chunk)}") from error
+            raise type(error)(
+                f"{'its index: ' if index else ''}{why}, {self._shard(chunk)}"
+            ) from error
 
     def _shard(self, chunk: int) -> str:
         return f"shard file {self.url.rstrip('/')}/c/{chunk // self.shard_chunks}"

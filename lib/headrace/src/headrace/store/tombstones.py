@@ -35,7 +35,9 @@ _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format_version: int
     cache: str  # fingerprint of its content
-    generations: list[list[tuple[_Number, _Number]]]  # ranges of documents: the first, and one past the last
+    generations: list[
+        list[tuple[_Number, _Number]]
+    ]  # ranges of documents: the first, and one past the last
     digest: str = ""  # of the file, with nothing in this place
 
 
@@ -73,7 +75,9 @@ class Tombstones:
 
     def to_bytes(self) -> bytes:
         """The content of the file."""
-        generations = [[*zip(g.start.tolist(), g.stop.tolist(), strict=True)] for g in self.generations]
+        generations = [
+            [*zip(g.start.tolist(), g.stop.tolist(), strict=True)] for g in self.generations
+        ]
         content = _File(_VERSION, self.cache, generations)
         content.digest = _digest(content)
         return msgspec.json.encode(content) + b"\n"
@@ -106,13 +110,20 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
     try:
         content = msgspec.json.decode(raw, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refused(f"is damaged, so that it is not known which documents are removed ({error})") from error
+        raise refused(
+            f"is damaged, so that it is not known which documents are removed ({error})"
+        ) from error
     if content.format_version != _VERSION:
-        raise refused(f"is of version {content.format_version}; this release reads {_VERSION}", "Use a later release.")
+        raise refused(
+            f"is of version {content.format_version}; this release reads {_VERSION}",
+            "Use a later release.",
+        )
     if content.digest != _digest(content):
         raise refused("is damaged: its digest is not that of what it holds")
     if content.cache != cache.fingerprint:
-        raise refused(f"is of another cache: it names {content.cache}, and this one is {cache.fingerprint}")
+        raise refused(
+            f"is of another cache: it names {content.cache}, and this one is {cache.fingerprint}"
+        )
     ends = [np.array(ranges, np.int64).reshape(-1, 2) for ranges in content.generations]
     if (stop := max((int(one.max(initial=0)) for one in ends), default=0)) > cache.num_documents:
         raise refused(f"names document {stop - 1}, and the cache has {cache.num_documents}")
@@ -138,10 +149,13 @@ def removed_documents(cache: TokenCache) -> Intervals:
         >>> removed_documents(headrace.testing.tiny_cache()).total
         0
     """
-    removed, first = Intervals.empty(), 0
+    removed = Intervals.empty()
+    first = 0
     for member in cache.members:
         of_member = tombstones_of(member).documents()
-        removed = Intervals.union([removed, Intervals(of_member.start + first, of_member.stop + first)])
+        removed = Intervals.union(
+            [removed, Intervals(of_member.start + first, of_member.stop + first)]
+        )
         first += member.num_documents
     return removed
 
@@ -172,8 +186,12 @@ def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstone
     root = files.absolute(cache.path)
     if files.is_web(root):
         cure = "Remove documents where the cache is written: a local path, gs:// or s3://."
-        raise ConfigError("can be read from, not written to", field="cache", value=cache.path, cure=cure)
-    with lease(root, field="cache", cure="Run the same command again when the other one is done.") as held_lease:
+        raise ConfigError(
+            "can be read from, not written to", field="cache", value=cache.path, cure=cure
+        )
+    with lease(
+        root, field="cache", cure="Run the same command again when the other one is done."
+    ) as held_lease:
         old = tombstones_of(cache)
         removed = old.documents()
         fresh = Intervals.union([removed, documents]).without(removed)

@@ -50,20 +50,31 @@ def upgrade(root: str) -> bool:
         cure = "Name the folder of a cache that headrace built."
         raise CacheMissingError(f"has no {LEDGER_NAME}", field="cache", value=root, cure=cure)
     if not state.finished:
-        cure = "Run the same `headrace build` command again: a finished cache has what upgrade writes."
-        raise CacheUnfinishedError("was not finished building", field="cache", value=root, cure=cure)
+        cure = (
+            "Run the same `headrace build` command again: a finished cache has what upgrade writes."
+        )
+        raise CacheUnfinishedError(
+            "was not finished building", field="cache", value=root, cure=cure
+        )
     parts = state.ledger.parts
     for part in {part.name: part for part in (*parts[:1], *parts[-1:])}.values():
         if read_part_record(root, part.name) != part:
-            cure = f"Restore it, or the parts: headrace verify {root} names what does not go together."
+            cure = (
+                f"Restore it, or the parts: headrace verify {root} names what does not go together."
+            )
             url = files.join(root, LEDGER_NAME)
-            raise CacheCorruptError(f"is not the ledger of part {part.name}", field="ledger", value=url, cure=cure)
+            raise CacheCorruptError(
+                f"is not the ledger of part {part.name}", field="ledger", value=url, cure=cure
+            )
     names = chunk_names(root, state.ledger)
-    table, url = table_of(state.ledger, state.name, names), files.join(root, TABLE_NAME)
+    table = table_of(state.ledger, state.name, names)
+    url = files.join(root, TABLE_NAME)
     if files.read_bytes(url) == table:
         return False
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-upgrade") as pool:
-        for _ in pool.map(_check_index, *zip(*_shards(TokenCache(root, state.ledger)), strict=True)):
+        for _ in pool.map(
+            _check_index, *zip(*_shards(TokenCache(root, state.ledger)), strict=True)
+        ):
             pass
     files.write_atomic(url, table)
     return True
@@ -76,7 +87,8 @@ def table_problem(root: str, *, mend: bool = False) -> str:
     Raises the same errors as :func:`~headrace.store.ledger.read_ledger`.
     """
     url = files.join(root, TABLE_NAME)
-    state, raw = whole_state(root), files.read_bytes(url)
+    state = whole_state(root)
+    raw = files.read_bytes(url)
     if raw is None or state is None or state.ledger is None:
         return ""
     names = chunk_names(root, state.ledger)
@@ -110,12 +122,18 @@ def _shards(cache: TokenCache) -> Iterator[tuple[StoredArray, int]]:
         for part in cache.leaf(name).parts:
             for array in filter(None, (part.data, part.offsets)):
                 if array.layout.compression == "none":
-                    yield from ((array, shard) for shard in range(-(-array.length // array.layout.shard_elements)))
+                    yield from (
+                        (array, shard)
+                        for shard in range(-(-array.length // array.layout.shard_elements))
+                    )
 
 
 def _check_index(array: StoredArray, shard: int) -> None:
-    layout, url = array.layout, files.join(array.url, "c", str(shard))
-    chunks = min(-(-array.length // layout.chunk_elements) - shard * layout.shard_chunks, layout.shard_chunks)
+    layout = array.layout
+    url = files.join(array.url, "c", str(shard))
+    chunks = min(
+        -(-array.length // layout.chunk_elements) - shard * layout.shard_chunks, layout.shard_chunks
+    )
     expected, begin = even_index(layout, chunks)
     try:
         index = files.read_range(url, begin, begin + len(expected))

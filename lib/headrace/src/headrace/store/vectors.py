@@ -38,7 +38,9 @@ RUN_BYTES = _RUN * _PIECE_BYTES
 
 def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
     """The error for a damaged file; ``what`` it belongs to, such as a plan."""
-    return CacheCorruptError(problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again.")
+    return CacheCorruptError(
+        problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again."
+    )
 
 
 def names_in(folder: str) -> list[str]:
@@ -51,7 +53,9 @@ def names_in(folder: str) -> list[str]:
     fs, path = files.filesystem(folder)
     try:
         with files.client_errors(folder):
-            return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
+            return sorted(
+                str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -74,7 +78,9 @@ class VectorWriter:
     """
 
     def __init__(self, url: str, dtype: str, what: str) -> None:
-        self.url, self._dtype, self._what = url, np.dtype(dtype), what
+        self.url = url
+        self._dtype = np.dtype(dtype)
+        self._what = what
         self._local = files.is_local(url)
         self._target = f"{url}.{uuid.uuid4().hex}.tmp" if self._local else url
         self._length = 0
@@ -106,7 +112,8 @@ class VectorWriter:
             self._piece.update(data[: self._room])
             data = data[self._room :]
             self._digests.append(self._piece.digest())
-            self._piece, self._room = hashlib.sha256(), _PIECE_BYTES
+            self._piece = hashlib.sha256()
+            self._room = _PIECE_BYTES
         self._piece.update(data)
         self._room -= len(data)
 
@@ -165,7 +172,9 @@ class VectorWriter:
         return self._file
 
     def _failed(self, error: OSError) -> CacheError:
-        cure = f"Make room and run the same command again, or give another folder for {self._what}s."
+        cure = (
+            f"Make room and run the same command again, or give another folder for {self._what}s."
+        )
         problem = f"cannot be written ({files.refusal(self.url, error)})"
         return CacheError(problem, field="file", value=self.url, cure=cure)
 
@@ -188,9 +197,15 @@ class PiecedVector:
     """
 
     def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
-        self._url, self._record, self._what = url, record, what
-        self.dtype, self.size, self._piece = np.dtype(record["dtype"]), int(record["length"]), int(record["piece"])
-        if self._piece < 1 or self.size < 0 or self.dtype.kind not in "iu":  # mapped objects would be addresses
+        self._url = url
+        self._record = record
+        self._what = what
+        self.dtype = np.dtype(record["dtype"])
+        self.size = int(record["length"])
+        self._piece = int(record["piece"])
+        if (
+            self._piece < 1 or self.size < 0 or self.dtype.kind not in "iu"
+        ):  # mapped objects would be addresses
             raise ValueError("no whole numbers, or lengths that are not positive")
         self._pieces = -(-self.size // self._piece)
         self._mapped = self._map() if files.is_local(url) else None
@@ -206,7 +221,9 @@ class PiecedVector:
         self._digests = digests
         self._checked = np.zeros(self._pieces, bool)  # of a mapped file
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()  # pieces of another one, the last used behind
+        self._kept: OrderedDict[int, np.ndarray] = (
+            OrderedDict()
+        )  # pieces of another one, the last used behind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecedVector, (self._url, self._record, self._what)
@@ -252,10 +269,15 @@ class PiecedVector:
             raise self._damaged("is missing") from None
         if size != (expected_size := self.size * self.dtype.itemsize + self._pieces * _DIGEST):
             raise self._damaged(f"has {size} bytes instead of {expected_size}")
-        return np.memmap(path, self.dtype, "r", shape=(self.size,)) if self.size else np.zeros(0, self.dtype)
+        return (
+            np.memmap(path, self.dtype, "r", shape=(self.size,))
+            if self.size
+            else np.zeros(0, self.dtype)
+        )
 
     def _range(self, begin: int, stop: int) -> np.ndarray:
-        first, last = begin // self._piece, -(-stop // self._piece)
+        first = begin // self._piece
+        last = -(-stop // self._piece)
         if self._mapped is not None:
             self._check(np.arange(first, last))
             return np.asarray(self._mapped[begin:stop])
@@ -263,7 +285,8 @@ class PiecedVector:
         batch = _RUN * _REQUESTS
         for at in range(first, last, batch):
             values = np.concatenate(self._fetch(list(range(at, min(at + batch, last)))))
-            skip, target = max(begin - at * self._piece, 0), max(at * self._piece - begin, 0)
+            skip = max(begin - at * self._piece, 0)
+            target = max(at * self._piece - begin, 0)
             values = values[skip : skip + numbers.size - target]
             numbers[target : target + values.size] = values
         return numbers
@@ -272,11 +295,17 @@ class PiecedVector:
         """Verifies pieces of a mapped file that were not verified yet. Concurrent threads may do so twice."""
         assert self._mapped is not None
         for number in pieces[~self._checked[pieces]].tolist():
-            self._compare(number, self._mapped[number * self._piece : (number + 1) * self._piece].data.cast("B"))
+            self._compare(
+                number,
+                self._mapped[number * self._piece : (number + 1) * self._piece].data.cast("B"),
+            )
             self._checked[number] = True
 
     def _compare(self, number: int, data: bytes | memoryview) -> None:
-        if hashlib.sha256(data).digest() != self._digests[number * _DIGEST : (number + 1) * _DIGEST]:
+        if (
+            hashlib.sha256(data).digest()
+            != self._digests[number * _DIGEST : (number + 1) * _DIGEST]
+        ):
             raise self._damaged(f"is not what was written (piece {number} has another digest)")
 
     def _fetch(self, pieces: list[int]) -> list[np.ndarray]:
@@ -304,7 +333,8 @@ class PiecedVector:
     def _read(self, run: list[int]) -> dict[int, np.ndarray]:
         """Reads neighbouring pieces with one request; retries if they are damaged."""
         width = self._piece * self.dtype.itemsize
-        begin, stop = run[0] * width, min((run[-1] + 1) * width, self.size * self.dtype.itemsize)
+        begin = run[0] * width
+        stop = min((run[-1] + 1) * width, self.size * self.dtype.itemsize)
 
         def ask() -> dict[int, np.ndarray]:
             try:
@@ -314,7 +344,9 @@ class PiecedVector:
             values: dict[int, np.ndarray] = {}
             for nth, number in enumerate(run):
                 self._compare(number, data[nth * width : (nth + 1) * width])
-                values[number] = np.frombuffer(bytes(data[nth * width : (nth + 1) * width]), self.dtype)
+                values[number] = np.frombuffer(
+                    bytes(data[nth * width : (nth + 1) * width]), self.dtype
+                )
             return values
 
         again = retry.policy().damaged_attempts
@@ -324,8 +356,12 @@ class PiecedVector:
         return damaged(self._url, problem, self._what)
 
 
-def _each(work: Callable[[list[int]], dict[int, np.ndarray]], runs: list[list[int]]) -> list[dict[int, np.ndarray]]:
+def _each(
+    work: Callable[[list[int]], dict[int, np.ndarray]], runs: list[list[int]]
+) -> list[dict[int, np.ndarray]]:
     if len(runs) < 2:
         return [work(run) for run in runs]
-    with ThreadPoolExecutor(min(len(runs), _REQUESTS), thread_name_prefix="headrace-pieces") as pool:
+    with ThreadPoolExecutor(
+        min(len(runs), _REQUESTS), thread_name_prefix="headrace-pieces"
+    ) as pool:
         return list(pool.map(work, runs))

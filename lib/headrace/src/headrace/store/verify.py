@@ -62,8 +62,12 @@ class Damage:
     problem: str
     array: str = ""  # its folder; empty if it is the part as a whole
     file: str = ""  # empty if it is none in particular
-    chunks: list[list[int]] = field(default_factory=list[list[int]])  # the damaged ones, as [first, last] runs
-    documents: list[list[int]] = field(default_factory=list[list[int]])  # of the cache, likewise: what may be lost
+    chunks: list[list[int]] = field(
+        default_factory=list[list[int]]
+    )  # the damaged ones, as [first, last] runs
+    documents: list[list[int]] = field(
+        default_factory=list[list[int]]
+    )  # of the cache, likewise: what may be lost
     sources: list[str] = field(default_factory=list[str])  # files from which the part is rebuilt
 
 
@@ -125,16 +129,24 @@ def verify(
     """
     cache, finished, own_damages = _opened(path)
     leaves = _leaf_parts(cache)
-    elements = sum(p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part)
+    elements = sum(
+        p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part
+    )
     if expect is not None:
         expect(elements)
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
-        looked = list(pool.map(lambda k: _look(cache, k, leaves[k], own_damages and finished), range(len(leaves))))
+        looked = list(
+            pool.map(
+                lambda k: _look(cache, k, leaves[k], own_damages and finished), range(len(leaves))
+            )
+        )
     damages_of_parts = [damages for damages, _ in looked]
     if deep:
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
             read = pool.map(
-                lambda k: list(_read(cache, k, leaves[k], own_damages, damages_of_parts[k], advance)),
+                lambda k: list(
+                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], advance)
+                ),
                 range(len(leaves)),
             )
             damages_of_parts = [[*a, *b] for a, b in zip(damages_of_parts, read, strict=True)]
@@ -143,7 +155,11 @@ def verify(
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
     ends = np.cumsum(cache.part_documents)
     damages = [
-        replace(d, sources=list(dict.fromkeys(sources.get(d.part, []))), documents=_documents(part, int(end), d))
+        replace(
+            d,
+            sources=list(dict.fromkeys(sources.get(d.part, []))),
+            documents=_documents(part, int(end), d),
+        )
         for part, end, of_part in zip(cache.parts, ends, damages_of_parts, strict=True)
         for d in of_part
     ]
@@ -183,13 +199,18 @@ def invalidate(path: str, names: Sequence[str]) -> None:
     """
     ledger = read_ledger(path)
     if ledger is None:
-        raise CacheError("has no ledger", field="cache", value=path, cure="Build it: nothing can be repaired.")
+        raise CacheError(
+            "has no ledger", field="cache", value=path, cure="Build it: nothing can be repaired."
+        )
     planned = {str(s["part"]) for s in ledger.sources}
     unknown = [name for name in names if name not in planned]
     if unknown:
         cure = "Only parts that a build planned can be built again."
         raise ConfigError(
-            f"{path} was not built from sources as part of that name", field="part", value=unknown[0], cure=cure
+            f"{path} was not built from sources as part of that name",
+            field="part",
+            value=unknown[0],
+            cure=cure,
         )
     for name in names:
         files.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
@@ -235,7 +256,13 @@ def _look(
         url = files.join(part_folder(cache.path, record.name), PART_RECORD_NAME)
         try:
             stored = read_part_record(cache.path, record.name)
-            problem = "is missing" if stored is None else "" if stored == record else "is not that of the ledger"
+            problem = (
+                "is missing"
+                if stored is None
+                else ""
+                if stored == record
+                else "is not that of the ledger"
+            )
         except HeadraceError as error:
             problem = error.problem
         if problem:
@@ -243,7 +270,9 @@ def _look(
     for _, leaf in leaves:
         for array in filter(None, (leaf.data, leaf.offsets)):
             looked = file_findings(array)
-            damages += [Damage(record.name, problem, array.url, file) for file, problem in looked.problems]
+            damages += [
+                Damage(record.name, problem, array.url, file) for file, problem in looked.problems
+            ]
             older += not looked.names_chunks
     return damages, older
 
@@ -257,10 +286,18 @@ def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
     raw = files.read_bytes(url)
     try:
         text = b"" if raw is None else canonical_tokenizer(tokenizer_content(raw))
-        same = fingerprint_of(text, record.get("bos_id"), record.get("eos_id")) == record.get("fingerprint")
+        same = fingerprint_of(text, record.get("bos_id"), record.get("eos_id")) == record.get(
+            "fingerprint"
+        )
     except (ValueError, RecursionError):
         same = False
-    problem = "is missing" if raw is None else "" if same else "is not the tokenizer that the cache was built with"
+    problem = (
+        "is missing"
+        if raw is None
+        else ""
+        if same
+        else "is not the tokenizer that the cache was built with"
+    )
     return [Damage("", problem, file=url)] if problem else []
 
 
@@ -273,7 +310,9 @@ def _documents(part: CachePart, end: int, damage: Damage) -> list[list[int]]:
             ends = part.offsets.read(1, count + 1).result()
             size = part.data.chunk_elements
             spans = np.array(damage.chunks) * size + [0, size - 1]
-            touched = np.searchsorted(ends, np.minimum(spans, part.data.length - 1), side="right") + first
+            touched = (
+                np.searchsorted(ends, np.minimum(spans, part.data.length - 1), side="right") + first
+            )
             return [[int(a), int(b)] for a, b in touched]
     return [[first, first + count - 1]] if count else []
 
@@ -295,17 +334,28 @@ def _read(
             if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
                 sound = False
                 continue
-            for damage in _read_array(record, array, digest, ordered=array is leaf.offsets, advance=advance):
+            for damage in _read_array(
+                record, array, digest, ordered=array is leaf.offsets, advance=advance
+            ):
                 sound = False
                 if not any(d.file == damage.file and d.file for d in known):
                     yield damage
         expected = record.digest if name == TOKENS else record.leaves[name].digest
         if own and sound and f"sha256:{digest.hexdigest()}" != expected:
-            yield Damage(record.name, f"leaf {name} is sound, but not what was written (digests differ)", leaf.data.url)
+            yield Damage(
+                record.name,
+                f"leaf {name} is sound, but not what was written (digests differ)",
+                leaf.data.url,
+            )
 
 
 def _read_array(
-    record: PartRecord, array: StoredArray, digest: Any, *, ordered: bool, advance: Callable[[int], None] | None
+    record: PartRecord,
+    array: StoredArray,
+    digest: Any,
+    *,
+    ordered: bool,
+    advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
     step = max(BLOCK_ELEMENTS // array.chunk_elements, 1) * array.chunk_elements
     last = 0
@@ -322,7 +372,11 @@ def _read_array(
         else:
             digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
             if ordered:
-                if (at == 0 and int(values[0]) != 0) or int(values[0]) < last or (np.diff(values) < 0).any():
+                if (
+                    (at == 0 and int(values[0]) != 0)
+                    or int(values[0]) < last
+                    or (np.diff(values) < 0).any()
+                ):
                     yield Damage(record.name, "offsets do not rise from 0", array.url)
                 last = int(values[-1])
         if advance is not None:

@@ -25,7 +25,9 @@ from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
 
 
-def random_documents(documents: int, *, vocab_size: int = 256, max_tokens: int = 50, seed: int = 0) -> list[np.ndarray]:
+def random_documents(
+    documents: int, *, vocab_size: int = 256, max_tokens: int = 50, seed: int = 0
+) -> list[np.ndarray]:
     """Documents of random lengths, empty ones included, each ended by token ``vocab_size - 1``.
 
     Example:
@@ -60,7 +62,12 @@ def write_cache(
     """
     root = str(path)
     layout = layout or CacheLayout(token_dtype(vocab_size).name, chunk_elements=256, shard_chunks=4)
-    tokenizer: dict[str, Any] = {"path": "testing", "file": None, "fingerprint": "testing", "vocab_size": vocab_size}
+    tokenizer: dict[str, Any] = {
+        "path": "testing",
+        "file": None,
+        "fingerprint": "testing",
+        "vocab_size": vocab_size,
+    }
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
     masks = {} if mask is None else {LeafSpec("loss_mask", "uint8", "ragged"): mask}
     masks |= leaves or {}
@@ -80,12 +87,21 @@ def write_cache(
 def _values_of(
     documents: list[np.ndarray], spec: LeafSpec, values_of: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    values = [np.asarray(values_of(document)).reshape(-1).astype(spec.dtype) for document in documents]
-    return np.concatenate(values), None if spec.kind == "fixed" else np.array([piece.size for piece in values])
+    values = [
+        np.asarray(values_of(document)).reshape(-1).astype(spec.dtype) for document in documents
+    ]
+    return np.concatenate(values), None if spec.kind == "fixed" else np.array(
+        [piece.size for piece in values]
+    )
 
 
 def tiny_cache(
-    path: str | Path | None = None, *, documents: int = 100, parts: int = 1, vocab_size: int = 256, seed: int = 0
+    path: str | Path | None = None,
+    *,
+    documents: int = 100,
+    parts: int = 1,
+    vocab_size: int = 256,
+    seed: int = 0,
 ) -> TokenCache:
     """A small finished cache of random documents; without a path, in a temporary folder that lasts as long as the
     process.
@@ -103,7 +119,9 @@ def tiny_cache(
     return write_cache(root, split, vocab_size=vocab_size, eos_id=vocab_size - 1)
 
 
-def with_arrays(cache: TokenCache, make: Callable[[str, int, CacheLayout], StoredArray]) -> TokenCache:
+def with_arrays(
+    cache: TokenCache, make: Callable[[str, int, CacheLayout], StoredArray]
+) -> TokenCache:
     """The same cache, with tokens read through the arrays that ``make(url, length, layout)`` returns.
 
     Example:
@@ -115,7 +133,11 @@ def with_arrays(cache: TokenCache, make: Callable[[str, int, CacheLayout], Store
 
     def open_part(name: str, kind: LeafKind, number: int) -> LeafPart:
         part = cache.leaf(name).parts[number]
-        return replace(part, data=make(part.data.url, part.data.length, part.data.layout)) if name == TOKENS else part
+        return (
+            replace(part, data=make(part.data.url, part.data.length, part.data.layout))
+            if name == TOKENS
+            else part
+        )
 
     return TokenCache(cache.path, cache.ledger, open_part)
 
@@ -159,7 +181,8 @@ class SlowArray(CountingArray):
 
 class _Delayed:
     def __init__(self, future: ArrayFuture, ready_at: float) -> None:
-        self._future, self._ready_at = future, ready_at
+        self._future = future
+        self._ready_at = ready_at
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         seconds = self._ready_at - time.perf_counter()
@@ -191,7 +214,9 @@ def check_order(index_map: Order, *, sample: int = 10_000, seed: int = 0) -> Non
     assert rows.size == 0 or (rows.min() >= 0 and rows.max() < index_map.rows), "row out of range"
     if index_map.bijective:
         assert np.unique(rows).size == rows.size, "two positions share a row"
-        assert n > sample or np.array_equal(np.sort(rows), np.arange(index_map.rows)), "a row is missing"
+        assert n > sample or np.array_equal(np.sort(rows), np.arange(index_map.rows)), (
+            "a row is missing"
+        )
     few = i[rng.integers(0, i.size, min(i.size, 20))] if i.size else i
     one_by_one = np.array([index_map(np.array([j]))[0] for j in few], np.int64)
     assert np.array_equal(index_map(few), one_by_one), "batched differs from one by one"

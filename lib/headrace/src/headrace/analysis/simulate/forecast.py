@@ -8,8 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from headrace.analysis.simulate.host_forecast import HostForecast, Prices, Seen, forecast_hosts, weighted_mean
-from headrace.analysis.simulate.looks import LEAST_STEPS, Look, Stretch, all_steps, sampled, stretches, walk_to
+from headrace.analysis.simulate.host_forecast import (
+    HostForecast,
+    Prices,
+    Seen,
+    forecast_hosts,
+    weighted_mean,
+)
+from headrace.analysis.simulate.looks import (
+    LEAST_STEPS,
+    Look,
+    Stretch,
+    all_steps,
+    sampled,
+    stretches,
+    walk_to,
+)
 from headrace.analysis.simulate.replay import VARIANCE_WINDOWS, Windows
 from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.dataset import PlannedDataset
@@ -42,13 +56,26 @@ class RunSteps:
 
     def __post_init__(self) -> None:
         if self.num_steps is not None and not 1 <= self.num_steps < LAST_STEP:
-            raise ConfigError("is no number of steps", field="num_steps", value=self.num_steps, cure="Give 1 to 2**40.")
+            raise ConfigError(
+                "is no number of steps",
+                field="num_steps",
+                value=self.num_steps,
+                cure="Give 1 to 2**40.",
+            )
         if not 0 <= self.first_step < LAST_STEP:
             cure = "Steps count from 0, and there are 2**40 of them."
-            raise ConfigError("is no step that can be looked at", field="first_step", value=self.first_step, cure=cure)
+            raise ConfigError(
+                "is no step that can be looked at",
+                field="first_step",
+                value=self.first_step,
+                cure=cure,
+            )
         if self.max_rows < 1:
             raise ConfigError(
-                "leaves nothing to look at", field="max_rows", value=self.max_rows, cure="Give 1 or more."
+                "leaves nothing to look at",
+                field="max_rows",
+                value=self.max_rows,
+                cure="Give 1 or more.",
             )
 
 
@@ -127,23 +154,35 @@ def simulate(
         cure = "Give the bytes that a host has for blocks, or None for as many as it wants."
         raise ConfigError("is no memory", field="cache_bytes", value=cache_bytes, cure=cure)
     steps = steps or RunSteps()
-    num_steps, first_step, max_rows = steps.num_steps, steps.first_step, steps.max_rows
+    num_steps = steps.num_steps
+    first_step = steps.first_step
+    max_rows = steps.max_rows
     if num_steps is not None:
         _check_end(dataset, num_steps, watch)
-    ends = None if not dataset.length else int(schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
+    ends = (
+        None
+        if not dataset.length
+        else int(schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
+    )
     total = min((step for step in (num_steps, ends) if step is not None), default=None)
     if total is not None and first_step >= total:
         cure = f"The run has {total:,} steps: give one below {total:,}."
-        raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step, cure=cure)
+        raise ConfigError(
+            "leaves no whole step to look at", field="first_step", value=first_step, cure=cure
+        )
     _check_hosts(hosts, schedule.rows_at(first_step)[1])
     stop = _affordable(schedule, first_step, max_rows) if total is None else min(total, LAST_STEP)
     run = stretches(dataset, schedule, first_step, stop)
-    replays_all = total is None or stop - first_step <= LEAST_STEPS or sum(s.rows for s in run) <= max_rows
+    replays_all = (
+        total is None or stop - first_step <= LEAST_STEPS or sum(s.rows for s in run) <= max_rows
+    )
     looks = [all_steps(run, sample=total is None)] if replays_all else sampled(run, max_rows)
     looked_at: list[Seen] = []
     for look in looks:
         walk_to(dataset, look.first_step, watch)
-        looked_at.append(Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run))
+        looked_at.append(
+            Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run)
+        )
     if not any(one.parts for one in looked_at):
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
     block_bytes = looked_at[0].windows.space.slot_bytes
@@ -151,23 +190,39 @@ def simulate(
     forecasts: list[HostForecast] = []
     for number in hosts:
         try:
-            forecasts.append(forecast_hosts(looked_at, number, cache_bytes, prices or Prices(), used))
+            forecasts.append(
+                forecast_hosts(looked_at, number, cache_bytes, prices or Prices(), used)
+            )
         except ConfigError as error:
             raise ConfigError(
-                error.problem, field="cache_bytes", value=cache_bytes, cure=f"A block takes {block_bytes} bytes."
+                error.problem,
+                field="cache_bytes",
+                value=cache_bytes,
+                cure=f"A block takes {block_bytes} bytes.",
             ) from error
     return Forecast(
         first_step=first_step,
         steps=sum(look.stop_step - look.first_step for look in looks),
-        exact=replays_all and first_step == 0 and stop == total and all(h.hosts_replayed == h.hosts for h in forecasts),
+        exact=replays_all
+        and first_step == 0
+        and stop == total
+        and all(h.hosts_replayed == h.hosts for h in forecasts),
         looks=tuple(looks),
         batch_size=max(look.batch_size for look in looks),
         block_bytes=block_bytes,
-        distinct_blocks=weighted_mean([(q.distinct_blocks, weight) for one in looked_at for q, weight in one.parts]),
+        distinct_blocks=weighted_mean(
+            [(q.distinct_blocks, weight) for one in looked_at for q, weight in one.parts]
+        ),
         variance_ratio=_variance(looked_at),
         by_hosts=tuple(forecasts),
         notes=(
-            *(note for note in (OpenBytes.of(dataset).shortage(cache_bytes, number) for number in hosts) if note),
+            *(
+                note
+                for note in (
+                    OpenBytes.of(dataset).shortage(cache_bytes, number) for number in hosts
+                )
+                if note
+            ),
             *_notes(looked_at, run, schedule, total, max(hosts, default=1)),
         ),
     )
@@ -199,16 +254,26 @@ def _variance(seen: Sequence[Seen]) -> dict[str, float]:
         w: [(q.variance[w], weight) for one in seen for q, weight in one.parts if w in q.variance]
         for w in VARIANCE_WINDOWS
     }
-    return {f"{w} batches" if w > 1 else "1 batch": weighted_mean(values) for w, values in variances.items() if values}
+    return {
+        f"{w} batches" if w > 1 else "1 batch": weighted_mean(values)
+        for w, values in variances.items()
+        if values
+    }
 
 
 def _notes(
-    seen: Sequence[Seen], run: Sequence[Stretch], schedule: BatchSchedule, total: int | None, hosts: int
+    seen: Sequence[Seen],
+    run: Sequence[Stretch],
+    schedule: BatchSchedule,
+    total: int | None,
+    hosts: int,
 ) -> tuple[str, ...]:
     """Caveats of the figures."""
     notes: list[str] = []
     for look in (one.look for one in seen):
-        overlapping = [s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from]
+        overlapping = [
+            s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from
+        ]
         steps = look.stop_step - look.counted_from
         if (
             look.stop_step - look.first_step <= overlapping[0].cold_steps
@@ -241,5 +306,7 @@ def _notes(
         )
     fewest = min(s.batch_size for s in run)
     if hosts > fewest:
-        notes.append(f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none.")
+        notes.append(
+            f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none."
+        )
     return tuple(notes)

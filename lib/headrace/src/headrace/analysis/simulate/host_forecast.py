@@ -42,7 +42,9 @@ class Prices:
 def check_price(field: str, value: float) -> None:
     """Raises ConfigError unless ``value`` can be a price."""
     if not math.isfinite(value) or value < 0:
-        raise ConfigError("is no price", field=field, value=value, cure="Give 0 or more, in your money.")
+        raise ConfigError(
+            "is no price", field=field, value=value, cure="Give 0 or more, in your money."
+        )
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,23 @@ class HostForecast:
 
     def reads_with(self, setting: ExchangeSetting) -> float:
         """Reads per block per epoch under ``row_exchange``."""
-        exchanged = self.exchange is not None and (setting == "on" or (setting == "auto" and self.exchange.worth_it))
-        return self.exchange.reads_per_block if exchanged and self.exchange is not None else self.reads_per_block
+        exchanged = self.exchange is not None and (
+            setting == "on" or (setting == "auto" and self.exchange.worth_it)
+        )
+        return (
+            self.exchange.reads_per_block
+            if exchanged and self.exchange is not None
+            else self.reads_per_block
+        )
 
     def describe_exchange(self, setting: ExchangeSetting, batch_size: int) -> str | None:
         """What ``row_exchange`` does for these hosts, in a sentence; None: nothing to report."""
         there = self.exchange
         if there is None or not round(there.moved_rows) or (not there.worth_it and setting != "on"):
             return None
-        does = {"auto": "auto turns it on", "on": "on", "off": "off; auto would turn it on"}[setting]
+        does = {"auto": "auto turns it on", "on": "on", "off": "off; auto would turn it on"}[
+            setting
+        ]
         return (
             f"{format_count(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f}"
             f" times per epoch with it, {self.reads_per_block:.2f} times without; "
@@ -154,7 +164,8 @@ class Seen:
         steps = look.stop_step - look.counted_from
         parts: list[tuple[Quality, float]] = []
         for s in inside:
-            first, stop = max(s.first_step, look.first_step), min(s.stop_step, look.stop_step)
+            first = max(s.first_step, look.first_step)
+            stop = min(s.stop_step, look.stop_step)
             table = windows.table(first, stop, s.batch_size)
             if table.size:
                 counted_steps = max(stop - max(first, look.counted_from), 0)
@@ -181,11 +192,20 @@ class _Reads:
         rates: list[tuple[float, float]] = []
         busiest: list[tuple[float, float]] = []
         moved: list[tuple[float, float]] = []
-        fetches, replayed, most, resident, index_requests = 0, hosts, 0.0, 0, 0
+        fetches = 0
+        replayed = hosts
+        most = 0.0
+        resident = 0
+        index_requests = 0
         for one in seen:
             look = one.look
             replayed_reads = replay(
-                one.windows, hosts, look.stop_step - look.first_step, slots, MAX_REPLAYED, exchange=exchange
+                one.windows,
+                hosts,
+                look.stop_step - look.first_step,
+                slots,
+                MAX_REPLAYED,
+                exchange=exchange,
             )
             count = replayed_reads.by_host.size
             reads = replayed_reads.by_step[look.counted_from - look.first_step :] * (hosts / count)
@@ -195,11 +215,9 @@ class _Reads:
             moved.append((replayed_reads.moved, look.stands_for))
             fetches += round(int(replayed_reads.by_host.sum()) * hosts / count)
             index_requests += replayed_reads.index_requests
-            replayed, most, resident = (
-                min(replayed, count),
-                max(most, float(reads.max())),
-                max(resident, replayed_reads.blocks_held),
-            )
+            replayed = min(replayed, count)
+            most = max(most, float(reads.max()))
+            resident = max(resident, replayed_reads.blocks_held)
         means = [weighted_mean(values) for values in (rates, busiest, moved)]
         return cls(fetches, replayed, means[0], means[1], most, resident, means[2], index_requests)
 
@@ -208,24 +226,39 @@ def forecast_hosts(
     seen: Sequence[Seen], hosts: int, cache_bytes: int | None, prices: Prices, used: int | None
 ) -> HostForecast:
     """``used``: distinct blocks of a run examined whole; None otherwise."""
-    open_bytes, block_bytes = OpenBytes.of(seen[0].windows.dataset), seen[0].windows.space.slot_bytes
+    open_bytes = OpenBytes.of(seen[0].windows.dataset)
+    block_bytes = seen[0].windows.space.slot_bytes
     slots = None if cache_bytes is None else cache_bytes // block_bytes
     reads = _Reads.of(seen, hosts, slots, exchange=False)
-    blocks_per_step = weighted_mean([(q.blocks_per_step, weight) for one in seen for q, weight in one.parts])
-    read_bytes = weighted_mean([(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
-    requests = weighted_mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
+    blocks_per_step = weighted_mean(
+        [(q.blocks_per_step, weight) for one in seen for q, weight in one.parts]
+    )
+    read_bytes = weighted_mean(
+        [(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts]
+    )
+    requests = weighted_mean(
+        [(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts]
+    )
     cold = seen[0].windows.cold_start(hosts)
-    money = reads.rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
+    money = reads.rate * (
+        requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib
+    )
     caches = dict.fromkeys(seen[0].windows.dataset.caches())
     lists = sum(
-        len(c.generations) for c in caches if c.layout.compression != "other" and not cache_of_generation(c.path)
+        len(c.generations)
+        for c in caches
+        if c.layout.compression != "other" and not cache_of_generation(c.path)
     )
     tombstones = sum(len(cache.members) for cache in caches)
     opening = sum(cache.opening_requests(hosts) for cache in caches) + tombstones + lists
     opening += seen[0].windows.dataset.opening_requests(hosts)
 
     def per_block(these: _Reads) -> float:
-        return these.rate / blocks_per_step if used is None else these.fetches / max(used, seen[0].blocks_worth)
+        return (
+            these.rate / blocks_per_step
+            if used is None
+            else these.fetches / max(used, seen[0].blocks_worth)
+        )
 
     exchange: ExchangeForecast | None = None
     with suppress(ConfigError):
@@ -265,4 +298,8 @@ def forecast_hosts(
 def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
     """Weighted mean; the plain mean if all weights are 0 (steps that count but are not full batches)."""
     total = sum(weight for _, weight in values)
-    return sum(v * weight for v, weight in values) / total if total else sum(v for v, _ in values) / len(values)
+    return (
+        sum(v * weight for v, weight in values) / total
+        if total
+        else sum(v for v, _ in values) / len(values)
+    )

@@ -66,19 +66,28 @@ class Look:
     batch_size: int  # rows of its largest batch
 
 
-def stretches(dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, stop_step: int) -> list[Stretch]:
+def stretches(
+    dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, stop_step: int
+) -> list[Stretch]:
     """The stretches of a range of steps, in order."""
-    borders = {first_step, stop_step, *(step for step, _ in schedule.points if first_step < step < stop_step)}
+    borders = {
+        first_step,
+        stop_step,
+        *(step for step, _ in schedule.points if first_step < step < stop_step),
+    }
     until = dataset.at_step(first_step)[1]
     while until is not None and until < stop_step:
         borders.add(until)
         until = dataset.at_step(until)[1]
     all_stretches: list[Stretch] = []
     for begin, end in pairwise(sorted(borders)):
-        phase, size = dataset.at_step(begin)[0], schedule.rows_at(begin)[1]
+        phase = dataset.at_step(begin)[0]
+        size = schedule.rows_at(begin)[1]
         last = all_stretches[-1] if all_stretches else None
         if last is not None and (last.batch_size, last.seq_len) == (size, phase.seq_len):
-            all_stretches[-1] = Stretch(last.first_step, end, size, last.seq_len, last.open_blocks, last.open_rows)
+            all_stretches[-1] = Stretch(
+                last.first_step, end, size, last.seq_len, last.open_blocks, last.open_rows
+            )
         else:
             all_stretches.append(Stretch(begin, end, size, phase.seq_len, *open_at(phase, begin)))
     return all_stretches
@@ -121,15 +130,24 @@ def walk_to(dataset: PlannedDataset, step: int, watch: Watch | None) -> None:
 
 def all_steps(run: Sequence[Stretch], *, sample: bool) -> Look:
     """One look at a range of steps, through changes of size; ``sample``: whether the run continues after it."""
-    first, stop = run[0].first_step, run[-1].stop_step
-    cold, missing = first, run[0].open_blocks
+    first = run[0].first_step
+    stop = run[-1].stop_step
+    cold = first
+    missing = run[0].open_blocks
     for stretch in run:  # the first stretch may be shorter than the cold start
         steps = min(-(-missing // stretch.batch_size), stretch.steps)
-        cold, missing = cold + steps, missing - steps * stretch.batch_size
+        cold = cold + steps
+        missing = missing - steps * stretch.batch_size
         if missing <= 0:
             break
     least = first + max((stop - first) // 4 if sample else 0, 1)
-    return Look(first, max(min(max(cold, least), stop - 1), first), stop, stop - first, max(s.batch_size for s in run))
+    return Look(
+        first,
+        max(min(max(cold, least), stop - 1), first),
+        stop,
+        stop - first,
+        max(s.batch_size for s in run),
+    )
 
 
 def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
@@ -138,14 +156,22 @@ def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
     leads = [_lead(run, k) for k in chosen]
     sizes = [run[max(k - 1, 0)].batch_size for k in chosen]
     warming = [lead * size for lead, size in zip(leads, sizes, strict=True)]
-    budgets = _budgets([run[k].rows + rows for k, rows in zip(chosen, warming, strict=True)], max_rows)
+    budgets = _budgets(
+        [run[k].rows + rows for k, rows in zip(chosen, warming, strict=True)], max_rows
+    )
     looks: list[Look] = []
     for n, k in enumerate(chosen):
-        stretch, begin, size = run[k], run[k].first_step - leads[n], run[k].batch_size
+        stretch = run[k]
+        begin = run[k].first_step - leads[n]
+        size = run[k].batch_size
         steps = min(stretch.steps, max((budgets[n] - warming[n]) // size, LEAST_STEPS))
         cold = 0 if leads[n] else max(min(max(steps // 4, stretch.cold_steps), steps - 1), 0)
         largest = max(size, sizes[n]) if leads[n] else size
-        looks.append(Look(begin, stretch.first_step + cold, stretch.first_step + steps, stands_for[n], largest))
+        looks.append(
+            Look(
+                begin, stretch.first_step + cold, stretch.first_step + steps, stands_for[n], largest
+            )
+        )
     return looks
 
 
@@ -154,7 +180,9 @@ def _lead(run: Sequence[Stretch], k: int) -> int:
     stretch = run[k]
     if k == 0 or stretch.steps >= 2 * stretch.cold_steps:
         return 0
-    return min(-(-stretch.open_blocks // run[k - 1].batch_size), stretch.first_step - run[0].first_step)
+    return min(
+        -(-stretch.open_blocks // run[k - 1].batch_size), stretch.first_step - run[0].first_step
+    )
 
 
 def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
@@ -163,7 +191,9 @@ def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
         return list(range(len(run))), [float(s.steps) for s in run]
     first = [s.first_step for s in run]
     at = np.linspace(first[0], run[-1].stop_step - 1, MAX_STRETCHES).astype(np.int64)
-    numbers, times = np.unique([bisect_right(first, int(step)) - 1 for step in at], return_counts=True)
+    numbers, times = np.unique(
+        [bisect_right(first, int(step)) - 1 for step in at], return_counts=True
+    )
     total = run[-1].stop_step - first[0]
     return numbers.tolist(), [total * int(n) / MAX_STRETCHES for n in times]
 

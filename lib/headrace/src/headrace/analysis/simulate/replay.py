@@ -36,10 +36,16 @@ class Window:
     def steps(self) -> int:
         return self.planned.steps
 
-    def of_hosts(self, host: Int64[np.ndarray, " u"], hosts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def of_hosts(
+        self, host: Int64[np.ndarray, " u"], hosts: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Steps and blocks sorted by the host of each use, and the bounds of each host."""
         order = np.argsort(host, kind="stable")
-        return self.step[order], self.block[order], np.searchsorted(host[order], np.arange(hosts + 1))
+        return (
+            self.step[order],
+            self.block[order],
+            np.searchsorted(host[order], np.arange(hosts + 1)),
+        )
 
     def uses_of(self, mine: Bool[np.ndarray, " u"]) -> WindowUses:
         """Some of the uses, as planned by the loader of their host."""
@@ -65,10 +71,12 @@ class Windows:
         stop_step: int | None,
         row_order: RowOrder,
     ) -> None:
-        self.dataset, self.schedule = dataset, schedule
+        self.dataset = dataset
+        self.schedule = schedule
         self.row_order: RowOrder = row_order
         self.space = BlockSpace(dataset.sources)
-        self.first_step, self.stop_step = first_step, stop_step
+        self.first_step = first_step
+        self.stop_step = stop_step
         self._planned: list[Window] = []
         self._exchanges: dict[int, _Exchanged] = {}  # by number of hosts
 
@@ -78,7 +86,9 @@ class Windows:
             step = self.first_step if last is None else last.first_step + last.steps
             steps = window_steps(len(self._planned))
             self._planned.append(
-                self._plan(step, steps if self.stop_step is None else min(steps, self.stop_step - step))
+                self._plan(
+                    step, steps if self.stop_step is None else min(steps, self.stop_step - step)
+                )
             )
         return self._planned[number]
 
@@ -98,10 +108,12 @@ class Windows:
         step = np.concatenate([w.step + w.first_step for w in windows])
         row = (step - first_step) * size + np.concatenate([w.place for w in windows])
         inside = (step >= first_step) & (step < stop_step)
-        owner, block = row[inside], np.concatenate([w.block for w in windows])[inside]
+        owner = row[inside]
+        block = np.concatenate([w.block for w in windows])[inside]
         full = int(owner[-1] + 1) // size if owner.size else 0
         inside = owner < full * size
-        owner, block = owner[inside], block[inside]
+        owner = owner[inside]
+        block = block[inside]
         if not full:
             return np.zeros((0, size), np.int64)
         uses = np.bincount(owner, minlength=full * size)
@@ -110,13 +122,17 @@ class Windows:
             return block.reshape(full, size)
         # pad every row to the same number of blocks by repeating its last one; a removed row has none
         first = np.cumsum(uses) - uses
-        table = block[np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)]
+        table = block[
+            np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)
+        ]
         return table.reshape(full, size * width)
 
     def distinct(self, stop_step: int) -> int:
         """Distinct blocks in the steps before ``stop_step``, over all hosts."""
         return np.unique(
-            np.concatenate([w.block[w.step + w.first_step < stop_step] for w in self.until(stop_step)])
+            np.concatenate(
+                [w.block[w.step + w.first_step < stop_step] for w in self.until(stop_step)]
+            )
         ).size
 
     def hosts_of(self, number: int, hosts: int, *, exchange: bool) -> Int64[np.ndarray, " u"]:
@@ -124,13 +140,17 @@ class Windows:
         window = self[number]
         if not exchange:
             return window.place * hosts // window.size
-        exchanged = self._exchanges.setdefault(hosts, _Exchanged(RowExchange(np.arange(hosts), "on"), [], []))
+        exchanged = self._exchanges.setdefault(
+            hosts, _Exchanged(RowExchange(np.arange(hosts), "on"), [], [])
+        )
         while len(exchanged.hosts) <= number:
             window = self[len(exchanged.hosts)]
             arranged = arrange(window.planned, self.space, exchanged.exchange)
             host = window.place * hosts // window.size
             exchanged.hosts.append(host if arranged is None else arranged.owner[window.row])
-            exchanged.moved.append(0.0 if arranged is None else float(arranged.sent.sum()) / window.steps)
+            exchanged.moved.append(
+                0.0 if arranged is None else float(arranged.sent.sum()) / window.steps
+            )
         return exchanged.hosts[number]
 
     def moved_rows(self, hosts: int, windows: int) -> float:
@@ -170,7 +190,13 @@ class Fetches:
 
 
 def replay(
-    windows: Windows, hosts: int, steps: int, slots: int | None, most: int, *, exchange: bool = False
+    windows: Windows,
+    hosts: int,
+    steps: int,
+    slots: int | None,
+    most: int,
+    *,
+    exchange: bool = False,
 ) -> Fetches:
     """The loaders' fetches in the first ``steps`` steps.
 
@@ -194,17 +220,25 @@ def replay(
     open_blocks = index_requests = 0
     for host in track(range(hosts), "counting reads of hosts", hosts):
         step = np.concatenate(
-            [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
+            [
+                s[b[host] : b[host + 1]] + w.first_step
+                for w, (s, _, b) in zip(looked, parts, strict=True)
+            ]
         )
         block = np.concatenate([x[b[host] : b[host + 1]] for _, x, b in parts])
-        block, step = block[step < stop], step[step < stop] - windows.first_step
+        block = block[step < stop]
+        step = step[step < stop] - windows.first_step
         distinct, first, inverse = np.unique(block, return_index=True, return_inverse=True)
         index_requests += windows.space.index_requests(distinct)
         last = np.zeros(distinct.size, np.int64)
         last[inverse] = step  # ascending: of several, the last wins
-        first_uses, last_uses = (np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1))
+        first_uses, last_uses = (
+            np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1)
+        )
         open_blocks = max(open_blocks, int((first_uses - last_uses).cumsum().max(initial=0)))
-        if slots is None or distinct.size <= slots:  # nothing is ever evicted: each block is read at its first use
+        if (
+            slots is None or distinct.size <= slots
+        ):  # nothing is ever evicted: each block is read at its first use
             by_step[host] = first_uses[:steps]
         else:
             short.append(host)
@@ -226,7 +260,9 @@ def _replay_host(
     number = 0
     for k in range(steps):
         while memory.wants_window:
-            memory.extend(windows[number].uses_of(windows.hosts_of(number, hosts, exchange=exchange) == host))
+            memory.extend(
+                windows[number].uses_of(windows.hosts_of(number, hosts, exchange=exchange) == host)
+            )
             number += 1
         fetches[k] = len(memory.decide().blocks)
     return fetches
@@ -247,25 +283,34 @@ class Quality:
     variance: dict[int, float]  # ``VR_w`` by w, as far as there are steps
 
     @classmethod
-    def of(cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace) -> Quality:
+    def of(
+        cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace
+    ) -> Quality:
         """The figures of batches of ``size`` rows; a row in several blocks has several adjacent uses."""
         array = space.array_of(blocks.ravel())
         first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
         distinct, numbers = np.unique(first_of_row, return_inverse=True)
         numbers = numbers.reshape(first_of_row.shape)
-        sources = np.searchsorted(np.unique(space.first_array), space.array_of(distinct), side="right")[numbers]
+        sources = np.searchsorted(
+            np.unique(space.first_array), space.array_of(distinct), side="right"
+        )[numbers]
         block_bytes = space.block_bytes()
-        worth = seq_len / space.chunk[array]  # for caches with different chunks: the mean over used blocks
+        worth = (
+            seq_len / space.chunk[array]
+        )  # for caches with different chunks: the mean over used blocks
         return cls(
             steps=blocks.shape[0],
             blocks_per_step=size * float(worth.mean()),
             read_bytes=float((block_bytes[array] * worth).sum() / worth.sum()),
             requests=float((space.block_requests()[array] * worth).sum() / worth.sum()),
-            distinct_blocks=float(np.mean((np.diff(np.sort(blocks, axis=1), axis=1, prepend=-1) != 0).sum(axis=1))),
+            distinct_blocks=float(
+                np.mean((np.diff(np.sort(blocks, axis=1), axis=1, prepend=-1) != 0).sum(axis=1))
+            ),
             variance={
                 w: ratio
                 for w in VARIANCE_WINDOWS
-                if blocks.shape[0] >= 2 * w and not np.isnan(ratio := variance_ratio(numbers, sources, w))
+                if blocks.shape[0] >= 2 * w
+                and not np.isnan(ratio := variance_ratio(numbers, sources, w))
             },
         )
 
@@ -294,19 +339,32 @@ def variance_ratio(
     count = blocks.shape[0] // window
     block, source = (table[: count * window].ravel() for table in (blocks, sources))
     number = np.repeat(np.arange(count), block.size // max(count, 1))
-    in_window = np.bincount(number * (source.max() + 1) + source, minlength=count * (source.max() + 1))
+    in_window = np.bincount(
+        number * (source.max() + 1) + source, minlength=count * (source.max() + 1)
+    )
     in_window = in_window.reshape(count, -1)
-    rows_of_source, rows_of_block = in_window.sum(axis=0), np.bincount(block)
+    rows_of_source = in_window.sum(axis=0)
+    rows_of_block = np.bincount(block)
     source_of_block = np.zeros(rows_of_block.size, np.int64)
     source_of_block[block] = source
     share = rows_of_block / np.maximum(rows_of_source[source_of_block], 1)
     alike = np.bincount(source_of_block, share**2, rows_of_source.size)  # sum of q_b**2, by source
     cells = np.sort(number * rows_of_block.size + block)
     ends = np.append(np.flatnonzero(np.diff(cells)), cells.size - 1)
-    rows_of_cell, of_block = np.diff(ends, prepend=-1).astype(float), cells[ends] % rows_of_block.size
-    usual = in_window[cells[ends] // rows_of_block.size, source_of_block[of_block]] * share[of_block]
+    rows_of_cell = np.diff(ends, prepend=-1).astype(float)
+    of_block = cells[ends] % rows_of_block.size
+    usual = (
+        in_window[cells[ends] // rows_of_block.size, source_of_block[of_block]] * share[of_block]
+    )
     squares = (in_window.astype(float) ** 2).sum(axis=0)
     scatter = float((rows_of_cell**2 - 2.0 * rows_of_cell * usual).sum() + (squares * alike).sum())
     of_source = np.maximum(rows_of_source, 1)
-    total = float(((1 - alike) * of_source / np.maximum(of_source - 1, 1) * (of_source - squares / of_source)).sum())
+    total = float(
+        (
+            (1 - alike)
+            * of_source
+            / np.maximum(of_source - 1, 1)
+            * (of_source - squares / of_source)
+        ).sum()
+    )
     return max(0.0, scatter / total) if total > 1e-9 else float("nan")

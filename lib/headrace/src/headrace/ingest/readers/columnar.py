@@ -31,7 +31,9 @@ class ColumnarReader(Reader):
             for start in range(0, batch.num_rows, _ROWS):
                 some = batch.slice(start, _ROWS)
                 names = some.schema.names
-                for values in zip(*(column_values(some.column(i)) for i in range(len(names))), strict=True):
+                for values in zip(
+                    *(column_values(some.column(i)) for i in range(len(names))), strict=True
+                ):
                     yield row, dict(zip(names, values, strict=True))
                     row += 1
 
@@ -41,13 +43,20 @@ class ParquetReader(ColumnarReader):
 
     def __iter__(self) -> Iterator[Row]:
         arrow = import_extra("pyarrow", "parquet", self.path)
-        with reading(self.path, arrow.ArrowInvalid, what=self.what), open_source(self.path) as stream:
+        with (
+            reading(self.path, arrow.ArrowInvalid, what=self.what),
+            open_source(self.path) as stream,
+        ):
             file = _parquet(stream, self.path)
             groups = self.units(file.metadata.num_row_groups)
-            row = sum(file.metadata.row_group(g).num_rows for g in range(min(groups.start, groups.stop)))
+            row = sum(
+                file.metadata.row_group(g).num_rows for g in range(min(groups.start, groups.stop))
+            )
             names = self.columns_of(file.schema_arrow.names)
             for group in groups:
-                batches = file.iter_batches(_ROWS, row_groups=[group], columns=names, use_threads=False)
+                batches = file.iter_batches(
+                    _ROWS, row_groups=[group], columns=names, use_threads=False
+                )
                 yield from self._rows(batches, row)
                 row += file.metadata.row_group(group).num_rows
                 self.stored_bytes += _group_bytes(file, group)
@@ -58,7 +67,9 @@ class ParquetReader(ColumnarReader):
         arrow = import_extra("pyarrow", "parquet", path)
         with reading(path, arrow.ArrowInvalid, what=cls.what), open_source(path) as stream:
             file = _parquet(stream, path)
-            return pack([_group_bytes(file, g) for g in range(file.metadata.num_row_groups)], target_bytes)
+            return pack(
+                [_group_bytes(file, g) for g in range(file.metadata.num_row_groups)], target_bytes
+            )
 
 
 class ArrowReader(ColumnarReader):
@@ -68,13 +79,18 @@ class ArrowReader(ColumnarReader):
 
     def __iter__(self) -> Iterator[Row]:
         arrow = import_extra("pyarrow", "parquet", self.path)
-        with reading(self.path, arrow.ArrowInvalid, what=self.what), open_source(self.path) as stream:
+        with (
+            reading(self.path, arrow.ArrowInvalid, what=self.what),
+            open_source(self.path) as stream,
+        ):
             row = 0
             for batch in self._batches(stream, arrow):
                 if isinstance(batch, int):
                     row += batch
                     continue
-                yield from self._rows(iter([batch.select(self.columns_of(batch.schema.names))]), row)
+                yield from self._rows(
+                    iter([batch.select(self.columns_of(batch.schema.names))]), row
+                )
                 row += batch.num_rows
                 self.stored_bytes += batch.nbytes
 
@@ -115,7 +131,8 @@ def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
         filled += size
         if filled >= target_bytes or i == len(sizes) - 1:
             slices.append(Slice(start, i + 1 if i < len(sizes) - 1 else None, filled))
-            start, filled = i + 1, 0
+            start = i + 1
+            filled = 0
     return slices
 
 
@@ -124,7 +141,10 @@ def column_values(column: Any) -> list[Any]:
     arrow = importlib.import_module("pyarrow")
     kind = column.type
     is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
-    if not (is_list and (arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type))):
+    if not (
+        is_list
+        and (arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type))
+    ):
         return column.to_pylist()
     if column.null_count or column.values.null_count:
         return column.to_pylist()
@@ -137,7 +157,9 @@ def _parquet(stream: IO[bytes], path: str) -> Any:
     stream.seek(0, 2)
     if stream.tell() == 0:
         raise SourceError(
-            "is empty, no Parquet file", field=path, cure="Fetch or write the file again, or leave it out."
+            "is empty, no Parquet file",
+            field=path,
+            cure="Fetch or write the file again, or leave it out.",
         )
     stream.seek(0)
     return import_extra("pyarrow.parquet", "parquet", path).ParquetFile(stream)

@@ -26,7 +26,15 @@ from urllib.parse import parse_qs
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.readers.columnar import column_values
-from headrace.ingest.records import BadRecordError, Reader, Row, Slice, import_extra, reading, type_name
+from headrace.ingest.records import (
+    BadRecordError,
+    Reader,
+    Row,
+    Slice,
+    import_extra,
+    reading,
+    type_name,
+)
 
 _ROWS = 512
 _OPTIONS = ("name", "split", "revision", "streaming")
@@ -58,7 +66,9 @@ class HubAddress:
         for key in options:
             check_choice(path, key, _OPTIONS, "is no option of a dataset")
         if not dataset:
-            raise ConfigError("names no dataset", field="source", value=path, cure="Write hf://OWNER/NAME.")
+            raise ConfigError(
+                "names no dataset", field="source", value=path, cure="Write hf://OWNER/NAME."
+            )
         streaming = options.pop("streaming", "false").lower() in ("true", "1", "yes", "")
         return cls(dataset, **options, streaming=streaming)
 
@@ -70,17 +80,26 @@ class HubAddress:
         """
         library = import_extra("datasets", "hf", path)
         with reading(path):
-            if any(os.path.exists(os.path.join(self.dataset, f)) for f in ("dataset_dict.json", "state.json")):
+            if any(
+                os.path.exists(os.path.join(self.dataset, f))
+                for f in ("dataset_dict.json", "state.json")
+            ):
                 loaded = library.load_from_disk(self.dataset)
                 if isinstance(loaded, dict):
                     if self.split not in loaded:
                         raise SourceError(
-                            f"has no split {self.split!r}", field=path, cure=did_you_mean(self.split, loaded)
+                            f"has no split {self.split!r}",
+                            field=path,
+                            cure=did_you_mean(self.split, loaded),
                         )
                     loaded = loaded[self.split]
                 return loaded.to_iterable_dataset() if self.streaming else loaded
             return library.load_dataset(
-                self.dataset, self.name, split=self.split, revision=self.revision, streaming=self.streaming
+                self.dataset,
+                self.name,
+                split=self.split,
+                revision=self.revision,
+                streaming=self.streaming,
             )
 
 
@@ -120,7 +139,11 @@ class HubReader(DatasetReader):
         row = 0
         shards = dataset.num_shards
         for i in self.units(shards):
-            shard = dataset if shards == 1 else dataset.shard(num_shards=shards, index=i, contiguous=True)
+            shard = (
+                dataset
+                if shards == 1
+                else dataset.shard(num_shards=shards, index=i, contiguous=True)
+            )
             for record in shard:
                 yield row, record
                 row += 1
@@ -131,14 +154,22 @@ class HubReader(DatasetReader):
         dataset = address.open(path)
         if address.streaming:
             shards = int(dataset.num_shards)
-            slices = [Slice(i, i + 1 if i + 1 < shards else None, target_bytes) for i in range(shards)]
+            slices = [
+                Slice(i, i + 1 if i + 1 < shards else None, target_bytes) for i in range(shards)
+            ]
             return None, f"revision:{address.revision or 'unpinned'}", slices if shards > 1 else []
-        rows, size = len(dataset), int(dataset.data.nbytes)
+        rows = len(dataset)
+        size = int(dataset.data.nbytes)
         # Two datasets with the same features, rows and files are the same; the library's fingerprint says so.
-        version = "hf:" + hashlib.sha256(str(getattr(dataset, "_fingerprint", "")).encode()).hexdigest()[:16]
+        version = (
+            "hf:"
+            + hashlib.sha256(str(getattr(dataset, "_fingerprint", "")).encode()).hexdigest()[:16]
+        )
         count = max(1, min(rows, -(-size // max(1, target_bytes))))
         cuts = itertools.pairwise(rows * i // count for i in range(count + 1))
-        slices = [Slice(a, b if b < rows else None, size * (b - a) // max(1, rows)) for a, b in cuts]
+        slices = [
+            Slice(a, b if b < rows else None, size * (b - a) // max(1, rows)) for a, b in cuts
+        ]
         return size, version, slices if count > 1 else []
 
 
@@ -154,17 +185,24 @@ def load_function(path: str) -> Callable[..., Any]:
     """
     module, colon, name = path.partition(":")
     if not (module and colon and name):
-        raise ConfigError("names no function", field="source", value=path, cure="Write module:function.")
+        raise ConfigError(
+            "names no function", field="source", value=path, cure="Write module:function."
+        )
     try:
         attribute: Any = importlib.import_module(module)
         for part in name.split("."):
             attribute = getattr(attribute, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"cannot be imported ({error})", field="source", value=path, cure="Check the name and PYTHONPATH."
+            f"cannot be imported ({error})",
+            field="source",
+            value=path,
+            cure="Check the name and PYTHONPATH.",
         ) from error
     if not callable(attribute):
-        raise ConfigError(f"is a {type(attribute).__name__}, no function", field="source", value=path)
+        raise ConfigError(
+            f"is a {type(attribute).__name__}, no function", field="source", value=path
+        )
     return attribute
 
 

@@ -47,13 +47,17 @@ class ShardReader(Reader):
         spans = spans[units.start : units.stop]
         with reading(self.path), open_source(self.path) as stream:
             for first, last in _runs(spans):
-                low, high = int(spans[first, 0]), int(spans[last - 1, 1])
+                low = int(spans[first, 0])
+                high = int(spans[last - 1, 1])
                 stream.seek(low)
                 raw = _read_exactly(stream, high - low, self.path)
                 self.stored_bytes += high - low
                 for i in range(first, last):
                     a, b = (int(p) - low for p in spans[i])
-                    yield units.start + i, {name: np.frombuffer(raw, dtype, (b - a) // dtype.itemsize, a)}
+                    yield (
+                        units.start + i,
+                        {name: np.frombuffer(raw, dtype, (b - a) // dtype.itemsize, a)},
+                    )
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
@@ -65,7 +69,8 @@ class ShardReader(Reader):
         bounds = [0, *np.unique(cuts[cuts < len(spans)]).tolist(), len(spans)]
         sizes = np.diff(np.concatenate([[0], ends])[bounds]).tolist()
         return [
-            Slice(a, b if b < len(spans) else None, size) for a, b, size in zip(bounds, bounds[1:], sizes, strict=False)
+            Slice(a, b if b < len(spans) else None, size)
+            for a, b, size in zip(bounds, bounds[1:], sizes, strict=False)
         ]
 
     def bad_index(self, problem: str) -> SourceError:
@@ -79,7 +84,9 @@ class ShardReader(Reader):
                 return stream.read()
         except FileNotFoundError:
             raise SourceError(
-                "has no index beside it", field=self.path, cure=f"There must be a {os.path.basename(path)}."
+                "has no index beside it",
+                field=self.path,
+                cure=f"There must be a {os.path.basename(path)}.",
             ) from None
 
 
@@ -92,8 +99,10 @@ class MegatronReader(ShardReader):
         raw = self._index_bytes()
         if len(raw) < self._HEADER or raw[:9] != b"MMIDIDX\0\0":
             raise self.bad_index("is none of Megatron's")
-        version, code = int.from_bytes(raw[9:17], "little"), raw[17]
-        sequences, documents = int.from_bytes(raw[18:26], "little"), int.from_bytes(raw[26:34], "little")
+        version = int.from_bytes(raw[9:17], "little")
+        code = raw[17]
+        sequences = int.from_bytes(raw[18:26], "little")
+        documents = int.from_bytes(raw[26:34], "little")
         if version != 1 or code not in _MEGATRON_DTYPES:
             raise self.bad_index(f"is of version {version}, dtype code {code}, which is not read")
         if len(raw) < self._HEADER + 12 * sequences + 8 * documents or documents < 1:
@@ -102,7 +111,12 @@ class MegatronReader(ShardReader):
         lengths = np.frombuffer(raw, "<i4", sequences, self._HEADER).astype(np.int64)
         pointers = np.frombuffer(raw, "<i8", sequences, self._HEADER + 4 * sequences)
         bounds = np.frombuffer(raw, "<i8", documents, self._HEADER + 12 * sequences)
-        if bounds[0] != 0 or bounds[-1] != sequences or np.any(np.diff(bounds) < 0) or np.any(lengths < 0):
+        if (
+            bounds[0] != 0
+            or bounds[-1] != sequences
+            or np.any(np.diff(bounds) < 0)
+            or np.any(lengths < 0)
+        ):
             raise self.bad_index("has documents out of order")
         stops = pointers + lengths * dtype.itemsize
         size, _ = stat_file(self.path)
@@ -126,7 +140,8 @@ class NmoeReader(ShardReader):
         raw = self._index_bytes()
         if len(raw) < 32 or raw[:8] != b"NMOEIDX\0":
             raise self.bad_index("is none of nmoe's")
-        version, documents = int.from_bytes(raw[8:16], "little"), int.from_bytes(raw[16:24], "little")
+        version = int.from_bytes(raw[8:16], "little")
+        documents = int.from_bytes(raw[16:24], "little")
         if version != 1:
             raise self.bad_index(f"is of version {version}, which is not read")
         if len(raw) < 32 + 16 * documents:
@@ -144,13 +159,21 @@ class NmoeReader(ShardReader):
         with open_source(self.path) as stream:
             try:
                 version = np.lib.format.read_magic(stream)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
                 shape, _, dtype = read(stream)
             except ValueError as error:
-                raise SourceError(f"is no .npy file ({error})", field=self.path, cure=_BAD) from None
+                raise SourceError(
+                    f"is no .npy file ({error})", field=self.path, cure=_BAD
+                ) from None
             if len(shape) != 1 or dtype.kind not in "iu":
                 raise SourceError(
-                    f"holds {dtype} of shape {shape}, not a row of ids", field=self.path, cure="Choose another file."
+                    f"holds {dtype} of shape {shape}, not a row of ids",
+                    field=self.path,
+                    cure="Choose another file.",
                 )
             begin = stream.tell()
             stream.seek(0, 2)
@@ -164,8 +187,12 @@ def index_path(path: str) -> str:
     return os.path.splitext(path)[0] + ".idx"
 
 
-def _check_within(reader: ShardReader, starts: np.ndarray, stops: np.ndarray, size: int | None) -> None:
-    if starts.size and (int(starts.min()) < 0 or np.any(starts > stops) or (size is not None and stops.max() > size)):
+def _check_within(
+    reader: ShardReader, starts: np.ndarray, stops: np.ndarray, size: int | None
+) -> None:
+    if starts.size and (
+        int(starts.min()) < 0 or np.any(starts > stops) or (size is not None and stops.max() > size)
+    ):
         raise reader.bad_index("points behind the end of the data")
 
 

@@ -48,7 +48,9 @@ from headrace.store.files import open_source
 BLOCK_BYTES = 1 << 20
 # A few stored bytes may unpack to very many, so a decompressor gets little at a time, which bounds its output.
 PACKED_BLOCK_BYTES = 1 << 14
-_JUDGED_BYTES, _MOST_SLICES = 1 << 20, 8  # of a compressed file, all before a slice is unpacked for each
+# of a compressed file, all before a slice is unpacked for each
+_JUDGED_BYTES = 1 << 20
+_MOST_SLICES = 8
 ZSTD_STEP_BYTES = 1 << 11  # 4 bytes of zstd may unpack to 128 KiB, so that 64 MiB come out at most
 _decode = msgspec.json.Decoder().decode
 _BOM = b"\xef\xbb\xbf"
@@ -58,7 +60,9 @@ _FETCH_AGAIN = "Fetch or write the file again, then run the same command: finish
 class BlockReader(Reader):
     """A reader of a stream of bytes, which may be compressed."""
 
-    def __init__(self, path: str, part: Slice | None, columns: Sequence[str], compression: str = "none") -> None:
+    def __init__(
+        self, path: str, part: Slice | None, columns: Sequence[str], compression: str = "none"
+    ) -> None:
         super().__init__(path, part, columns)
         self.compression = compression
 
@@ -74,8 +78,12 @@ class BlockReader(Reader):
                 stored = self._count_bytes(iter(lambda: stream.read(size), b""))
                 unpacked = unpack(stored, self.compression, self.path)
             else:
-                unpacked = self._count_bytes(self._lines_between(stream, self.part.start, self.part.stop))
-            yield from unpacked if self.part is not None and self.part.start else without_bom(unpacked)
+                unpacked = self._count_bytes(
+                    self._lines_between(stream, self.part.start, self.part.stop)
+                )
+            yield from (
+                unpacked if self.part is not None and self.part.start else without_bom(unpacked)
+            )
 
     def _lines_between(self, stream: IO[bytes], start: int, stop: int | None) -> Iterator[bytes]:
         """The lines that begin at the bytes ``start .. stop`` of the unpacked file (None: to its end)."""
@@ -108,9 +116,13 @@ class JsonlReader(BlockReader):
                 yield number, bad
 
     def describe_row(self, row: int) -> str:
-        if self.part is not None and self.part.start:  # lines are counted only when one has to be named
+        if (
+            self.part is not None and self.part.start
+        ):  # lines are counted only when one has to be named
             with reading(self.path), open_source(self.path) as stream:
-                row += sum(block.count(b"\n") for block in self._lines_between(stream, 0, self.part.start))
+                row += sum(
+                    block.count(b"\n") for block in self._lines_between(stream, 0, self.part.start)
+                )
         return super().describe_row(row)
 
     @classmethod
@@ -124,19 +136,29 @@ class JsonlReader(BlockReader):
         unpacked size is estimated from its first MiB; none if that cannot be unpacked.
         """
         with reading(path), open_source(path) as stream:
-            head, unpacked = stream.read(_JUDGED_BYTES), 0
-        with suppress(SourceError):  # it ends in the middle, if it is not damaged, which who reads it says
+            head = stream.read(_JUDGED_BYTES)
+            unpacked = 0
+        with suppress(
+            SourceError
+        ):  # it ends in the middle, if it is not damaged, which who reads it says
             for block in unpack([head], compression, path):
                 unpacked += len(block)
         ratio = round(4 * unpacked / max(len(head), 1)) / 4
-        return _slices(size, int(size * ratio), min(_MOST_SLICES, max(1, size // target_bytes))) if ratio else []
+        return (
+            _slices(size, int(size * ratio), min(_MOST_SLICES, max(1, size // target_bytes)))
+            if ratio
+            else []
+        )
 
 
 def _slices(size: int, unpacked: int, count: int) -> list[Slice]:
     cuts = [unpacked * i // count for i in range(count + 1)]
     stored = [size * i // count for i in range(count + 1)]
     ends = [*cuts[1:-1], None]
-    return [Slice(a, b, stored[i + 1] - stored[i]) for i, (a, b) in enumerate(zip(cuts, ends, strict=False))]
+    return [
+        Slice(a, b, stored[i + 1] - stored[i])
+        for i, (a, b) in enumerate(zip(cuts, ends, strict=False))
+    ]
 
 
 class TextReader(BlockReader):
@@ -177,7 +199,10 @@ def _object_by_json(line: bytes) -> Any:
     except json.JSONDecodeError as error:
         problem = f"is not valid JSON ({error.msg}, column {error.colno})"
         raise BadRecordError(problem, _spread_out(line)) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits, nesting without end
         raise BadRecordError(f"is JSON that cannot be read ({error})") from None
 
 
@@ -212,7 +237,9 @@ class _Unpacked:
         return next(self._blocks, b"")
 
 
-def lines_between(stream: _Bytes, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def lines_between(
+    stream: _Bytes, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES
+) -> Iterator[bytes]:
     """The lines that begin at the bytes ``start .. stop``, as blocks; None: to the end of the file."""
     # A line begins at a byte if the byte before ends one. So both ends of the slice move to behind the first line end
     # at or after the byte before them.
@@ -228,7 +255,8 @@ def lines_between(stream: _Bytes, start: int, stop: int | None, block_bytes: int
                 if stop is not None and at >= stop:  # no line begins in the slice
                     return
                 continue
-            first, at_line_start = end + 1, True
+            first = end + 1
+            at_line_start = True
             if stop is not None and at + first >= stop:
                 return
         if stop is not None and at + len(block) >= stop:
@@ -263,7 +291,11 @@ def split_lines(blocks: Iterable[bytes], limit: int = MAX_RECORD_BYTES) -> Itera
             yield b"".join(tail) if size <= limit else None
             tail = [rest.pop()]
             size = len(tail[0])
-            yield from rest if len(block) <= limit else (line if len(line) <= limit else None for line in rest)
+            yield from (
+                rest
+                if len(block) <= limit
+                else (line if len(line) <= limit else None for line in rest)
+            )
     if size > limit:
         yield None
     elif last := b"".join(tail):
@@ -296,8 +328,13 @@ def unpack(blocks: Iterable[bytes], compression: str, path: str) -> Iterator[byt
     new: Any = partial(zlib.decompressobj, wbits=31)
     if compression != "gzip":
         zstandard = import_extra("zstandard", "zstd", path)
-        blocks = (block[at : at + ZSTD_STEP_BYTES] for block in blocks for at in range(0, len(block), ZSTD_STEP_BYTES))
-        damage, new = zstandard.ZstdError, lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        blocks = (
+            block[at : at + ZSTD_STEP_BYTES]
+            for block in blocks
+            for at in range(0, len(block), ZSTD_STEP_BYTES)
+        )
+        damage = zstandard.ZstdError
+        new = lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # noqa: E731
     stream: Any = None
     try:
         for block in blocks:
@@ -314,10 +351,16 @@ def unpack(blocks: Iterable[bytes], compression: str, path: str) -> Iterator[byt
                     stream = None
     except damage as error:
         raise SourceError(
-            f"is damaged: its {compression} stream cannot be read ({error})", field=path, cure=_FETCH_AGAIN
+            f"is damaged: its {compression} stream cannot be read ({error})",
+            field=path,
+            cure=_FETCH_AGAIN,
         ) from error
     if stream is not None:
-        raise SourceError(f"ends in the middle of its {compression} stream (cut off?)", field=path, cure=_FETCH_AGAIN)
+        raise SourceError(
+            f"ends in the middle of its {compression} stream (cut off?)",
+            field=path,
+            cure=_FETCH_AGAIN,
+        )
 
 
 _BUFFER = 1 << 16
@@ -333,7 +376,9 @@ class WarcReader(BlockReader):
         damaged: Any = import_extra("warcio.exceptions", "warc", self.path).ArchiveLoadFailed
         stream = io.BufferedReader(_BlockStream(self.blocks()), _BUFFER)
         with reading(self.path, damaged, what="WARC file"):
-            for number, record in enumerate(warcio.ArchiveIterator(stream, no_record_parse=False), start=1):
+            for number, record in enumerate(
+                warcio.ArchiveIterator(stream, no_record_parse=False), start=1
+            ):
                 kind = _kind(record)
                 raw = record.content_stream().read() if kind == "text" else b""
                 while record.raw_stream.read(_BUFFER):
@@ -356,7 +401,8 @@ class _BlockStream(io.RawIOBase):
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         super().__init__()
-        self._blocks, self._left = blocks, memoryview(b"")
+        self._blocks = blocks
+        self._left = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -379,7 +425,12 @@ def _kind(record: Any) -> str:
         return "text"
     if record.rec_type != "response" or record.http_headers is None:
         return str(record.rec_type)
-    kind = str(record.http_headers.get_header("Content-Type") or "no type").split(";")[0].strip().lower()
+    kind = (
+        str(record.http_headers.get_header("Content-Type") or "no type")
+        .split(";")[0]
+        .strip()
+        .lower()
+    )
     return "text" if kind == "text/plain" else kind
 
 
@@ -388,7 +439,11 @@ def _fields(record: Any, raw: bytes) -> Any:
     try:
         text = raw.decode(_charset(record))
     except UnicodeDecodeError as error:
-        return not_utf8(error, "record") if error.encoding == "utf-8" else BadRecordError(f"is no {error.encoding}")
+        return (
+            not_utf8(error, "record")
+            if error.encoding == "utf-8"
+            else BadRecordError(f"is no {error.encoding}")
+        )
     return {
         "text": text,
         "url": header("WARC-Target-URI") or "",
@@ -398,7 +453,9 @@ def _fields(record: Any, raw: bytes) -> Any:
 
 
 def _charset(record: Any) -> str:
-    kind = record.http_headers.get_header("Content-Type") if record.http_headers is not None else None
+    kind = (
+        record.http_headers.get_header("Content-Type") if record.http_headers is not None else None
+    )
     _, _, charset = str(kind or "").lower().partition("charset=")
     name = charset.split(";")[0].strip(" \"'")
     try:

@@ -46,7 +46,14 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "hf": ("tags", "cache_dir", "format", "id", "name", "revision", "stream", "splits"),
     "url": ("tags", "cache_dir", "format", "train_urls", "validation_urls"),
 }
-_CHAT = ("chat_template", "system_prompt", "chat_template_kwargs", "pack", "mask_user_turns", "slice_strategy")
+_CHAT = (
+    "chat_template",
+    "system_prompt",
+    "chat_template_kwargs",
+    "pack",
+    "mask_user_turns",
+    "slice_strategy",
+)
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "text": ("text_key",),
     "supervised": ("input_key", "target_key"),
@@ -64,7 +71,9 @@ TRAINING = ("data", "trainer", "model", "train_seq_len", "optimizer", "data_seed
 def mapping_at(value: object, path: str) -> dict[str, Any]:
     """Reads a mapping; raises ConfigError, with its path, if it is not one."""
     if not isinstance(value, Mapping):
-        raise ConfigError("is not a mapping", field=path, value=value, cure="Is it a config of Levanter's?")
+        raise ConfigError(
+            "is not a mapping", field=path, value=value, cure="Is it a config of Levanter's?"
+        )
     return {str(k): v for k, v in cast("Mapping[object, Any]", value).items()}
 
 
@@ -89,7 +98,10 @@ def check_known(fields: Mapping[str, Any], known: Sequence[str], path: str) -> N
         if name not in known:
             at = f"{path}.{name}" if path else name
             raise ConfigError(
-                "is not a field of Levanter's", field=at, value=fields[name], cure=did_you_mean(name, known)
+                "is not a field of Levanter's",
+                field=at,
+                value=fields[name],
+                cure=did_you_mean(name, known),
             )
 
 
@@ -137,8 +149,14 @@ def points(value: object, path: str) -> list[tuple[int, Any]]:
             fields = mapping_at(entry, at)
             pair = (fields.get("start"), fields.get("value"))
         else:
-            pair = tuple(entry) if isinstance(entry, list | tuple) and len(cast("list[Any]", entry)) == 2 else ()
+            pair = (
+                tuple(entry)
+                if isinstance(entry, list | tuple) and len(cast("list[Any]", entry)) == 2
+                else ()
+            )
         if len(pair) != 2 or not isinstance(pair[0], int):
-            raise ConfigError("is not a step and a value", field=at, value=entry, cure="Write [1000, value].")
+            raise ConfigError(
+                "is not a step and a value", field=at, value=entry, cure="Write [1000, value]."
+            )
         pairs.append((pair[0], pair[1]))
     return pairs

@@ -7,14 +7,31 @@ from typing import Any
 from urllib.parse import urlencode
 
 from headrace.errors import ConfigError
-from headrace.levanter.translation.fields import COMPONENTS, FORMATS, SOURCES, chosen, flag_at, texts_at, whole_at
+from headrace.levanter.translation.fields import (
+    COMPONENTS,
+    FORMATS,
+    SOURCES,
+    chosen,
+    flag_at,
+    texts_at,
+    whole_at,
+)
 from headrace.levanter.translation.notes import Translation
 
-_TEXT = {"text_key": "text", "type": "text"}  # Levanter writes it for every source, but nothing reads it
+_TEXT = {
+    "text_key": "text",
+    "type": "text",
+}  # Levanter writes it for every source, but nothing reads it
 
 
 def component(
-    into: Translation, name: str, raw: object, *, cache_dir: str | None, chat_template: str | None, path: str
+    into: Translation,
+    name: str,
+    raw: object,
+    *,
+    cache_dir: str | None,
+    chat_template: str | None,
+    path: str,
 ) -> dict[str, Any] | None:
     """Translates one cached component; None for one made in Python."""
     kind, fields = chosen(raw, COMPONENTS, "cached", path)
@@ -29,17 +46,23 @@ def component(
     if base is None:
         base = None if cache_dir is None else _join(cache_dir, name)
     if base is None:
-        into.missing(f"{path}.cache_dir", "neither it nor the config's cache_dir names the cache: fill it in")
+        into.missing(
+            f"{path}.cache_dir", "neither it nor the config's cache_dir names the cache: fill it in"
+        )
         base = f"CACHE-OF-{name}"
     if fields.get("tags"):
         into.missing(f"{path}.tags", f"evaluation by tags {fields['tags']} stays with Levanter")
     if fields.get("split", "validation") != "validation":
-        into.missing(f"{path}.split", f"evaluation on the split {fields['split']!r} stays with Levanter")
+        into.missing(
+            f"{path}.split", f"evaluation on the split {fields['split']!r} stays with Levanter"
+        )
     flat = flag_at(fields.get("flat_cache", False), f"{path}.flat_cache")
     result: dict[str, Any] = {"cache": base if flat else _join(base, "train")}
     form, options = chosen(fields.get("format") or {}, FORMATS, "text", f"{path}.format")
     if "mask_user_turns" in options:
-        options["mask_user_turns"] = flag_at(options["mask_user_turns"], f"{path}.format.mask_user_turns")
+        options["mask_user_turns"] = flag_at(
+            options["mask_user_turns"], f"{path}.format.mask_user_turns"
+        )
     if form == "chat" and not options.get("mask_user_turns", True):
         result["loss_mask"] = "none"  # Levanter's caches have the mask nevertheless
     if fields.get("source") is not None:
@@ -48,7 +71,9 @@ def component(
         result["source"] = source
     elif form != "text":
         _format(into, form, options, chat_template, f"{path}.format")
-    pack = next((p for p in (fields.get("pack"), options.get("pack")) if p is not None), form == "chat")
+    pack = next(
+        (p for p in (fields.get("pack"), options.get("pack")) if p is not None), form == "chat"
+    )
     if pack or form == "chat":  # a chat that is not packed is padded to a row of its own
         result["packing"] = _packing(pack, options, path)
         into.differs(
@@ -63,11 +88,15 @@ def _packing(pack: bool | int | str, said: Mapping[str, Any], path: str) -> dict
     """Translates ``pack``, the number of documents that may share a row (64 by default), and ``slice_strategy``, which
     sets what happens to documents longer than a row.
     """
-    strategy, field_path = str(said.get("slice_strategy", "left")), f"{path}.format.slice_strategy"
+    strategy = str(said.get("slice_strategy", "left"))
+    field_path = f"{path}.format.slice_strategy"
     policies = {"left": "truncate", "right": "truncate_start", "raise": "error", "drop": "drop"}
     if strategy not in policies:
         raise ConfigError(
-            "is not a choice of Levanter's", field=field_path, value=strategy, cure="Use left, right, raise or drop."
+            "is not a choice of Levanter's",
+            field=field_path,
+            value=strategy,
+            cure="Use left, right, raise or drop.",
         )
     if not pack or pack == "pad":
         return {"algorithm": "next_fit", "long": "error", "max_documents": 1}
@@ -79,7 +108,9 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
     kind, fields = chosen(raw, SOURCES, "url", path)
     for name in ("tags", "cache_dir", "format"):
         if fields.get(name) and fields[name] != _TEXT:
-            into.missing(f"{path}.{name}", "Levanter uses the component's own, and so does this config")
+            into.missing(
+                f"{path}.{name}", "Levanter uses the component's own, and so does this config"
+            )
     if kind == "url":
         if fields.get("validation_urls"):
             into.missing(
@@ -100,7 +131,10 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
         )
     if flag_at(fields.get("stream", True), f"{path}.stream"):
         query["streaming"] = "true"
-    return {"paths": [f"hf://{fields.get('id')}?{urlencode({k: v for k, v in query.items() if v})}"], "format": "hf"}
+    return {
+        "paths": [f"hf://{fields.get('id')}?{urlencode({k: v for k, v in query.items() if v})}"],
+        "format": "hf",
+    }
 
 
 def _format(
@@ -137,9 +171,15 @@ def _format(
     if template:
         chat["template"] = template
     if form == "chat":
-        return {"kind": "chat", "fields": {"messages": said.get("messages_field", "messages")}, "chat": chat}
+        return {
+            "kind": "chat",
+            "fields": {"messages": said.get("messages_field", "messages")},
+            "chat": chat,
+        }
     if said.get("slice_strategy", "raise") != "raise":
-        into.differs(f"{path}.slice_strategy", "pairs that are too long are handled when rows are packed")
+        into.differs(
+            f"{path}.slice_strategy", "pairs that are too long are handled when rows are packed"
+        )
     into.differs(
         path,
         "chosen and rejected answers alternate as documents: with packing {unit: 2, long: drop}, the rejected ones"
@@ -176,7 +216,12 @@ def concat(
     for child, raw in children.items():
         child_path = f"{path}.children.{child}"
         part = component(
-            into, f"{name}/{child}", raw, cache_dir=cache_dir, chat_template=chat_template, path=child_path
+            into,
+            f"{name}/{child}",
+            raw,
+            cache_dir=cache_dir,
+            chat_template=chat_template,
+            path=child_path,
         )
         if part is not None:
             parts.append(part)
@@ -184,13 +229,21 @@ def concat(
         into.missing(path, "has no children: there is nothing to train on")
         return None
     if any("source" in part for part in parts):
-        into.missing(path, "caches of several sources: build each separately with headrace build SOURCE -o CACHE")
-    alike = [{key: value for key, value in part.items() if key not in ("cache", "source")} for part in parts]
+        into.missing(
+            path,
+            "caches of several sources: build each separately with headrace build SOURCE -o CACHE",
+        )
+    alike = [
+        {key: value for key, value in part.items() if key not in ("cache", "source")}
+        for part in parts
+    ]
     if any(one != alike[0] for one in alike):
         text = f"its children are packed or masked differently, but here all are treated like {next(iter(children))!r}:"
         text += " make each a separate component, with its share of the weight"
         into.missing(path, text, decides=True)
-    into.differs(path, f"one component over {len(parts)} caches, whose rows are numbered consecutively")
+    into.differs(
+        path, f"one component over {len(parts)} caches, whose rows are numbered consecutively"
+    )
     return {"cache": [part["cache"] for part in parts], **alike[0]}
 
 

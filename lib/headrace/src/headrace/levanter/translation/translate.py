@@ -81,10 +81,19 @@ def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str
     """The data config; translates lengths, batches and steps of a training config."""
     fields = dict(raw)
     if not isinstance(fields.get("data"), Mapping):
-        others = [name for name in fields if name in (*TRAINING, "type")]  # a type: a model or an optimizer
+        others = [
+            name for name in fields if name in (*TRAINING, "type")
+        ]  # a type: a model or an optimizer
         if others:
-            raise ConfigError("is missing", field="data", cure=f"There is {others[0]}, but no data config beside it.")
-        into.differs("train_seq_len", "not in a data config: set seq_len, batch_size and num_steps as in the trainer")
+            raise ConfigError(
+                "is missing",
+                field="data",
+                cure=f"There is {others[0]}, but no data config beside it.",
+            )
+        into.differs(
+            "train_seq_len",
+            "not in a data config: set seq_len, batch_size and num_steps as in the trainer",
+        )
         return fields, ""
     trainer = mapping_at(fields.get("trainer") or {}, "trainer")
     model = mapping_at(fields.get("model") or {}, "model")
@@ -95,32 +104,47 @@ def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str
         into.config["seq_len"] = whole_at(length, "train_seq_len")
     batch = trainer.get("train_batch_size")
     if isinstance(batch, list):
-        into.config["batch_size"] = dict(points(cast("list[Any]", batch), "trainer.train_batch_size"))
-    elif batch is not None and (rows := whole_at(batch, "trainer.train_batch_size")) > 0:  # -1: rows per device
+        into.config["batch_size"] = dict(
+            points(cast("list[Any]", batch), "trainer.train_batch_size")
+        )
+    elif (
+        batch is not None and (rows := whole_at(batch, "trainer.train_batch_size")) > 0
+    ):  # -1: rows per device
         into.config["batch_size"] = rows
     else:
-        into.differs("trainer.train_batch_size", "not set in rows: set batch_size as in the trainer")
+        into.differs(
+            "trainer.train_batch_size", "not set in rows: set batch_size as in the trainer"
+        )
     if trainer.get("num_train_steps") is not None:
         into.config["num_steps"] = whole_at(trainer["num_train_steps"], "trainer.num_train_steps")
     if fraction := fields.get("validation_split_fraction"):
         into.config["validation"] = {"fraction": number_at(fraction, "validation_split_fraction")}
         into.differs(
-            "validation_split_fraction", "whole blocks of each component, selected by a keyed hash; Levanter evaluates"
+            "validation_split_fraction",
+            "whole blocks of each component, selected by a keyed hash; Levanter evaluates",
         )
     seed = fields.get("data_seed")
-    into.config["seed"] = whole_at(trainer.get("seed") or 0 if seed is None else seed, "data_seed or trainer.seed")
+    into.config["seed"] = whole_at(
+        trainer.get("seed") or 0 if seed is None else seed, "data_seed or trainer.seed"
+    )
     return mapping_at(fields["data"], "data"), "data."
 
 
 def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
     raw = mapping_at(data.get("components") or {}, f"{prefix}components")
-    shared = {"cache_dir": data.get("cache_dir", "cache/"), "chat_template": data.get("chat_template")}
+    shared = {
+        "cache_dir": data.get("cache_dir", "cache/"),
+        "chat_template": data.get("chat_template"),
+    }
     weights = _stages_of(data, raw, prefix)
     components = into.config["components"] = {}
     for name, value in raw.items():
         path = f"{prefix}components.{name}"
         if not any(stage.get(name, 0) for _, stage in weights):
-            into.missing(path, "has no weight, so Levanter only evaluates on it; evaluation stays with Levanter")
+            into.missing(
+                path,
+                "has no weight, so Levanter only evaluates on it; evaluation stays with Levanter",
+            )
             continue
         fields = mapping_at(value, path)
         if str(fields.get("type", "cached")) == "concat":
@@ -135,12 +159,17 @@ def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None
         if part is not None:
             components[name] = part
     if not raw:
-        into.missing(f"{prefix}components", "names no source, so it is unknown what Levanter trains on")
+        into.missing(
+            f"{prefix}components", "names no source, so it is unknown what Levanter trains on"
+        )
 
 
-def _stages_of(data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str) -> list[tuple[int, dict[str, float]]]:
+def _stages_of(
+    data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str
+) -> list[tuple[int, dict[str, float]]]:
     """First step and weights, as floats, of each stage."""
-    by_step, path = data.get("train_weights"), f"{prefix}train_weights"
+    by_step = data.get("train_weights")
+    path = f"{prefix}train_weights"
     pairs = (
         points(by_step, path)
         if isinstance(by_step, list)
@@ -152,9 +181,13 @@ def _stages_of(data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str) -> 
         named = mapping_at(weights, at)
         for name, weight in named.items():
             if name not in raw:
-                raise ConfigError("is not a component", field=f"{at}.{name}", cure=did_you_mean(name, raw))
+                raise ConfigError(
+                    "is not a component", field=f"{at}.{name}", cure=did_you_mean(name, raw)
+                )
             named[name] = number_at(weight, f"{at}.{name}")
-        step = step if stages else 0  # Levanter's first stage applies from the start, whatever its step
+        step = (
+            step if stages else 0
+        )  # Levanter's first stage applies from the start, whatever its step
         stages.append((step, {name: weight for name, weight in named.items() if weight}))
     return stages
 
@@ -165,9 +198,14 @@ def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
     stages: list[tuple[int, dict[str, float]]] = []
     for step, weights in _stages_of(data, raw, prefix):
         if end is not None and step >= end:
-            into.differs(f"{prefix}train_weights", f"the stage from step {step} on is left out: the run ends at {end}")
+            into.differs(
+                f"{prefix}train_weights",
+                f"the stage from step {step} on is left out: the run ends at {end}",
+            )
             continue
-        stages.append((step, {name: w for name, w in weights.items() if name in into.config["components"]}))
+        stages.append(
+            (step, {name: w for name, w in weights.items() if name in into.config["components"]})
+        )
     if len(stages) == 1:
         for name, weight in stages[0][1].items():
             into.config["components"][name]["weight"] = weight
@@ -183,7 +221,9 @@ def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
 
 def _keeps_documents_apart(into: Translation, data: Mapping[str, Any], prefix: str) -> bool:
     """Whether attention ends with a document, which Levanter finds by packs and by end-of-text tokens."""
-    apart = flag_at(data.get("block_cross_document_attention", True), f"{prefix}block_cross_document_attention")
+    apart = flag_at(
+        data.get("block_cross_document_attention", True), f"{prefix}block_cross_document_attention"
+    )
     has_boundaries = data.get("tokenizer") != "passthrough" or any(
         "packing" in c for c in into.config["components"].values()
     )
@@ -191,13 +231,18 @@ def _keeps_documents_apart(into: Translation, data: Mapping[str, Any], prefix: s
 
 
 def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
-    path, shuffle = f"{prefix}shuffle", data.get("shuffle", _SHUFFLE)
+    path = f"{prefix}shuffle"
+    shuffle = data.get("shuffle", _SHUFFLE)
     if isinstance(shuffle, bool | int):
         if shuffle and data.get("permutation_type", "feistel") != "feistel":
-            into.missing(f"{prefix}permutation_type", f"full shuffles use Feistel, not {data['permutation_type']!r}")
+            into.missing(
+                f"{prefix}permutation_type",
+                f"full shuffles use Feistel, not {data['permutation_type']!r}",
+            )
         if shuffle is True:
             into.differs(
-                path, "a full shuffle reads a chunk for each row; leave shuffle out to read each chunk about once"
+                path,
+                "a full shuffle reads a chunk for each row; leave shuffle out to read each chunk about once",
             )
         return shuffle
     fields = mapping_at(shuffle, path)
@@ -207,7 +252,10 @@ def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
         "kept as a block shuffle, with which every host reads every block; leave shuffle out for the braid, which reads"
         " each block about once on any number of hosts",
     )
-    return {"kind": "block", **{name: fields.get(name, default) for name, default in _SHUFFLE.items()}}
+    return {
+        "kind": "block",
+        **{name: fields.get(name, default) for name, default in _SHUFFLE.items()},
+    }
 
 
 def _pack_all_or_none(into: Translation, prefix: str) -> None:
@@ -227,41 +275,60 @@ def _pack_all_or_none(into: Translation, prefix: str) -> None:
 def _tokenizer(into: Translation, data: Mapping[str, Any], prefix: str, sizes: Sizes) -> None:
     """Translates the tokenizer, if a cache must be built; existing caches record theirs."""
     components = into.config["components"].values()
-    name, path = str(data.get("tokenizer", "gpt2")), f"{prefix}tokenizer"
-    if not all("source" in one and sizes(one["cache"]) is None for one in components) or not components:
-        into.differs(path, f"not set ({name}): the tokenizer of the caches is used, which must be the same for all")
+    name = str(data.get("tokenizer", "gpt2"))
+    path = f"{prefix}tokenizer"
+    if (
+        not all("source" in one and sizes(one["cache"]) is None for one in components)
+        or not components
+    ):
+        into.differs(
+            path,
+            f"not set ({name}): the tokenizer of the caches is used, which must be the same for all",
+        )
         return
     if name == "passthrough":
         size = data.get("vocab_size")
         if not isinstance(size, int):
             cure = "Give the number of ids, which Levanter needs, too."
             raise ConfigError(
-                "is needed with a passthrough tokenizer", field=f"{prefix}vocab_size", value=size, cure=cure
+                "is needed with a passthrough tokenizer",
+                field=f"{prefix}vocab_size",
+                value=size,
+                cure=cure,
             )
         into.config["tokenizer"] = {"path": f"ids:{size}", "bos": "none", "eos": "none"}
         return
     eos = "auto" if flag_at(data.get("enforce_eos", True), f"{prefix}enforce_eos") else "none"
     into.config["tokenizer"] = {"path": name, "bos": "auto", "eos": eos}
     if eos == "none":
-        into.differs(f"{prefix}enforce_eos", "no token after documents, even if the tokenizer itself would add one")
+        into.differs(
+            f"{prefix}enforce_eos",
+            "no token after documents, even if the tokenizer itself would add one",
+        )
 
 
 def _budget(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
     """Translates simulated epoching: each source is reduced to the ratio of the two budgets."""
     experiment, target = (
-        whole_at(data[f"{name}_budget"], f"{prefix}{name}_budget") for name in ("experiment", "target")
+        whole_at(data[f"{name}_budget"], f"{prefix}{name}_budget")
+        for name in ("experiment", "target")
     )
-    path, fraction = f"{prefix}experiment_budget", experiment / max(target, 1)
+    path = f"{prefix}experiment_budget"
+    fraction = experiment / max(target, 1)
     if not 0 < experiment <= target:
         raise ConfigError(
-            f"must be positive and at most the target_budget of {target}", field=path, value=experiment,
+            f"must be positive and at most the target_budget of {target}",
+            field=path,
+            value=experiment,
             cure="Write the tokens of this run, and as target_budget those of the run that it simulates.",
-        )  # fmt: skip
+        )
     if data.get("max_train_batches") or data.get("num_validation_sequences"):
         raise ConfigError(
             "cannot be combined with max_train_batches or num_validation_sequences, as in Levanter",
-            field=path, value=experiment, cure="Keep one of them.",
-        )  # fmt: skip
+            field=path,
+            value=experiment,
+            cure="Keep one of them.",
+        )
     if experiment < target:
         into.config["subset"] = {"fraction": fraction, **_subset_choice(into)}
         into.differs(path, f"a subset of {fraction:.6g} of each source, repeated; {WHICH_ROWS}")
@@ -277,25 +344,38 @@ def _subset_choice(into: Translation) -> dict[str, Any]:
 def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
     """Translates Levanter's limits on the sizes of sources."""
     batch = into.config.get("batch_size")
-    first = batch if isinstance(batch, int) else next(iter(batch.values())) if isinstance(batch, dict) else None
+    first = (
+        batch
+        if isinstance(batch, int)
+        else next(iter(batch.values()))
+        if isinstance(batch, dict)
+        else None
+    )
     budgets = [data.get(name) for name in ("experiment_budget", "target_budget")]
     cut_rows = mapping_at(data.get("max_train_batches") or {}, f"{prefix}max_train_batches")
     if None not in budgets:
         _budget(into, data, prefix)
     elif any(budget is not None for budget in budgets):
         name = "experiment_budget" if budgets[1] is None else "target_budget"
-        into.differs(f"{prefix}{name}", "has no effect in Levanter without the other budget; left out")
+        into.differs(
+            f"{prefix}{name}", "has no effect in Levanter without the other budget; left out"
+        )
     for name, batches in cut_rows.items():
         path = f"{prefix}max_train_batches.{name}"
         rows = whole_at(batches, path) * (first or 0)
         if name not in into.config["components"]:
             into.differs(path, f"{name!r} is not a component trained on; left out, as in Levanter")
         elif first is None:
-            into.missing(path, f"{batches} batches of rows: set components.{name}.subset: {{rows: BATCHES x BATCH}}")
+            into.missing(
+                path,
+                f"{batches} batches of rows: set components.{name}.subset: {{rows: BATCHES x BATCH}}",
+            )
         else:
             into.config["components"][name]["subset"] = {"rows": rows, **_subset_choice(into)}
             into.differs(path, f"a subset of {rows:,} rows, repeated; {WHICH_ROWS}")
-    held_out = mapping_at(data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences")
+    held_out = mapping_at(
+        data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences"
+    )
     for name, rows in held_out.items():
         into.missing(
             f"{prefix}num_validation_sequences.{name}",
@@ -330,5 +410,10 @@ def _without_counterpart(into: Translation, data: Mapping[str, Any], prefix: str
             "write the lengths of all phases as seq_len: {0: 4096, STEP: 32768}; sources continue where they stopped",
             decides=True,
         )
-    if data.get("chat_template") and not any("source" in one for one in into.config["components"].values()):
-        into.differs(f"{prefix}chat_template", "used when conversations are tokenized; these caches are already built")
+    if data.get("chat_template") and not any(
+        "source" in one for one in into.config["components"].values()
+    ):
+        into.differs(
+            f"{prefix}chat_template",
+            "used when conversations are tokenized; these caches are already built",
+        )

@@ -113,15 +113,21 @@ def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) ->
     }
     for what, setting in unknown.items():
         if setting:
-            raise ConfigError(f"knows no {what}", field="policy", value=policy, cure="Use policy: quota.")
+            raise ConfigError(
+                f"knows no {what}", field="policy", value=policy, cure="Use policy: quota."
+            )
     if not blend.is_constant:
         problem = "knows constant weights only, and these change with the step"
         raise ConfigError(problem, field="policy", value=policy, cure="Use policy: quota.")
-    if blend.flat is not None:  # as written: the originals normalise themselves, and twice is not the same to the bit
+    if (
+        blend.flat is not None
+    ):  # as written: the originals normalise themselves, and twice is not the same to the bit
         weights = [w.points[0][1] * w.scale for w in blend.flat]
     else:
         weights = blend.at(np.zeros(1, np.int64))[0].tolist()
-    by_name = dict(zip(blend.names, weights, strict=True))  # the blend may list its leaves in another order
+    by_name = dict(
+        zip(blend.names, weights, strict=True)
+    )  # the blend may list its leaves in another order
     return [by_name.get(name, 0.0) for name in inputs.names]
 
 
@@ -129,7 +135,9 @@ def equal_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) ->
     """Raises ConfigError for what :func:`stage_weights` refuses, or for weights that differ."""
     if len(set(stage_weights(inputs, policy, limits=limits))) > 1:
         cure = "Give equal weights, or none."
-        raise ConfigError("takes no weights: sizes or tokens decide", field="policy", value=policy, cure=cure)
+        raise ConfigError(
+            "takes no weights: sizes or tokens decide", field="policy", value=policy, cure=cure
+        )
 
 
 def constant_weights(weights: Sequence[float | Weight], policy: str) -> list[float]:
@@ -143,7 +151,9 @@ def constant_weights(weights: Sequence[float | Weight], policy: str) -> list[flo
                 raise ConfigError(problem, field=weight.path, value=weight.to_config(), cure=cure)
             values.append(weight.points[0][1] * weight.scale)
         elif not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError("must be finite and not negative", field=f"weights[{i}]", value=weight)
+            raise ConfigError(
+                "must be finite and not negative", field=f"weights[{i}]", value=weight
+            )
         else:
             values.append(float(weight))
     if not any(values):

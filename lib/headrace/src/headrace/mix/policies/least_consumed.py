@@ -108,7 +108,10 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         start_counts: Sequence[int] | None = None,
         stages: Sequence[tuple[int, Sequence[int]]] | None = None,
     ) -> None:
-        self._lengths = [x if isinstance(x, Equal | InOrder) else Listed(np.asarray(x, np.int64)) for x in lengths]
+        self._lengths = [
+            x if isinstance(x, Equal | InOrder) else Listed(np.asarray(x, np.int64))
+            for x in lengths
+        ]
         self._samples = [x.samples for x in self._lengths]
         finite = [n for n in self._samples if n is not None]
         total = sum(finite) if len(finite) == len(self._samples) else None
@@ -116,17 +119,28 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         listed = [x.lengths.min(initial=0) for x in self._lengths if isinstance(x, Listed)]
         negative = min([*equal, *listed], default=0) < 0
         if total == 0 or negative:
-            raise ConfigError("must hold at least one sample, none of negative length", field="lengths")
+            raise ConfigError(
+                "must hold at least one sample, none of negative length", field="lengths"
+            )
         if start_counts is not None and len(start_counts) != len(self._lengths):
-            raise ConfigError("needs one count a source", field="start_counts", value=list(start_counts))
-        self._start = tuple(int(c) for c in start_counts) if start_counts else (0,) * len(self._lengths)
+            raise ConfigError(
+                "needs one count a source", field="start_counts", value=list(start_counts)
+            )
+        self._start = (
+            tuple(int(c) for c in start_counts) if start_counts else (0,) * len(self._lengths)
+        )
         self._seed = seed
         self._members = dict(stages or [(0, range(len(self._lengths)))])
         super().__init__(len(self._lengths), batch)
         self.length = self._end()
 
     def initial_state(self) -> PlanState:
-        return self._start, (0,) * len(self._lengths), tuple(self._members[0]), random.Random(self._seed).getstate()
+        return (
+            self._start,
+            (0,) * len(self._lengths),
+            tuple(self._members[0]),
+            random.Random(self._seed).getstate(),
+        )
 
     def _end(self) -> int | None:
         """Samples until a stage has none left; found by walking to the last stage whose sources all have an end."""
@@ -135,21 +149,30 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
             if None in (samples := [self._samples[d] for d in members]):
                 continue
             drawn = self.counts_before(first) if first else np.zeros(self.components, np.int64)
-            remaining = sum(n - int(drawn[d]) for d, n in zip(members, samples, strict=True) if n is not None)
+            remaining = sum(
+                n - int(drawn[d]) for d, n in zip(members, samples, strict=True) if n is not None
+            )
             if stop is None or remaining < stop - first:
                 return first + remaining
         return None
 
     def walk(self, state: PlanState, first: int, n: int) -> tuple[list[int], PlanState]:
         missing = (0,) * (len(self._lengths) - len(state[0]))  # an anchor from before an amendment
-        walk = _Walk(self._lengths, [*state[0], *missing], [*state[1], *missing], list(state[2]), state[3])
+        walk = _Walk(
+            self._lengths, [*state[0], *missing], [*state[1], *missing], list(state[2]), state[3]
+        )
         for border in (*(at for at in self._members if first < at < first + n), first + n):
             at = first + len(walk.drawn)
             if 0 < at < border and at in self._members:
                 walk.join(self._members[at])
             if not walk.draw(border - first):
                 break
-        return walk.drawn, (tuple(walk.tokens), tuple(walk.rows), tuple(walk.active), walk.rng.getstate())
+        return walk.drawn, (
+            tuple(walk.tokens),
+            tuple(walk.rows),
+            tuple(walk.active),
+            walk.rng.getstate(),
+        )
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         if len(self._members) > 1 and self.length is not None:
@@ -168,13 +191,23 @@ class _Walk:
     """
 
     def __init__(
-        self, lengths: Sequence[_Lengths], tokens: list[int], rows: list[int], active: list[int], ties: tuple[Any, ...]
+        self,
+        lengths: Sequence[_Lengths],
+        tokens: list[int],
+        rows: list[int],
+        active: list[int],
+        ties: tuple[Any, ...],
     ) -> None:
-        self._lengths, self.tokens, self.rows, self.active = lengths, tokens, rows, active
+        self._lengths = lengths
+        self.tokens = tokens
+        self.rows = rows
+        self.active = active
         self.rng = random.Random()
         self.rng.setstate(ties)
         self.drawn: list[int] = []
-        self._ahead = dict.fromkeys(range(len(lengths)), np.zeros(0, np.int64))  # of samples that were not drawn yet
+        self._ahead = dict.fromkeys(
+            range(len(lengths)), np.zeros(0, np.int64)
+        )  # of samples that were not drawn yet
 
     def join(self, members: Sequence[int]) -> None:
         """Sets the sources in use; the tokens of new ones rise to the smallest count of those that stay."""
@@ -195,9 +228,11 @@ class _Walk:
 
     def _look_ahead(self, samples: int) -> None:
         for d in self.active:
-            lookahead, fair = self._ahead[d], samples // len(self.active) + 16
+            lookahead = self._ahead[d]
+            fair = samples // len(self.active) + 16
             if lookahead.size < fair // 2:
-                first, most = self.rows[d] + lookahead.size, self._lengths[d].samples
+                first = self.rows[d] + lookahead.size
+                most = self._lengths[d].samples
                 until = first + fair if most is None else min(first + fair, most)
                 self._ahead[d] = np.concatenate([lookahead, self._lengths[d].between(first, until)])
 
@@ -209,7 +244,9 @@ class _Walk:
         source = np.repeat(np.arange(len(turns)), [len(one) for one in turns])
         turn = np.concatenate([np.zeros(0, np.int64), *turns])
         order = np.argsort(turn, kind="stable")
-        drawn = self._ties_broken(turn[order], np.asarray(self.active)[source[order]].tolist(), stop - len(self.drawn))
+        drawn = self._ties_broken(
+            turn[order], np.asarray(self.active)[source[order]].tolist(), stop - len(self.drawn)
+        )
         self.drawn += drawn
         for d, samples in Counter(drawn).items():
             self.tokens[d] += int(self._ahead[d][:samples].sum())
@@ -217,7 +254,9 @@ class _Walk:
             self._ahead[d] = self._ahead[d][samples:]
         return bool(drawn)
 
-    def _ties_broken(self, turn: Int64[np.ndarray, " n"], sources: list[int], samples: int) -> list[int]:
+    def _ties_broken(
+        self, turn: Int64[np.ndarray, " n"], sources: list[int], samples: int
+    ) -> list[int]:
         """The first ``samples`` sources by rising turns; equal turns are in the order of the tie draw."""
         begins = np.flatnonzero(np.diff(turn, prepend=-1))
         sizes = np.diff(begins, append=turn.size)
@@ -260,12 +299,17 @@ class LeastConsumedFirst(PolicyKind):
         for stage in inputs.stages:
             alone = dataclasses.replace(inputs, names=stage.blend.names, stages=[stage])
             equal_weights(alone, "least_consumed", limits=True)
-        samples: Sequence[Equal | InOrder] = [Equal(inputs.tokens, limit) for limit in inputs.limits]
+        samples: Sequence[Equal | InOrder] = [
+            Equal(inputs.tokens, limit) for limit in inputs.limits
+        ]
         if inputs.lengths is not None:
             samples = [InOrder(*one) for one in zip(inputs.lengths, inputs.limits, strict=True)]
         numbers = {name: number for number, name in enumerate(inputs.names)}
         stages = [
-            (inputs.batch.rows_at(stage.first_step)[0], [numbers[name] for name in stage.blend.names])
+            (
+                inputs.batch.rows_at(stage.first_step)[0],
+                [numbers[name] for name in stage.blend.names],
+            )
             for stage in inputs.stages
         ]
         return LeastConsumedPlan(samples, inputs.batch, stages=stages)

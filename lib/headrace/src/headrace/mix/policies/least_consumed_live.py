@@ -53,9 +53,13 @@ class LeastConsumed:
         baseline: str = "live",
     ) -> None:
         if not specs or len(set(specs)) != len(specs):
-            raise ConfigError("must name at least one source, each once", field="specs", value=list(specs))
+            raise ConfigError(
+                "must name at least one source, each once", field="specs", value=list(specs)
+            )
         if baseline not in ("live", "saved"):
-            raise ConfigError("is no baseline", field="baseline", value=baseline, cure="Use 'live' or 'saved'.")
+            raise ConfigError(
+                "is no baseline", field="baseline", value=baseline, cure="Use 'live' or 'saved'."
+            )
         self.specs = tuple(specs)
         self._rng = random.Random(seed)
         self.rows, tokens, seeded = _read_state(state)
@@ -64,15 +68,22 @@ class LeastConsumed:
             self.rows.setdefault(spec, 0)
             self.tokens.setdefault(spec, 0)
         exhausted = _exhausted(state)
-        self._active = [d for d, spec in enumerate(specs) if spec not in exhausted] or list(range(len(specs)))
-        present = [tokens[s] for s in (tokens if baseline == "saved" else self._live()) if s in tokens]
-        smallest = min(present or tokens.values(), default=0)  # no token offsets at all: an old state, all start at 0
+        self._active = [d for d, spec in enumerate(specs) if spec not in exhausted] or list(
+            range(len(specs))
+        )
+        present = [
+            tokens[s] for s in (tokens if baseline == "saved" else self._live()) if s in tokens
+        ]
+        smallest = min(
+            present or tokens.values(), default=0
+        )  # no token offsets at all: an old state, all start at 0
         new = {spec for spec in specs if spec not in tokens} if smallest > 0 else set[str]()
         for spec in new | (seeded & self.tokens.keys()):
             self.tokens[spec] = max(self.tokens[spec], smallest)
         self.seeded: list[str] = sorted(seeded | new)
         """Sources that did not start at 0 but at the smallest count of the others."""
-        self._started_rows, self._started_tokens = dict(self.rows), dict(self.tokens)
+        self._started_rows = dict(self.rows)
+        self._started_tokens = dict(self.tokens)
         self._resume_ties(state)
 
     def _live(self) -> list[str]:
@@ -92,7 +103,9 @@ class LeastConsumed:
         try:
             self._rng.setstate((saved[0], tuple(saved[1]), saved[2]))
         except (TypeError, ValueError, IndexError, KeyError) as e:
-            raise ConfigError("is no state of the tie draw", field="tie_rng", value=type(saved).__name__) from e
+            raise ConfigError(
+                "is no state of the tie draw", field="tie_rng", value=type(saved).__name__
+            ) from e
 
     def pick(self) -> str | None:
         """The source of the next sample; None when all are exhausted. Call it once per sample: ties use up draws."""
@@ -107,7 +120,12 @@ class LeastConsumed:
             ConfigError: an unknown source; a negative number of tokens.
         """
         if tokens < 0:
-            raise ConfigError("cannot be negative", field="tokens", value=tokens, cure="Count the sample's tokens.")
+            raise ConfigError(
+                "cannot be negative",
+                field="tokens",
+                value=tokens,
+                cure="Count the sample's tokens.",
+            )
         self.rows[self._check_spec(spec)] += 1
         self.tokens[spec] += tokens
 
@@ -133,19 +151,25 @@ class LeastConsumed:
         version, words, gauss = self._rng.getstate()
         state: dict[str, Any] = {
             "datasets": [
-                {"spec": s, "row_offset": self.rows[s], "token_offset": counts[s]} for s in (*self.specs, *others)
+                {"spec": s, "row_offset": self.rows[s], "token_offset": counts[s]}
+                for s in (*self.specs, *others)
             ],
             "tie_rng": [version, list(words), gauss],
         }
         if raised or self.seeded:
             state["seeded_specs"] = sorted(raised | set(self.seeded))
         if len(self._active) < len(self.specs):
-            state["exhausted_specs"] = [s for d, s in enumerate(self.specs) if d not in self._active]
+            state["exhausted_specs"] = [
+                s for d, s in enumerate(self.specs) if d not in self._active
+            ]
         return state
 
     def consumed(self) -> dict[str, tuple[int, int]]:
         """Rows and tokens of each source in use since the start of this run, for the sum over ranks."""
-        return {s: (self.rows[s] - self._started_rows[s], self.tokens[s] - self._started_tokens[s]) for s in self.specs}
+        return {
+            s: (self.rows[s] - self._started_rows[s], self.tokens[s] - self._started_tokens[s])
+            for s in self.specs
+        }
 
     def sum_over_ranks(self, consumed: Iterable[Mapping[str, tuple[int, int]]]) -> None:
         """Set the counts to those of all ranks together.
@@ -170,7 +194,9 @@ class LeastConsumed:
         for rank, counts in enumerate(everyone):
             if set(counts) != set(self.specs):
                 cure = f"Expected {self.specs}."
-                raise ConfigError("has other sources", field=f"consumed[{rank}]", value=sorted(counts), cure=cure)
+                raise ConfigError(
+                    "has other sources", field=f"consumed[{rank}]", value=sorted(counts), cure=cure
+                )
         for s in self.specs:
             self._started_rows[s] += sum(c[s][0] for c in everyone)
             self._started_tokens[s] += sum(c[s][1] for c in everyone)
@@ -207,9 +233,16 @@ def build_interleaved_dataset(
         ['a', 'b', 'b', 'b', 'a']
     """
     if mix is not None and token_counts is not None:
-        raise ConfigError("is part of mix", field="token_counts", value=dict(token_counts), cure="Give one of the two.")
+        raise ConfigError(
+            "is part of mix",
+            field="token_counts",
+            value=dict(token_counts),
+            cure="Give one of the two.",
+        )
     if mix is None:
-        counts = token_counts or {}  # a source without a count is new: it starts at the smallest of the others
+        counts = (
+            token_counts or {}
+        )  # a source without a count is new: it starts at the smallest of the others
         for spec, n in counts.items():
             if spec not in sources or n < 0:
                 what = "is no source" if spec not in sources else "cannot be negative"
@@ -218,12 +251,19 @@ def build_interleaved_dataset(
         state = {"datasets": [{"spec": s, "token_offset": int(n)} for s, n in counts.items()]}
         mix = LeastConsumed(list(sources), seed, state)
     if set(sources) != set(mix.specs):
-        raise ConfigError("are not those of mix", field="sources", value=sorted(sources), cure=f"Expected {mix.specs}.")
+        raise ConfigError(
+            "are not those of mix",
+            field="sources",
+            value=sorted(sources),
+            cure=f"Expected {mix.specs}.",
+        )
     return _interleave(sources, count_tokens, mix)
 
 
 def _interleave(
-    sources: Mapping[str, Iterable[Sample]], count_tokens: Callable[[Sample], int], mix: LeastConsumed
+    sources: Mapping[str, Iterable[Sample]],
+    count_tokens: Callable[[Sample], int],
+    mix: LeastConsumed,
 ) -> Iterator[tuple[str, Sample]]:
     streams = {spec: iter(sources[spec]) for spec in mix.specs}
     while (spec := mix.pick()) is not None:
@@ -254,7 +294,9 @@ def _read_state(state: Mapping[str, Any] | None) -> tuple[dict[str, int], dict[s
         seeded = set(cast(Iterable[str], (state or {}).get("seeded_specs", ())))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         cure = 'It looks like {"datasets": [{"spec": "docs", "row_offset": 0, "token_offset": 0}]}.'
-        raise ConfigError(f"is no state of this mixture ({e})", field="resume_state", value=state, cure=cure) from e
+        raise ConfigError(
+            f"is no state of this mixture ({e})", field="resume_state", value=state, cure=cure
+        ) from e
     return rows, tokens, seeded
 
 
@@ -278,4 +320,6 @@ def cap_resume_rows(rows: Mapping[str, int], totals: Mapping[str, int]) -> dict[
     """
     capped = {s: totals[s] for s in rows if totals.get(s)}
     passes = min((rows[s] // n for s, n in capped.items()), default=0)
-    return {s: min(r - passes * capped[s], capped[s]) if s in capped else r for s, r in rows.items()}
+    return {
+        s: min(r - passes * capped[s], capped[s]) if s in capped else r for s, r in rows.items()
+    }

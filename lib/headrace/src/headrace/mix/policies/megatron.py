@@ -9,7 +9,13 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import PolicyInputs, PolicyKind, constant_weights, equal_weights, stage_weights
+from headrace.mix.policies.kind import (
+    PolicyInputs,
+    PolicyKind,
+    constant_weights,
+    equal_weights,
+    stage_weights,
+)
 from headrace.mix.policies.sequence import SequencePolicy
 from headrace.mix.schedule import BatchSchedule, Weight
 from headrace.mix.shares import UNLIMITED, sum_of_weights
@@ -23,7 +29,11 @@ class _LargestShortfall(SequencePolicy[tuple[int, ...]]):
     """
 
     def __init__(
-        self, weights: np.ndarray, supply: Int64[np.ndarray, " d"], batch: BatchSchedule, length: int | None = None
+        self,
+        weights: np.ndarray,
+        supply: Int64[np.ndarray, " d"],
+        batch: BatchSchedule,
+        length: int | None = None,
     ) -> None:
         self._weights: Float64[np.ndarray, " d"] = weights / weights.sum()
         self._supply = supply
@@ -59,7 +69,8 @@ class GreedyBlend(_LargestShortfall):
         array([0, 1, 2, 0, 1, 0, 2, 0, 1, 0], dtype=int32)
     """
 
-    name, follows_sizes = "greedy", False
+    name = "greedy"
+    follows_sizes = False
 
     def __init__(self, weights: Sequence[float | Weight], batch: BatchSchedule) -> None:
         values = np.array(constant_weights(weights, "greedy"))
@@ -83,7 +94,9 @@ class ExhaustiveBlend(_LargestShortfall):
 
     def __init__(self, sizes: Sequence[int], batch: BatchSchedule) -> None:
         if not sizes or min(sizes) < 0 or sum(sizes) == 0:
-            raise ConfigError("must hold at least one example, none negative", field="sizes", value=list(sizes))
+            raise ConfigError(
+                "must hold at least one example, none negative", field="sizes", value=list(sizes)
+            )
         supply = np.array(sizes, np.int64)
         super().__init__(supply, supply, batch, int(supply.sum()))
 
@@ -107,11 +120,15 @@ class Exhaustive(PolicyKind):
         sizes = [size for size in inputs.sizes if size is not None]
         if len(sizes) < len(inputs.sizes):
             cure = "Leave out repeat()."
-            raise ConfigError("needs components with an end", field="policy", value="exhaustive", cure=cure)
+            raise ConfigError(
+                "needs components with an end", field="policy", value="exhaustive", cure=cure
+            )
         return ExhaustiveBlend(sizes, inputs.batch)
 
 
-def megatron_sizes(weights: Sequence[float], targets: Sequence[int], surplus: float = 0.005) -> list[list[int]]:
+def megatron_sizes(
+    weights: Sequence[float], targets: Sequence[int], surplus: float = 0.005
+) -> list[list[int]]:
     """``[dataset][split]`` samples that Megatron-LM requests, ``ceil(ceil(target * weight) * (1 + surplus))``.
 
     The surplus ensures that rounding in the blend never exhausts a dataset.
@@ -124,7 +141,9 @@ def megatron_sizes(weights: Sequence[float], targets: Sequence[int], surplus: fl
         [[503, 51, 6], [302, 31, 4], [201, 21, 3]]
     """
     total = sum_of_weights(weights)
-    return [[math.ceil(math.ceil(t * (w / total)) * (1 + surplus)) for t in targets] for w in weights]
+    return [
+        [math.ceil(math.ceil(t * (w / total)) * (1 + surplus)) for t in targets] for w in weights
+    ]
 
 
 def megatron_splits(split: str) -> list[tuple[float, float] | None]:
@@ -140,12 +159,16 @@ def megatron_splits(split: str) -> list[tuple[float, float] | None]:
     try:
         parts = [float(x) for x in split.split(",")]
     except ValueError:
-        raise ConfigError("is not a list of numbers", field="split", value=split, cure='E.g. "969,30,1".') from None
+        raise ConfigError(
+            "is not a list of numbers", field="split", value=split, cure='E.g. "969,30,1".'
+        ) from None
     parts += [0.0] * (3 - len(parts))
     total = sum_of_weights(parts, "split")
-    ends, spans = 0.0, list[tuple[float, float] | None]()
+    ends = 0.0
+    spans = list[tuple[float, float] | None]()
     for part in parts:
-        begin, ends = ends, ends + part / total
+        begin = ends
+        ends = ends + part / total
         spans.append((begin, ends) if part else None)
     return spans
 

@@ -28,7 +28,13 @@ from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError, check_at_least, did_you_mean
 from headrace.mix.blend import Blend
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind, constant_weights, stage_weights
+from headrace.mix.policies.kind import (
+    MixturePlan,
+    PolicyInputs,
+    PolicyKind,
+    constant_weights,
+    stage_weights,
+)
 from headrace.mix.policies.sequence import STRETCH, SequencePolicy
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import BatchSchedule, Weight
@@ -58,7 +64,11 @@ class PlannedStage:
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, bool) or self.tokens < 0 or self.tokens != int(self.tokens):
-            raise ConfigError("must be a whole number from 0 up", field=f"stages.{self.name}.tokens", value=self.tokens)
+            raise ConfigError(
+                "must be a whole number from 0 up",
+                field=f"stages.{self.name}.tokens",
+                value=self.tokens,
+            )
         constant_weights(list(self.weights.values()), "staged")
 
 
@@ -98,26 +108,40 @@ class StagePlan:
         (('web', 'code'), (40, 10), ((30, 10), (0, 10)))
     """
 
-    def __init__(self, stages: Sequence[PlannedStage], example_tokens: int, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[PlannedStage],
+        example_tokens: int,
+        names: Sequence[str] | None = None,
+    ) -> None:
         if not stages or len({s.name for s in stages}) != len(stages):
             names = [s.name for s in stages]
-            raise ConfigError("needs at least one stage, names distinct", field="stages", value=names)
+            raise ConfigError(
+                "needs at least one stage, names distinct", field="stages", value=names
+            )
         check_at_least("example_tokens", example_tokens)
-        self.stages, self.example_tokens = tuple(stages), example_tokens
+        self.stages = tuple(stages)
+        self.example_tokens = example_tokens
         sources = tuple(dict.fromkeys(name for s in stages for name in s.weights))
         self.names: tuple[str, ...] = sources if names is None else tuple(names)
         """All sources, in the order in which they are numbered."""
         if len(set(self.names)) != len(self.names) or set(sources) != set(self.names):
             cure = f"Give {sources}."
-            raise ConfigError("are not those of the stages", field="names", value=list(self.names), cure=cure)
+            raise ConfigError(
+                "are not those of the stages", field="names", value=list(self.names), cure=cure
+            )
         self.examples: tuple[int, ...] = tuple(s.tokens // example_tokens for s in stages)
         """Examples of each stage."""
         for stage, examples in zip(self.stages, self.examples, strict=True):
             if examples == 0:
                 problem = f"holds no example of {example_tokens} tokens"
                 cure = "Give it more tokens or leave it out."
-                raise ConfigError(problem, field=f"stages.{stage.name}.tokens", value=stage.tokens, cure=cure)
-        self.quotas: tuple[tuple[int, ...], ...] = tuple(map(self._quotas, self.stages, self.examples))
+                raise ConfigError(
+                    problem, field=f"stages.{stage.name}.tokens", value=stage.tokens, cure=cure
+                )
+        self.quotas: tuple[tuple[int, ...], ...] = tuple(
+            map(self._quotas, self.stages, self.examples)
+        )
         """Examples of each source in each stage, by largest remainder (of equals, the stage's first source)."""
 
     def _quotas(self, stage: PlannedStage, examples: int) -> tuple[int, ...]:
@@ -131,13 +155,19 @@ class StagePlan:
         Raises:
             ConfigError: the names are not those of the stages.
         """
-        return self if self.names == tuple(names) else StagePlan(self.stages, self.example_tokens, names)
+        return (
+            self
+            if self.names == tuple(names)
+            else StagePlan(self.stages, self.example_tokens, names)
+        )
 
     def mixture(self, batch: BatchSchedule) -> MixturePlan:
         """The plan with its stages at the steps that contain their first examples, for code that counts in steps."""
         stages = [
             Stage(step, Blend(dict(stage.weights), f"stages[{k}].weights"), stage.name)
-            for k, (stage, step) in enumerate(zip(self.stages, StageStream(self, batch).first_steps(), strict=True))
+            for k, (stage, step) in enumerate(
+                zip(self.stages, StageStream(self, batch).first_steps(), strict=True)
+            )
         ]
         return MixturePlan(tuple(stages), self.make)
 
@@ -149,7 +179,9 @@ class StagePlan:
         """
         if any(limit is not None for limit in inputs.limits):
             problem = "brings its own policy, and knows no limits"
-            raise ConfigError(problem, field="weights", value="StagePlan", cure="Use Stage with limits.")
+            raise ConfigError(
+                problem, field="weights", value="StagePlan", cure="Use Stage with limits."
+            )
         return StageStream(self, inputs.batch)
 
     @property
@@ -174,7 +206,8 @@ class StageStream(SequencePolicy[StageState]):
         [0, 1, 2, 0, 0, 1, 0, 2, 1, 0, 2, 2, 2]
     """
 
-    name, follows_sizes = "quota", False
+    name = "quota"
+    follows_sizes = False
 
     def __init__(self, plan: StagePlan, batch: BatchSchedule) -> None:
         self.plan = plan
@@ -199,7 +232,9 @@ class StageStream(SequencePolicy[StageState]):
     def _walk_stage(self, state: StageState, n: int) -> tuple[list[int], StageState]:
         """Up to ``n`` examples of the state's stage. A source that has met its quota is charged, but skipped."""
         stage, start, so_far = state
-        ids, quotas, emitted = self._ids[stage], self.plan.quotas[stage], list(so_far)
+        ids = self._ids[stage]
+        quotas = self.plan.quotas[stage]
+        emitted = list(so_far)
         n = min(n, self.plan.examples[stage] - sum(emitted))
         draws: Iterator[tuple[int, list[int]]] = smooth_draws(self._fp[stage], start)
         drawn: list[int] = []
@@ -237,7 +272,8 @@ class Swrr(PolicyKind):
 
     def check(self, config: MixtureConfig) -> None:
         if config.stages and len(config.phases) > 1:
-            problem, cure = "does not go with a seq_len that changes", "Use policy: quota with stages."
+            problem = "does not go with a seq_len that changes"
+            cure = "Use policy: quota with stages."
             raise ConfigError(problem, field="policy", value="swrr", cure=cure)
 
     def run_steps(self, config: MixtureConfig) -> int | None:
@@ -245,7 +281,9 @@ class Swrr(PolicyKind):
         if not config.stages:
             return super().run_steps(config)
         try:
-            examples = sum(smooth_plan(config.stages, [*config.components], config.phases[0][1]).examples)
+            examples = sum(
+                smooth_plan(config.stages, [*config.components], config.phases[0][1]).examples
+            )
         except ConfigError:  # said where the plan is made
             return super().run_steps(replace(config, stages=()))
         end = int(config.batch.step_of(np.array([examples - 1]))[0]) + 1
@@ -260,17 +298,26 @@ class Swrr(PolicyKind):
             for field, value in (("weight", weight), ("max_share", config.max_share.get(name))):
                 if value is not None:
                     path = f"components.{name}.{field}"
-                    raise ConfigError("does not go with stages of policy swrr", field=path, cure="Use policy: quota.")
+                    raise ConfigError(
+                        "does not go with stages of policy swrr",
+                        field=path,
+                        cure="Use policy: quota.",
+                    )
         if any(amendment.changes_mixture for amendment in config.amendments):
-            problem, cure = "do not go with stages of policy swrr", "Use policy: quota with stages."
+            problem = "do not go with stages of policy swrr"
+            cure = "Use policy: quota with stages."
             raise ConfigError(problem, field="amendments", cure=cure)
-        return smooth_plan(config.stages, [*config.components], config.phases[0][1]).mixture(config.batch)
+        return smooth_plan(config.stages, [*config.components], config.phases[0][1]).mixture(
+            config.batch
+        )
 
     def make(self, inputs: PolicyInputs) -> SmoothRoundRobin:
         return SmoothRoundRobin(stage_weights(inputs, "swrr"), inputs.batch)
 
 
-def smooth_plan(stages: Sequence[StageConfig], names: Sequence[str], example_tokens: int) -> StagePlan:
+def smooth_plan(
+    stages: Sequence[StageConfig], names: Sequence[str], example_tokens: int
+) -> StagePlan:
     """Nmoe's plan of stages over all components, ``names``, for ``policy: swrr``.
 
     Raises:
@@ -285,10 +332,16 @@ def smooth_plan(stages: Sequence[StageConfig], names: Sequence[str], example_tok
         path = f"stages[{number}]"
         if stage.step is not None or stage.tokens is None:
             cure = "Give it tokens, or use policy: quota, without compat."
-            raise ConfigError("must have tokens and no step with policy swrr", field=path, cure=cure)
+            raise ConfigError(
+                "must have tokens and no step with policy swrr", field=path, cure=cure
+            )
         for name, weight in stage.weights.items():
             if name not in names:
-                raise ConfigError("is not a component", field=f"{path}.weights.{name}", cure=did_you_mean(name, names))
+                raise ConfigError(
+                    "is not a component",
+                    field=f"{path}.weights.{name}",
+                    cure=did_you_mean(name, names),
+                )
             if isinstance(weight, bool) or not isinstance(weight, int | float):
                 cure = "Write a number, or use policy: quota, without compat."
                 problem = "must be a plain number with policy swrr"
@@ -316,7 +369,8 @@ class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
         array([0, 1, 2, 0, 0, 1, 0, 2, 1, 0], dtype=int32)
     """
 
-    name, follows_sizes = "swrr", False
+    name = "swrr"
+    follows_sizes = False
 
     def __init__(self, weights: Sequence[float | Weight], batch: BatchSchedule) -> None:
         self.weights_fp = fixed_point_weights(constant_weights(weights, "swrr"))
@@ -327,7 +381,8 @@ class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
         return (0,) * len(self.weights_fp)
 
     def walk(self, state: tuple[int, ...], first: int, n: int) -> tuple[list[int], tuple[int, ...]]:
-        draws, credits_ = smooth_draws(self.weights_fp, state), state
+        draws = smooth_draws(self.weights_fp, state)
+        credits_ = state
         drawn: list[int] = []
         for _ in range(n):
             k, credits_ = next(draws)
@@ -365,9 +420,12 @@ class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
         return index % self.period
 
 
-def smooth_draws(weights_fp: Sequence[int], credit: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+def smooth_draws(
+    weights_fp: Sequence[int], credit: Sequence[int]
+) -> Iterator[tuple[int, list[int]]]:
     """Endless draws of smooth weighted round robin: (component, credits after it); the list is reused."""
-    total, now = sum(weights_fp), list(credit)
+    total = sum(weights_fp)
+    now = list(credit)
     while True:
         now = [c + w for c, w in zip(now, weights_fp, strict=True)]
         k = now.index(max(now))

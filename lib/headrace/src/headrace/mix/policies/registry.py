@@ -62,9 +62,13 @@ def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: in
     """Raises ConfigError for a unit that the policy does not support, alone or with several row lengths."""
     if counted is not None and phases > 1:
         cure = "Use unit: tokens, or keep one seq_len."
-        raise ConfigError("does not go with a seq_len that changes", field="unit", value=unit, cure=cure)
+        raise ConfigError(
+            "does not go with a seq_len that changes", field="unit", value=unit, cure=cure
+        )
     if counted is not None and not policy_kind(policy).counts_tokens:
-        cure = "Use policy: quota or least_consumed; or unit: tokens, which counts the places of rows."
+        cure = (
+            "Use policy: quota or least_consumed; or unit: tokens, which counts the places of rows."
+        )
         raise ConfigError(f"is not known to policy: {policy}", field="unit", value=unit, cure=cure)
 
 
@@ -83,12 +87,16 @@ def plan_of(
     if isinstance(weights, StagePlan | MixturePlan):
         if policy != "quota":
             kind = type(weights).__name__
-            raise ConfigError("brings its own policy", field="weights", value=kind, cure="Leave out policy.")
+            raise ConfigError(
+                "brings its own policy", field="weights", value=kind, cure="Leave out policy."
+            )
         return weights if isinstance(weights, MixturePlan) else weights.over(names).mixture(batch)
     if isinstance(weights, Mapping):
         weights = Blend(weights)
     stages = [Stage(0, weights)] if isinstance(weights, Blend) else weights
     if not all(isinstance(stage, Stage) for stage in stages):
         cure = "Give a weight for each component: {'web': 3, 'code': 1}."
-        raise ConfigError("is neither a mapping nor a list of stages", field="weights", value=weights, cure=cure)
+        raise ConfigError(
+            "is neither a mapping nor a list of stages", field="weights", value=weights, cure=cure
+        )
     return MixturePlan(tuple(stages), policy_kind(policy).make)

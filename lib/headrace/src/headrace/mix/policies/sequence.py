@@ -20,7 +20,15 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.policy import Anchor, MixingPolicy, Watch, anchor_integer, anchor_integers, anchor_sum, refused
+from headrace.mix.policy import (
+    Anchor,
+    MixingPolicy,
+    Watch,
+    anchor_integer,
+    anchor_integers,
+    anchor_sum,
+    refused,
+)
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
 
@@ -53,7 +61,9 @@ class _SavedStates(Generic[State]):
         """The last state at or before a stretch, and its position."""
         numbers, states = self._pair
         at = numbers[bisect_right(numbers, stretch) - 1]
-        recent = [pair for pair in tuple(self._latest) if pair is not None and at < pair[0] <= stretch]
+        recent = [
+            pair for pair in tuple(self._latest) if pair is not None and at < pair[0] <= stretch
+        ]
         return max(recent, key=lambda pair: pair[0], default=(at, states[at]))
 
     def save(self, stretch: int, state: State, always: bool = False) -> None:
@@ -66,7 +76,11 @@ class _SavedStates(Generic[State]):
         insort(numbers, stretch)
         if len(numbers) > _MOST:
             self._every *= 2
-            fewer = {number: states[number] for number in sorted(set(numbers)) if number % self._every == 0}
+            fewer = {
+                number: states[number]
+                for number in sorted(set(numbers))
+                if number % self._every == 0
+            }
             self._pair = (list(fewer), fewer)
 
 
@@ -80,7 +94,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def __init__(self, components: int, batch: BatchSchedule, length: int | None = None) -> None:
         if components < 1:
             raise ConfigError("needs at least one", field="components", value=components)
-        self.components, self.batch, self.length = components, batch, length
+        self.components = components
+        self.batch = batch
+        self.length = length
         start = (self.initial_state(), np.zeros(components, np.int64))
         self._saved: _SavedStates[tuple[State, Int64[np.ndarray, " d"]]] = _SavedStates(start)
         # Filled without a lock, as in Quota: threads that meet store equal values.
@@ -112,7 +128,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         """Component of each row of ``step``, in stream order."""
         first, size = self.batch.rows_at(step)
         if self.length is not None and first >= self.length:
-            raise IndexOutOfRangeError(f"the mixture ends after {self.length} examples", field="step", value=step)
+            raise IndexOutOfRangeError(
+                f"the mixture ends after {self.length} examples", field="step", value=step
+            )
         return self.sequence(first, first + size)
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
@@ -136,7 +154,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         first = self.batch.rows_at(step)[0]
         if self.length is not None and first > self.length:
-            raise IndexOutOfRangeError(f"the mixture ends after {self.length} examples", field="step", value=step)
+            raise IndexOutOfRangeError(
+                f"the mixture ends after {self.length} examples", field="step", value=step
+            )
         stretch = self._anchored(self._checked(first)) // STRETCH
         state, counts = self._state_before(stretch)
         return {"stretch": stretch, "drawn": counts.tolist(), "state": _lists(state)}
@@ -146,7 +166,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         stretch = anchor_integer(anchor, "stretch", most=1 << 50)
         if self.length is not None and stretch * STRETCH > self.length:
             raise refused("is of a longer sequence")
-        drawn = anchor_integers(anchor, "drawn", self.components, padded=True)  # amendments add components at the end
+        drawn = anchor_integers(
+            anchor, "drawn", self.components, padded=True
+        )  # amendments add components at the end
         anchor_sum(drawn, stretch * STRETCH, "drawn")
         state = cast(State, _tuples(anchor.get("state")))
         try:
@@ -162,7 +184,11 @@ class SequencePolicy(MixingPolicy, Generic[State]):
             watch(reached, total)
 
     def supply(self) -> Int64[np.ndarray, " d"]:
-        return np.full(self.components, UNLIMITED) if self.length is None else self.counts_before(self.length)
+        return (
+            np.full(self.components, UNLIMITED)
+            if self.length is None
+            else self.counts_before(self.length)
+        )
 
     def _checked(self, index: int) -> int:
         if index < 0:

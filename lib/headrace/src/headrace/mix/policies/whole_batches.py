@@ -43,13 +43,22 @@ class WholeBatches(MixingPolicy):
         ([[8, 0], [8, 0], [0, 8], [8, 0]], [2400, 800])
     """
 
-    name, follows_sizes = "whole_batches", False
+    name = "whole_batches"
+    follows_sizes = False
 
     def __init__(self, inputs: PolicyInputs) -> None:
-        check_whole(inputs.batch, {n: s for stage in inputs.stages for n, s in stage.max_share.items()})
-        self.batch, self.components, self._rows = inputs.batch, len(inputs.names), inputs.batch.max_size
+        check_whole(
+            inputs.batch, {n: s for stage in inputs.stages for n, s in stage.max_share.items()}
+        )
+        self.batch, self.components, self._rows = (
+            inputs.batch,
+            len(inputs.names),
+            inputs.batch.max_size,
+        )
         limits = [None if limit is None else limit // self._rows for limit in inputs.limits]
-        self._batches = Stages(inputs.names, inputs.stages, BatchSchedule(1), limits, inputs.planned)
+        self._batches = Stages(
+            inputs.names, inputs.stages, BatchSchedule(1), limits, inputs.planned
+        )
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         return self._batches.starts_at(step) * self._rows
@@ -61,7 +70,9 @@ class WholeBatches(MixingPolicy):
         if (batches := self._batches.tables_between(first, stop)) is None:
             return None
         component, number = batches
-        return np.repeat(component, self._rows), (number[:, None] * self._rows + np.arange(self._rows)).ravel()
+        return np.repeat(component, self._rows), (
+            number[:, None] * self._rows + np.arange(self._rows)
+        ).ravel()
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         batches = self._batches.supply()
@@ -89,10 +100,14 @@ def check_whole(batch: BatchSchedule, max_share: Mapping[str, float]) -> None:
     if len(batch.points) > 1:
         cure = "Keep one batch_size, or use policy: quota."
         raise ConfigError(
-            "does not go with a batch_size that changes", field="policy", value="whole_batches", cure=cure
+            "does not go with a batch_size that changes",
+            field="policy",
+            value="whole_batches",
+            cure=cure,
         )
     if max_share:
-        name, cure = next(iter(max_share)), "Leave it out, or use policy: quota."
+        name = next(iter(max_share))
+        cure = "Leave it out, or use policy: quota."
         raise ConfigError(
             "does not go with policy whole_batches",
             field=f"components.{name}.max_share",

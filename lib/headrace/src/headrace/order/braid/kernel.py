@@ -28,10 +28,12 @@ class BraidKernel:
 
     def __init__(self) -> None:
         engine = assemble("headrace.order.braid", "kernel.ll")
-        address, number = engine.get_function_address("braid_rows"), ctypes.c_uint64
+        address = engine.get_function_address("braid_rows")
+        number = ctypes.c_uint64
         pointer = ctypes.c_void_p
         arguments = None, number, *[pointer] * 4, pointer, number, pointer, number, *[pointer] * 2
-        self._short, self._long = ctypes.PYFUNCTYPE(*arguments)(address), ctypes.CFUNCTYPE(*arguments)(address)
+        self._short = ctypes.PYFUNCTYPE(*arguments)(address)
+        self._long = ctypes.CFUNCTYPE(*arguments)(address)
         self._spec_bytes, self._epoch_bytes, self._placed_bytes = (
             number.from_address(engine.get_global_value_address(f"{name}_bytes")).value
             for name in ("spec", "epoch", "placed")
@@ -50,35 +52,50 @@ class BraidKernel:
             IndexError: no such component.
         """
         assert specs.strides == (self._spec_bytes, 8)
-        shape = np.broadcast_shapes(*(v.shape for v in (component, ordinal, first_epoch) if v is not None))
+        shape = np.broadcast_shapes(
+            *(v.shape for v in (component, ordinal, first_epoch) if v is not None)
+        )
         arrays = [
-            None if values is None else np.ascontiguousarray(np.broadcast_to(values, shape), np.int64)
+            None
+            if values is None
+            else np.ascontiguousarray(np.broadcast_to(values, shape), np.int64)
             for values in (component, ordinal, first_epoch)
         ]
-        rows, where = np.empty(shape, np.int64), np.empty(shape)
+        rows = np.empty(shape, np.int64)
+        where = np.empty(shape)
         if not rows.size:
             return rows, where
-        if arrays[0] is not None and not 0 <= int(arrays[0].min()) <= int(arrays[0].max()) < len(specs):
+        if arrays[0] is not None and not 0 <= int(arrays[0].min()) <= int(arrays[0].max()) < len(
+            specs
+        ):
             raise IndexError(f"components {arrays[0].min()} .. {arrays[0].max()} of {len(specs)}")
         epochs = 1 << (min(len(specs), 2 * rows.size) - 1).bit_length()
         placed = min(_MOST_PLACED, 1 << (rows.size // 2).bit_length())
         scratch = np.zeros(epochs * self._epoch_bytes + placed * self._placed_bytes, np.uint8)
         addresses = [None if values is None else values.ctypes.data for values in (specs, *arrays)]
-        at, out = scratch.ctypes.data, (rows.ctypes.data, where.ctypes.data)
+        at = scratch.ctypes.data
+        out = (rows.ctypes.data, where.ctypes.data)
         call = self._short if rows.size <= _SHORT else self._long
-        call(rows.size, *addresses, at, epochs - 1, at + epochs * self._epoch_bytes, placed - 1, *out)
+        call(
+            rows.size, *addresses, at, epochs - 1, at + epochs * self._epoch_bytes, placed - 1, *out
+        )
         return rows, where
 
 
 def spec_fields(spec: BraidSpec) -> UInt64[np.ndarray, "d f"]:
     """The fields of the structure ``Spec`` for each braid."""
     columns = [*spec, *rectangle(spec.full_blocks), *rectangle(spec.n)]
-    return np.stack([np.ascontiguousarray(np.broadcast_to(c, spec.n.shape)).view(np.uint64) for c in columns], axis=1)
+    return np.stack(
+        [np.ascontiguousarray(np.broadcast_to(c, spec.n.shape)).view(np.uint64) for c in columns],
+        axis=1,
+    )
 
 
 @cache
 def _kernel() -> BraidKernel | None:
-    return assembled(BraidKernel, "rows are placed without compiled code, which takes up to eight times as long")
+    return assembled(
+        BraidKernel, "rows are placed without compiled code, which takes up to eight times as long"
+    )
 
 
 _asked = [0]  # rows of all calls; approximate if several threads count

@@ -123,9 +123,14 @@ class BraidShuffle(Order):
         version: int = 1,
     ) -> None:
         super().__init__(n, n)
-        self.io_block_size, self.strands, self.seed, self.version = io_block_size, strands, seed, version
+        self.io_block_size = io_block_size
+        self.strands = strands
+        self.seed = seed
+        self.version = version
         self.lap = float(strands if lap is None else lap)
-        self.first_strand = derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
+        self.first_strand = (
+            derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
+        )
         self._spec = braid_spec(
             n,
             io_block_size=io_block_size,
@@ -158,7 +163,9 @@ class BraidShuffle(Order):
     def locality(self, i: np.ndarray, epoch: np.ndarray | None = None) -> np.ndarray:
         return locality_of(self._draw(i, epoch), self._spec)
 
-    def strand(self, i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"] | None = None) -> np.ndarray:
+    def strand(
+        self, i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"] | None = None
+    ) -> np.ndarray:
         """Strand of each position, int64 in ``[0, strands)``."""
         at = find_strands(i.astype(np.uint64), self._draw(i, epoch), self._spec)
         return at.strand.astype(np.int64)
@@ -179,9 +186,15 @@ class BraidShuffle(Order):
             drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
             blocks = np.unique(drawn_rows // int(self._spec.block[0]))
             of, key = self.block_permutation(epoch)[1:]
-            return Intervals.of_numbers(np.sort(np.where(blocks < of, unpermute(blocks % of, of, key), blocks)))
-        start, stop = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for strands, extra in ((int(self._spec.regular[0]), False), (int(self._spec.extra[0]), True)):
+            return Intervals.of_numbers(
+                np.sort(np.where(blocks < of, unpermute(blocks % of, of, key), blocks))
+            )
+        start = [np.zeros(0, np.int64)]
+        stop = [np.zeros(0, np.int64)]
+        for strands, extra in (
+            (int(self._spec.regular[0]), False),
+            (int(self._spec.extra[0]), True),
+        ):
             draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
             if draws <= 3 * strands:
                 spots = self._place_draws(np.arange(draws), epoch, extra)
@@ -190,9 +203,15 @@ class BraidShuffle(Order):
                 continue
             # Fewer than `strands` draws belong to no strand, the last ones of an epoch
             first = self._place_draws(np.arange(strands), epoch, extra)
-            last = self._place_draws(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
-            at, of = np.argsort(first.strand), np.unique(last.strand, return_index=True)[1]
-            begin, end, nth, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
+            last = self._place_draws(
+                np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra
+            )
+            at = np.argsort(first.strand)
+            of = np.unique(last.strand, return_index=True)[1]
+            begin = first.begin[at]
+            end = first.end[at]
+            nth = first.place[at]
+            upto = last.place[of] + 1
             round_again = upto <= nth
             start += [nth, begin[round_again], last.single]
             stop += [np.where(round_again, end, upto), upto[round_again], last.single + 1]
@@ -207,11 +226,13 @@ class BraidShuffle(Order):
 
     def _place_draws(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
         """Positions of the draws of one kind with these numbers, from 0, in an epoch."""
-        low, high = np.zeros(nth.size, np.uint64), np.full(nth.size, self.length, np.uint64)
+        low = np.zeros(nth.size, np.uint64)
+        high = np.full(nth.size, self.length, np.uint64)
         while (low < high).any():  # bisect
             middle = (low + high) >> _ONE
             enough = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
-            low, high = np.where(enough & (low < high), middle + _ONE, low), np.where(enough, high, middle)
+            low = np.where(enough & (low < high), middle + _ONE, low)
+            high = np.where(enough, high, middle)
         d = place_draws(low, np.full(nth.size, epoch, np.uint64), self._spec)
         at = find_strands(low, d, self._spec)
         virtual = virtual_places(at, d.key, self._spec).view(np.int64)
@@ -239,10 +260,14 @@ class PendingBraid(Order):
     bijective = reorders = True
     kind = "braid"
 
-    def __init__(self, n: int, *, io_block_size: int, seed: int, version: int = BRAID_VERSIONS[-1]) -> None:
+    def __init__(
+        self, n: int, *, io_block_size: int, seed: int, version: int = BRAID_VERSIONS[-1]
+    ) -> None:
         super().__init__(n, n)
         check_version("version", version)
-        self.io_block_size, self.seed, self.version = io_block_size, seed, version
+        self.io_block_size = io_block_size
+        self.seed = seed
+        self.version = version
 
     def in_batches(self, batch_size: int, first_strand: int | None = None) -> BraidShuffle:
         """The order of a dataset that is not mixed and has this many examples in a batch."""

@@ -30,7 +30,8 @@ _ONE = np.uint64(1)
 FEW_BLOCKS = 64
 """Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than strands."""
 BRAID_VERSIONS = (1, 2)
-_LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
 
 
 class BraidSpec(NamedTuple):
@@ -89,7 +90,10 @@ def braid_spec(
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands, no such version.
     """
     lengths, blocks, counts, laps, firsts, versions, keys = np.broadcast_arrays(
-        *map(np.atleast_1d, (n, io_block_size, strands, strands if lap is None else lap, first_strand, version)),
+        *map(
+            np.atleast_1d,
+            (n, io_block_size, strands, strands if lap is None else lap, first_strand, version),
+        ),
         np.atleast_1d(np.asarray(key, np.uint64)),
     )
     for number in np.unique(versions).tolist():
@@ -98,7 +102,8 @@ def braid_spec(
     # A block larger than the corpus is the corpus, so there is always a full block.
     blocks = np.minimum(blocks, np.maximum(lengths, 1))
     bits, period = _periods(laps, counts)
-    cells, fraction = period >> bits, period & ((1 << bits) - 1)
+    cells = period >> bits
+    fraction = period & ((1 << bits) - 1)
     depth = (counts << bits) // period
     extra = counts - cells * depth
     bad = np.flatnonzero((fraction == 0) & (extra > 0))
@@ -136,7 +141,9 @@ def braid_spec(
         low=low,
         pitch=(1.0 - low) / ring,
         keyed=(versions >= 2).astype(np.uint64),
-        permuted=((versions >= 2) & (-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS))).astype(np.uint64),
+        permuted=(
+            (versions >= 2) & (-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS))
+        ).astype(np.uint64),
     )
 
 
@@ -159,7 +166,9 @@ def lap_bits(laps: Float64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
         >>> lap_bits(np.array([0.3, 4.0, 2.0**22])).tolist()
         [30, 29, 20]
     """
-    _, exponent = np.frexp(laps)  # laps < 2**exponent, and draws of a period, shifted by the places, below 2**63
+    _, exponent = np.frexp(
+        laps
+    )  # laps < 2**exponent, and draws of a period, shifted by the places, below 2**63
     return np.clip((62 - exponent.astype(np.int64)) // 2, LAP_BITS, 30)
 
 
@@ -168,7 +177,9 @@ def _periods(laps: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     bits = lap_bits(laps)
     period = np.rint(laps * (1 << bits)).astype(np.int64)
     is_whole = (period & ((1 << bits) - 1) == 0) & (counts % np.maximum(period >> bits, 1) > 0)
-    return bits, period + np.sign(laps - np.rint(laps)).astype(np.int64) * is_whole  # laps that are whole only in these
+    return bits, period + np.sign(laps - np.rint(laps)).astype(
+        np.int64
+    ) * is_whole  # laps that are whole only in these
 
 
 def _undivided(lap: int, strands: int) -> ConfigError:
@@ -176,19 +187,26 @@ def _undivided(lap: int, strands: int) -> ConfigError:
     return ConfigError(f"does not divide the {strands} strands", field="lap", value=lap, cure=cure)
 
 
-def _check_sizes(lengths: np.ndarray, blocks: np.ndarray, counts: np.ndarray, laps: np.ndarray) -> None:
+def _check_sizes(
+    lengths: np.ndarray, blocks: np.ndarray, counts: np.ndarray, laps: np.ndarray
+) -> None:
     for name, values in (("io_block_size", blocks), ("strands", counts)):
         if (values < 1).any():
-            raise ConfigError("must be at least 1", field=name, value=int(values.min()), cure="Count in examples.")
+            raise ConfigError(
+                "must be at least 1", field=name, value=int(values.min()), cure="Count in examples."
+            )
     if (lengths < 0).any() or (lengths > MAX_LENGTH).any():
         raise ConfigError("must lie in 0 .. 2**62", field="length", value=int(lengths.max()))
     if (blocks > MAX_BLOCK).any():
         raise ConfigError("must be at most 2**31", field="io_block_size", value=int(blocks.max()))
     bad = np.flatnonzero((counts > np.maximum(lengths, 1)) | (counts > MAX_STRANDS))
     if bad.size:
-        have, of = int(counts[bad[0]]), int(lengths[bad[0]])
+        have = int(counts[bad[0]])
+        of = int(lengths[bad[0]])
         raise ConfigError(
-            f"more strands than the {of} examples" if have > of else f"more than {MAX_STRANDS} strands",
+            f"more strands than the {of} examples"
+            if have > of
+            else f"more than {MAX_STRANDS} strands",
             field="strands",
             value=have,
             cure=f"Give at most {min(max(of, 1), MAX_STRANDS)}, or leave strands out to have them chosen.",

@@ -32,7 +32,9 @@ class StrandPlan:
     """Strands of each component."""
 
     strands: Int64[np.ndarray, " d"]  # int64[d], at least 1, at most the component's examples
-    laps: Float64[np.ndarray, " d"]  # float64[d], draws of a lap; divides ``strands`` if it is a whole number
+    laps: Float64[
+        np.ndarray, " d"
+    ]  # float64[d], draws of a lap; divides ``strands`` if it is a whole number
 
     def open_bytes(self, block_bytes: Int64[np.ndarray, " d"] | int) -> int:
         """Bytes of the blocks that are open at a time, over all hosts together."""
@@ -80,11 +82,19 @@ def resolve_strands(
         usual = shares if shares.sum() <= 1.0 + 1e-6 else None
     else:
         usual = np.asarray(usual_shares, np.float64)
-        if usual.shape != shares.shape or not (usual <= shares + 1e-9).all() or not (usual >= 0).all():
-            raise ConfigError("above the largest shares", field="usual_shares", value=usual.tolist())
+        if (
+            usual.shape != shares.shape
+            or not (usual <= shares + 1e-9).all()
+            or not (usual >= 0).all()
+        ):
+            raise ConfigError(
+                "above the largest shares", field="usual_shares", value=usual.tolist()
+            )
 
     def split(total: int) -> StrandPlan:
-        base = min(batch_size, total)  # a budget below one batch: the front passes several times a batch
+        base = min(
+            batch_size, total
+        )  # a budget below one batch: the front passes several times a batch
         if usual is None:
             return _whole_laps(lengths, shares, base, total)
         return _fitting_laps(lengths, shares, usual, base, total)
@@ -96,10 +106,14 @@ def resolve_strands(
 
 def _check(lengths: np.ndarray, shares: np.ndarray, batch_size: int, strands: int | None) -> None:
     if lengths.ndim != 1 or lengths.shape != shares.shape:
-        raise ConfigError(f"one for each of the {lengths.size} components", field="shares", value=shares.tolist())
+        raise ConfigError(
+            f"one for each of the {lengths.size} components", field="shares", value=shares.tolist()
+        )
     if (lengths < 1).any():
         raise ConfigError(
-            "cannot be mixed: it is empty", field=f"component {int(lengths.argmin())}", cure="Leave it out."
+            "cannot be mixed: it is empty",
+            field=f"component {int(lengths.argmin())}",
+            cure="Leave it out.",
         )
     if not ((shares >= 0) & (shares <= 1)).all():
         raise ConfigError("must lie in 0 .. 1", field="shares", value=shares.tolist())
@@ -121,13 +135,17 @@ def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) 
     return StrandPlan(laps * np.minimum(depth, lengths // laps), laps.astype(np.float64))
 
 
-def _fitting_laps(lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: int, total: int) -> StrandPlan:
+def _fitting_laps(
+    lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: int, total: int
+) -> StrandPlan:
     """Depth strands for each row of a lap; the last, partial row rounded up, so that laps * depth <= strands."""
     bits = lap_bits(base * usual)
     one = 1 << bits
     units = np.maximum(np.rint(base * usual * one).astype(np.int64), one >> LAP_BITS)
     laps = -(-units // one)
-    target = np.where(usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64))
+    target = np.where(
+        usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64)
+    )
     depth = np.maximum(np.minimum(target, lengths // laps), 1)
     strands = -(-units * depth >> bits)
     short = strands > lengths  # less than one batch: every example a strand
@@ -157,10 +175,18 @@ def _within_bytes(
 ) -> StrandPlan:
     """The largest plan that fits."""
     if strands is not None:
-        raise ConfigError("is given beside strands", field="budget_bytes", value=budget_bytes, cure="Give one of them.")
+        raise ConfigError(
+            "is given beside strands",
+            field="budget_bytes",
+            value=budget_bytes,
+            cure="Give one of them.",
+        )
     if block_bytes is None:
         raise ConfigError(
-            "needs the bytes of a block", field="budget_bytes", value=budget_bytes, cure="Give block_bytes."
+            "needs the bytes of a block",
+            field="budget_bytes",
+            value=budget_bytes,
+            cure="Give block_bytes.",
         )
     sizes = np.broadcast_to(np.asarray(block_bytes, np.int64), lengths.shape)
     least = int(sizes.sum())
@@ -171,13 +197,16 @@ def _within_bytes(
             value=budget_bytes,
             cure=f"Give at least {least} bytes.",
         )
-    low, high = 1, int(lengths.sum())  # bytes grow with the total up to rounding
+    # bytes grow with the total up to rounding
+    low = 1
+    high = int(lengths.sum())
     best = StrandPlan(np.ones_like(lengths), np.ones(lengths.shape))
     while low <= high:
         middle = (low + high) // 2
         plan = split(middle)
         if plan.open_bytes(sizes) <= budget_bytes:
-            best, low = plan, middle + 1
+            best = plan
+            low = middle + 1
         else:
             high = middle - 1
     return best

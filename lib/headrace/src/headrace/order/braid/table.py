@@ -24,15 +24,22 @@ from headrace.order.seeds import derive, fold
 
 _SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
 _PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
-_LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
 _EPOCHS = np.uint64((1 << 21) - 1)
 _ONE = np.uint64(1)
 _EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps are whole numbers
-_LAST = np.uint64(8)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
-_LONG = np.uint64(16)  # blocks of a strand from which on it is rare that neighbours meet in one block
+_LAST = np.uint64(
+    8
+)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
+_LONG = np.uint64(
+    16
+)  # blocks of a strand from which on it is rare that neighbours meet in one block
 # What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs, for scalars.
 _PHASE = np.array([1], np.uint64)
-_S29, _LOW6, _ODD = np.uint64(29), np.uint64(63), np.uint64(0xBF58476D1CE4E5B9)
+_S29 = np.uint64(29)
+_LOW6 = np.uint64(63)
+_ODD = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Draw(NamedTuple):
@@ -93,7 +100,8 @@ class Spot(NamedTuple):
 
 def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
     """Strand of each draw. Draws of cells, and extra draws, each go round their own strands from the epoch's begin."""
-    first_visit, end_visit = count_laps(d.begin, s)[0], count_laps(d.begin + s.n, s)[0]
+    first_visit = count_laps(d.begin, s)[0]
+    end_visit = count_laps(d.begin + s.n, s)[0]
     regular = end_visit - first_visit
     own_visits = d.visits - first_visit
     # Where no lap has an extra draw, numbers of the braid stay single numbers, which are far cheaper to divide by
@@ -102,7 +110,8 @@ def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
     draw = either(d.extra, i - own_visits, own_visits)
     draws = either(d.extra, s.n - regular, regular)
     # Extra draws have a cell for each of their strands
-    cells, depth = either(d.extra, s.extra, s.cells), either(d.extra, _ONE, s.depth)
+    cells = either(d.extra, s.extra, s.cells)
+    depth = either(d.extra, _ONE, s.depth)
     strands = cells * depth
     turn = draw // strands
     visit = draw - turn * strands
@@ -128,7 +137,9 @@ def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
         rounds_before=either(d.extra, d.begin - first_visit, first_visit) // strands,
         turn=turn,
         start=np.where(
-            short, strand * rounds + cell * longer + longer_before, visit * rounds + np.minimum(visit, rest)
+            short,
+            strand * rounds + cell * longer + longer_before,
+            visit * rounds + np.minimum(visit, rest),
         ),
         length=rounds + np.where(short, lap < longer, visit < rest),
         draws=draws,
@@ -157,10 +168,15 @@ def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     # A strand changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
     # begins at one of its first blocks and so comes round to its begin, which cuts two blocks, near the epoch's end.
     spread = (at.strand * GOLDEN32 + s.spread) & _LOW32
-    offsets = (spread + (key & _LOW32) * s.keyed) & _LOW32  # of strands that are shorter than a block
-    inside, target = skip_left_over(at.start, at) % s.block, (((spread * s.block) >> _S32) + at.rounds_before) % s.block
+    offsets = (
+        spread + (key & _LOW32) * s.keyed
+    ) & _LOW32  # of strands that are shorter than a block
+    inside = skip_left_over(at.start, at) % s.block
+    target = (((spread * s.block) >> _S32) + at.rounds_before) % s.block
     blocks = at.length // s.block
-    turned = ((((at.strand * _PLASTIC32 + (key >> _S32)) & _LOW32) * np.minimum(blocks, _LAST)) >> _S32) * s.block
+    turned = (
+        (((at.strand * _PLASTIC32 + (key >> _S32)) & _LOW32) * np.minimum(blocks, _LAST)) >> _S32
+    ) * s.block
     phase = np.where(
         blocks > 0,
         target - inside + s.block * (target < inside) + turned,
@@ -172,7 +188,9 @@ def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     last = np.flatnonzero(at.late >= 0)
     if last.size:
         over, draws = (np.broadcast_to(x, virtual.shape)[last] for x in (at.over, at.draws))
-        blocks = np.minimum(np.maximum(draws // (s.block if s.block.size == 1 else s.block[last]), _ONE), over)
+        blocks = np.minimum(
+            np.maximum(draws // (s.block if s.block.size == 1 else s.block[last]), _ONE), over
+        )
         k = _transposed(at.late[last].view(np.uint64), over, blocks)[0] + _ONE
         gap = draws // over
         uneven = np.where(draws < _EXACT, draws - gap * over, 0)
@@ -198,7 +216,8 @@ def _rows(i: np.ndarray, d: Draw, s: BraidSpec) -> np.ndarray:
     offset = virtual - block * s.block
     first, keyed = place_blocks(block, d.key, s)
     in_tail = block >= s.full_blocks
-    size, step = np.where(in_tail, s.tail, s.block), np.where(in_tail, s.tail_step, s.block_step)
+    size = np.where(in_tail, s.tail, s.block)
+    step = np.where(in_tail, s.tail_step, s.block_step)
     inner = (offset * step + ((keyed >> _S32) * size >> _S32)) % size
     if s.keyed.all():
         rows = first + scatter(inner, size, keyed)
@@ -208,7 +227,9 @@ def _rows(i: np.ndarray, d: Draw, s: BraidSpec) -> np.ndarray:
             rows = np.where(s.keyed > 0, first + scatter(inner, size, keyed), rows)
     permuted = np.flatnonzero(s.permuted)
     if permuted.size:
-        rows[permuted] = permute_all(virtual[permuted], d.key if d.key.size == 1 else d.key[permuted], s.n[permuted])
+        rows[permuted] = permute_all(
+            virtual[permuted], d.key if d.key.size == 1 else d.key[permuted], s.n[permuted]
+        )
     return rows
 
 
@@ -224,7 +245,8 @@ def scatter(positions: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.nd
         >>> sorted(scatter(positions, np.full(5, 5, np.uint64), np.full(5, 7, np.uint64)).tolist())
         [0, 1, 2, 3, 4]
     """
-    word, row = keyed.copy(), positions.copy()
+    word = keyed.copy()
+    row = positions.copy()
     for _ in range(4):
         word ^= word >> _S29
         word *= _ODD
@@ -256,13 +278,17 @@ def braid(
         >>> sorted(rows.tolist()) == list(range(10))
         True
     """
-    ordinals, rows = i.astype(np.uint64), np.empty(i.shape, np.int64)
-    epochs, where = epoch.astype(np.uint64), np.empty(i.shape, np.float64)
+    ordinals = i.astype(np.uint64)
+    rows = np.empty(i.shape, np.int64)
+    epochs = epoch.astype(np.uint64)
+    where = np.empty(i.shape, np.float64)
     for lo in range(0, i.size, _SLICE):
         part = slice(lo, lo + _SLICE)
         s = spec if spec.n.size == 1 else BraidSpec(*(field[part] for field in spec))
         of_part = epochs[part]
-        if (of_part == of_part[0]).all():  # the rule: what depends on the epoch alone is computed once
+        if (
+            of_part == of_part[0]
+        ).all():  # the rule: what depends on the epoch alone is computed once
             of_part = of_part[:1]
         d = place_draws(ordinals[part], of_part, s)
         rows[part] = _rows(ordinals[part], d, s).view(np.int64)
@@ -298,7 +324,8 @@ class BraidRows:
         kernel = None if self._is_empty else braid_kernel(ordinal.size)
         if kernel is not None:
             return kernel.rows(self._fields, component, ordinal, first_epoch)
-        rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        rows = np.empty(ordinal.shape, np.int64)
+        where = np.empty(ordinal.shape, np.float64)
         drawn = ordinal.astype(np.uint64)
         for lo in range(0, ordinal.size, _SLICE):
             part = slice(lo, lo + _SLICE)
@@ -349,7 +376,9 @@ class BraidTable:
         lengths = np.asarray(lengths, np.int64)
         if (lengths < 1).any():
             raise ConfigError(
-                "cannot be mixed: it is empty", field=f"component {int(lengths.argmin())}", cure="Leave it out."
+                "cannot be mixed: it is empty",
+                field=f"component {int(lengths.argmin())}",
+                cure="Leave it out.",
             )
         keys = np.array([braid_key(seed) for seed in seeds], np.uint64)
         if first_strands is None:

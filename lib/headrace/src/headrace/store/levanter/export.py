@@ -71,7 +71,9 @@ def write_levanter(
             _write_leaf(leaf, files.join(output, name), stored, advance)
             continue
         for number in range(len(leaf.parts)):
-            _write_leaf(leaf.of_part(number), files.join(output, _shard_name(number), name), stored, advance)
+            _write_leaf(
+                leaf.of_part(number), files.join(output, _shard_name(number), name), stored, advance
+            )
     if form == "sharded":
         for number in range(len(cache.parts)):
             shard = files.join(output, _shard_name(number), LEDGER_NAME)
@@ -80,7 +82,9 @@ def write_levanter(
     return ledger
 
 
-def _write_leaf(leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None] | None) -> None:
+def _write_leaf(
+    leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None] | None
+) -> None:
     data = _writer(files.join(folder, "data"), dtype)
     for block in leaf.blocks():
         data.append(fitting(block, dtype, folder))
@@ -94,7 +98,9 @@ def _write_leaf(leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Cal
 
 
 def _writer(url: str, dtype: np.dtype[Any]) -> ArrayWriter:
-    return ArrayWriter(url, CacheLayout(dtype.name, CHUNK, SHARD_CHUNKS, "other"), array_metadata(dtype))
+    return ArrayWriter(
+        url, CacheLayout(dtype.name, CHUNK, SHARD_CHUNKS, "other"), array_metadata(dtype)
+    )
 
 
 def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -104,7 +110,10 @@ def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
         >>> array_metadata(np.dtype("int32"))["chunk_grid"]["configuration"]
         {'chunk_shape': [134217728]}
     """
-    inner: dict[str, Any] = {"chunk_shape": [CHUNK], "codecs": [{"name": "blosc", "configuration": {"clevel": 5}}]}
+    inner: dict[str, Any] = {
+        "chunk_shape": [CHUNK],
+        "codecs": [{"name": "blosc", "configuration": {"clevel": 5}}],
+    }
     return {
         "shape": [UNBOUNDED],
         "data_type": dtype.name,
@@ -117,8 +126,13 @@ def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
 def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
     leaves = [cache.leaf(name) for name in (TOKENS, *cache.leaves)]
     tokenizer = cache.ledger.tokenizer
-    preprocessor = {"tokenizer": tokenizer.get("path", "unknown"), "vocab_size": tokenizer["vocab_size"]}
-    preprocessor |= {f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")}
+    preprocessor = {
+        "tokenizer": tokenizer.get("path", "unknown"),
+        "vocab_size": tokenizer["vocab_size"],
+    }
+    preprocessor |= {
+        f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")
+    }
     own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint}
     names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
     rows = cache.part_documents.tolist() if form == "sharded" else [cache.num_documents]
@@ -132,7 +146,9 @@ def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
         "is_finished": True,
         "finished_shards": names,
         "field_counts": {leaf.name: leaf.num_elements for leaf in leaves} if names else {},
-        "field_counts_by_shard": {n: counts(k) for k, n in enumerate(names)} if form == "sharded" else {},
+        "field_counts_by_shard": {n: counts(k) for k, n in enumerate(names)}
+        if form == "sharded"
+        else {},
         "layout": form,
         "metadata": {"preprocessor_metadata": {**preprocessor, "headrace": own_fields}},
     }
@@ -169,7 +185,10 @@ def _check_vacant(output: str) -> None:
         is_headrace = "headrace" in old_ledger.get("metadata", {}).get("preprocessor_metadata", {})
         if old_ledger.get("is_finished") or not is_headrace:
             raise CacheError(
-                "holds a cache of Levanter already", field="output", value=output, cure="Choose a new folder."
+                "holds a cache of Levanter already",
+                field="output",
+                value=output,
+                cure="Choose a new folder.",
             )
         return
     if files.exists(files.join(output, CACHE_LEDGER_NAME)):

@@ -30,7 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import CacheCorruptError, CacheError, CacheUnfinishedError, ConfigError, ReadError
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheUnfinishedError,
+    ConfigError,
+    ReadError,
+)
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, LeafKind, StoredLayout
@@ -40,7 +46,8 @@ from headrace.store.parts import LeafRecord, PartRecord
 
 LEDGER_NAME = "shard_ledger.json"
 CATALOG_VERSION = 1
-CHUNK, SHARD_CHUNKS = 1 << 18, 512
+CHUNK = 1 << 18
+SHARD_CHUNKS = 512
 UNBOUNDED = 1 << 54
 SPLITS = ("train", "validation")
 NAMED_ONLY = "levanter:"
@@ -69,7 +76,11 @@ class LevanterCache:
         record = self.ledger.parts[number]
         elements = record.tokens if name == TOKENS else record.leaves[name].elements
         return _leaf_part(
-            _field_folder(self.path, record.name, name), name, elements, record.documents, *self.layouts[name]
+            _field_folder(self.path, record.name, name),
+            name,
+            elements,
+            record.documents,
+            *self.layouts[name],
         )
 
 
@@ -80,7 +91,9 @@ class LevanterArray(StoredArray):
 
     _MISSING_IS_ZERO = True
 
-    def __init__(self, url: str, length: int, layout: CacheLayout, *, zeros: int | None = None) -> None:
+    def __init__(
+        self, url: str, length: int, layout: CacheLayout, *, zeros: int | None = None
+    ) -> None:
         super().__init__(url, length, layout)
         self._zeros = zeros
 
@@ -99,7 +112,9 @@ class LevanterArray(StoredArray):
             file = files.join(self.url, "c", str(shard))
             if not files.exists(file):
                 cure = "Check that the cache was copied whole; build it again if not."
-                raise ReadError(f"shard file c/{shard} is missing", field="array", value=self.url, cure=cure)
+                raise ReadError(
+                    f"shard file c/{shard} is missing", field="array", value=self.url, cure=cure
+                )
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         if dtype != self.dtype.name or length < self.length:
@@ -146,25 +161,36 @@ def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> Levante
         ) from error
     if not data.get("is_finished"):
         cure = "Let Levanter finish it: run the same job again."
-        raise CacheUnfinishedError("was not finished building by Levanter", field="cache", value=path, cure=cure)
+        raise CacheUnfinishedError(
+            "was not finished building by Levanter", field="cache", value=path, cure=cure
+        )
     fields = sorted({name for shard in shards for name in shard.counts})
     if shards and TOKENS not in fields:
         cure = "Use a cache of tokens; one of prompts or scores alone cannot be trained on."
         raise CacheError(
-            f"has no {TOKENS}, only {', '.join(fields) or 'nothing'}", field="cache", value=path, cure=cure
+            f"has no {TOKENS}, only {', '.join(fields) or 'nothing'}",
+            field="cache",
+            value=path,
+            cure=cure,
         )
     first = shards[0].name if shards else ""
     layouts = {name: _layouts_of(_field_folder(path, first, name)) for name in fields}
     dtypes = {name: data.dtype for name, (data, _) in layouts.items()}
     tokens = layouts[TOKENS][0] if shards else CacheLayout("int32", CHUNK, SHARD_CHUNKS, "other")
     parts = [shard.record(dtypes) for shard in shards]
-    recorded = (data.get("metadata") or {}).get("preprocessor_metadata") or {}  # null where Marin tokenized
+    recorded = (data.get("metadata") or {}).get(
+        "preprocessor_metadata"
+    ) or {}  # null where Marin tokenized
     ledger = Ledger(
         finished=True,
         tokenizer=_tokenizer_record(path, recorded, layouts, parts),
         layout=tokens.to_json(),
         parts=parts,
-        metadata={"levanter": {k: v for k, v in data.items() if k not in ("shard_rows", "field_counts_by_shard")}},
+        metadata={
+            "levanter": {
+                k: v for k, v in data.items() if k not in ("shard_rows", "field_counts_by_shard")
+            }
+        },
         leaves=[{"name": n, "dtype": dtypes[n], "kind": "ragged"} for n in fields if n != TOKENS],
         code_version="levanter",
     )
@@ -189,7 +215,8 @@ def read_catalog(url: str) -> dict[str, Mapping[str, Any]]:
         entries = [entry for split in data["splits"].values() for entry in split.values()]
         return {str(entry["cache_dir"]).rstrip("/"): dict(entry["ledger"]) for entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem, cure = f"is not a catalog of Levanter's ({error})", "Write it again, or leave it out."
+        problem = f"is not a catalog of Levanter's ({error})"
+        cure = "Write it again, or leave it out."
         raise CacheCorruptError(problem, field="cache_catalog", value=url, cure=cure) from error
 
 
@@ -214,7 +241,11 @@ class _Shard:
     def record(self, dtypes: Mapping[str, str]) -> PartRecord:
         summary = json.dumps([self.rows, sorted(self.counts.items()), dtypes[TOKENS]])
         digest = f"levanter:{hashlib.sha256(summary.encode()).hexdigest()}"
-        leaves = {n: LeafRecord(self.counts.get(n, 0), f"levanter:{dtypes[n]}") for n in dtypes if n != TOKENS}
+        leaves = {
+            n: LeafRecord(self.counts.get(n, 0), f"levanter:{dtypes[n]}")
+            for n in dtypes
+            if n != TOKENS
+        }
         return PartRecord(self.name, self.rows, self.counts[TOKENS], digest, leaves=leaves)
 
 
@@ -225,8 +256,12 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
         if not total:
             return []
         counts = {str(n): int(c) for n, c in (data.get("field_counts") or {}).items()}
-        return [_Shard("", total, counts or _count_elements(path, total))]  # older ones have no counts
-    names, rows, by_shard = data["finished_shards"], data["shard_rows"], data["field_counts_by_shard"]
+        return [
+            _Shard("", total, counts or _count_elements(path, total))
+        ]  # older ones have no counts
+    names = data["finished_shards"]
+    rows = data["shard_rows"]
+    by_shard = data["field_counts_by_shard"]
     if len(set(names)) < len(names):
         raise ValueError("a shard is named twice")
     for name in names:
@@ -234,7 +269,11 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
             raise ValueError(f"shard {name!r} lies outside the cache")
     if sum(int(rows[n]) for n in names) != total:
         raise ValueError(f"its shards have {sum(int(rows[n]) for n in names)} rows, not {total}")
-    return [_Shard(n, int(rows[n]), {f: int(c) for f, c in by_shard[n].items()}) for n in names if int(rows[n])]
+    return [
+        _Shard(n, int(rows[n]), {f: int(c) for f, c in by_shard[n].items()})
+        for n in names
+        if int(rows[n])
+    ]
 
 
 def _count_elements(path: str, rows: int) -> dict[str, int]:
@@ -246,20 +285,26 @@ def _count_elements(path: str, rows: int) -> dict[str, int]:
         folder = files.join(path, name)
         if files.exists(files.join(folder, "offsets", "zarr.json")):
             layout = _layouts_of(folder)[1]
-            ends = LevanterOffsets(files.join(folder, "offsets"), rows + 1, layout).read(rows, rows + 1)
+            ends = LevanterOffsets(files.join(folder, "offsets"), rows + 1, layout).read(
+                rows, rows + 1
+            )
             counts[name] = int(ends.result()[0])
     return counts
 
 
 def _layouts_of(folder: str) -> tuple[CacheLayout, CacheLayout]:
     """Dtype, chunk and shard of a field's values and of its offsets, from their ``zarr.json``."""
-    return _layout_of(files.join(folder, "data", "zarr.json")), _layout_of(files.join(folder, "offsets", "zarr.json"))
+    return _layout_of(files.join(folder, "data", "zarr.json")), _layout_of(
+        files.join(folder, "offsets", "zarr.json")
+    )
 
 
 def _layout_of(url: str) -> CacheLayout:
     raw = files.read_bytes(url)
     if raw is None:
-        raise CacheError("is missing", field="array", value=url, cure="Check that the cache was copied whole.")
+        raise CacheError(
+            "is missing", field="array", value=url, cure="Check that the cache was copied whole."
+        )
     try:
         stored = StoredLayout.parse(json.loads(raw))
         if stored.dtype not in LEAF_DTYPES:
@@ -267,7 +312,9 @@ def _layout_of(url: str) -> CacheLayout:
         return CacheLayout(stored.dtype, stored.chunk, stored.shard // stored.chunk, "other")
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CacheError(
-            f"is not the description of an array that can be read ({error})", field="array", value=url
+            f"is not the description of an array that can be read ({error})",
+            field="array",
+            value=url,
         ) from error
 
 
@@ -296,9 +343,13 @@ def _tokenizer_record(
     if isinstance(own_record := said.get("headrace"), dict):
         return {**own_record["tokenizer"], "file": None}
     name = str(said.get("tokenizer", UNNAMED))
-    sure = json.dumps([name, said.get("vocab_size"), said.get("append_bos"), said.get("append_eos")])
+    sure = json.dumps(
+        [name, said.get("vocab_size"), said.get("append_bos"), said.get("append_eos")]
+    )
     eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") and parts else None
-    limit = min(int(np.iinfo(layouts[TOKENS][0].dtype).max) + 1, MAX_VOCABULARY) if parts else 1  # Marin writes int64
+    limit = (
+        min(int(np.iinfo(layouts[TOKENS][0].dtype).max) + 1, MAX_VOCABULARY) if parts else 1
+    )  # Marin writes int64
     return {
         "path": name,
         "file": None,
