@@ -278,7 +278,8 @@ def test_the_corpus_is_there_and_covers_every_feature():
 
 def test_the_digest_covers_every_array_of_a_batch():
     fields = set(headrace.PackedBatch.__dataclass_fields__)
-    assert fields == {*ARRAYS, "eos_id", "pairs", "extras"}
+    ends = "document_ends"  # segments and labels follow from it, which the digest covers
+    assert fields == {*ARRAYS, ends, "eos_id", "pairs", "extras"}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -537,7 +538,7 @@ LATER = (
         "micro_batch_places",
         "repeated_tokens",
     ),
-    *("mixes_all", "origin", "origin_problem"),
+    *("mixes_all", "origin", "origin_problem", "end_token"),
 )
 """Fields that there were not, at any depth of what commands say."""
 OTHER_FINDINGS = ("shared_blocks", "padding_counts")

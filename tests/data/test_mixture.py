@@ -163,7 +163,10 @@ def test_bad_mixtures(components, tmp_path):
     split = TokenSeqDataset(
         write_cache(tmp_path, [random_documents(9)], eos_id=9), SEQ_LEN, split_documents=True
     )
-    assert field(r"end of text 9\)", {**components, "c": split}, ones, 8) == "components.c"
+    assert (
+        field("divides its rows into documents", {**components, "c": split}, ones, 8)
+        == "components.c"
+    )
     mapped = components["c"].map(lambda batch: batch)
     assert (
         field("does not lie in token stores", {**components, "c": mapped}, ones, 8)

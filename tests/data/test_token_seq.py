@@ -69,14 +69,6 @@ def test_a_row_longer_than_the_data_says_how_long_the_data_is():
     assert len(TokenSeqDataset(cache, longest)) >= 1
 
 
-def test_documents_cannot_be_split_without_an_end_of_text(tmp_path):
-    cache = write_cache(tmp_path, [random_documents(20)], eos_id=None)
-    with pytest.raises(ConfigError, match="was built without one") as caught:
-        TokenSeqDataset(cache, 8, split_documents=True)
-    assert caught.value.field == "split_documents"
-    assert "--eos" in (caught.value.cure or "")
-
-
 def test_rows_longer_than_a_chunk_have_blocks_of_one(tmp_path):
     cache = write_cache(tmp_path, [random_documents(50)], layout=CacheLayout("uint8", 16, 4))
     assert TokenSeqDataset(cache, 40).default_io_block_size() == 1

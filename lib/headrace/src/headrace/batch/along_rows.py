@@ -67,6 +67,24 @@ def count_starts(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
     )
 
 
+def unpacked_bits(tokens: Any, bits: Any) -> Bool[Any, "B S"]:
+    """A bit for each token, sharded like the tokens: bit ``i % 8`` of byte ``i // 8`` of a row is that of token i.
+
+    Example:
+        >>> unpacked_bits(np.zeros((1, 10)), np.array([[5, 2]], np.uint8)).astype(int).tolist()
+        [[1, 0, 1, 0, 0, 0, 0, 0, 0, 1]]
+    """
+    length = tokens.shape[1]
+    if isinstance(tokens, np.ndarray):
+        return np.unpackbits(bits, axis=1, count=length, bitorder="little").astype(bool)
+
+    def unpack(_: Any, bits: Any) -> Any:
+        each = (bits[:, :, None] >> np.arange(8, dtype=np.uint8)) & 1
+        return each.reshape(bits.shape[0], -1)[:, :length] != 0
+
+    return with_auto_axes(unpack, tokens, bits, out=lambda spec: spec)
+
+
 def begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
     """Positions of starts in ascending order, then the length of the row."""
     xp = np if isinstance(begins, np.ndarray) else jnp

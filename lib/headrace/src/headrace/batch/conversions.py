@@ -33,9 +33,7 @@ def to_grug_example(batch: PackedBatch) -> Any:
     examples = _levanter("levanter.data.text.examples")
     attention = _levanter("levanter.grug.attention")
     mask = attention.AttentionMask.causal()
-    if (
-        batch.eos_id is not None or batch.segment_lengths is not None
-    ):  # otherwise each row is one segment
+    if batch.is_divided:  # otherwise each row is one segment
         mask = mask.with_segment_ids(batch.segment_ids)
     return examples.GrugLmExample(
         tokens=batch.tokens, loss_weight=batch.token_weights, attn_mask=mask

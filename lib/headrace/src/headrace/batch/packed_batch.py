@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Bool, Float32, Int32, Integer, Num, Shaped
+from jaxtyping import Bool, Float32, Int32, Integer, Num, Shaped, UInt8
 
 from headrace.batch.along_rows import (
     begins_and_end,
@@ -30,6 +30,7 @@ from headrace.batch.along_rows import (
     latest,
     segment_starts,
     shifted,
+    unpacked_bits,
     with_auto_axes,
 )
 from headrace.errors import ConfigError, check_choice
@@ -111,8 +112,11 @@ class PackedBatch(eqx.Module):
         log_probs: Log probability of each label under the policy that sampled it (RL), or None.
         rewards: One reward per segment (RL), or None.
         segment_lengths: Tokens of each row's segments, zeros after the last; the rest of the row is padding. None: rows
-            are full, and ``eos_id`` says where segments end.
-        eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
+            are full, and ``document_ends`` or ``eos_id`` says where segments end.
+        document_ends: Where segments of full rows end, a bit for each token: bit ``i % 8`` of byte ``i // 8`` is 1 if a
+            document ends after token i. None: see ``eos_id``.
+        eos_id: The token that ends documents. Without ``document_ends``, a segment ends after each of these tokens, and
+            each row is one segment if it is None. Static under jit.
         loss_mask: Which labels are trained on, as far as segments allow (RL, and SFT of examples); None: all. Position
             i is about token i + 1; for a mask of tokens, as in caches, see ``token_mask``.
         weights: Weight of each label (RL: its advantage), or ``[B, 1]``, one for each row (its source's); None: 1.
@@ -140,6 +144,7 @@ class PackedBatch(eqx.Module):
     log_probs: Float32[Any, "B S"] | None = None
     rewards: Float32[Any, "B M"] | None = None
     segment_lengths: Int32[Any, "B M"] | None = None
+    document_ends: UInt8[Any, "B W"] | None = None
     eos_id: int | None = eqx.field(static=True, default=None)
     loss_mask: Integer[Any, "B S"] | None = None
     weights: Float32[Any, "B S1"] | None = None
@@ -284,7 +289,7 @@ class PackedBatch(eqx.Module):
             first = xp.zeros_like(ends[:, :1])
             last = xp.full_like(ends[:, :1], length)
             return xp.concatenate([first, ends, last], axis=1).astype(np.int32)
-        if self.eos_id is None:
+        if not self.is_divided:
             return (self._zeros + xp.asarray([0, length], dtype=np.int32)).astype(np.int32)
         begins = xp.where(self._starts, self._positions, length)
         if xp is np:
@@ -387,16 +392,25 @@ class PackedBatch(eqx.Module):
         return self._positions >= self.segment_lengths.sum(axis=1)[:, None]
 
     @property
+    def is_divided(self) -> bool:
+        """Whether rows may have more than one segment."""
+        return any(
+            one is not None for one in (self.segment_lengths, self.document_ends, self.eos_id)
+        )
+
+    @property
     def _starts(self) -> Bool[Any, "B S"]:
         if self.segment_lengths is not None:
             return segment_starts(self._xp, self.segment_lengths, self.seq_len)
+        if self.document_ends is not None:
+            return shifted(unpacked_bits(self.token_ids, self.document_ends), 1, True)
         if self.eos_id is None:
             return self._positions == 0
         return shifted(self.token_ids == self.eos_id, 1, True)
 
     @property
     def _ends(self) -> Bool[Any, "B S"]:
-        if self.segment_lengths is None and self.eos_id is None:
+        if not self.is_divided:
             return self._positions == self.seq_len - 1
         return shifted(self._starts, -1, True)
 
@@ -409,6 +423,7 @@ def pack_rows(
     token_mask: Num[np.ndarray, "B S"] | None = None,
     pairs: bool = False,
     extras: dict[str, np.ndarray] | None = None,
+    document_ends: UInt8[np.ndarray, "B W"] | None = None,
 ) -> PackedBatch:
     """A batch whose rows all hold data, on the host. Arguments are its attributes; ``source_id`` defaults to 0."""
     rows = token_ids.shape[0]
@@ -416,6 +431,7 @@ def pack_rows(
         token_ids=token_ids,
         source_id=np.zeros(rows, np.int32) if source_id is None else source_id,
         segment_lengths=segment_lengths,
+        document_ends=document_ends,
         eos_id=eos_id,
         token_mask=token_mask,
         pairs=pairs,

@@ -216,6 +216,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
     from headrace.cli.remove import removal_facts
     from headrace.store import files
+    from headrace.store.document_ends import block_tokens_of
     from headrace.store.ledger import SHUFFLED
 
     ledger = cache.whole_ledger
@@ -243,6 +244,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "layout": ledger.layout,
         "tokenizer": ledger.tokenizer,
         "fingerprint": cache.fingerprint,
+        "block_tokens": block_tokens_of(cache),
         "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
         "tombstones": removal_facts(cache),
         **({"generations": _generations(cache)} if cache.members[1:] else {}),

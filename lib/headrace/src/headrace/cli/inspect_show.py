@@ -94,6 +94,11 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["trained on"] = (
             f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
         )
+    if facts["block_tokens"]:
+        ends = "no known token" if tokenizer.get("eos") is None else tokenizer["eos"]
+        rows["documents"] += (
+            f", blocks of {facts['block_tokens']:,} tokens: split_documents divides them after {ends}"
+        )
     if facts["skipped_lines"]:
         rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
     if facts["shuffled"]:

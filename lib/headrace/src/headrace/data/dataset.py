@@ -21,7 +21,16 @@ from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import columns_of, of_batch
 from headrace.data.provenance import Explained
-from headrace.data.rows import JoinedRows, Rows, RowSource, read_columns, read_rows, segments_of
+from headrace.data.rows import (
+    JoinedRows,
+    Rows,
+    RowSource,
+    add_ends_by_token,
+    ends_of,
+    read_columns,
+    read_rows,
+    segments_of,
+)
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -68,7 +77,12 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @property
     @abc.abstractmethod
     def eos_id(self) -> int | None:
-        """Token that ends a segment; None: each row is one segment."""
+        """Token that ends documents, if rows are divided into documents and such a token is known."""
+
+    @property
+    def splits_documents(self) -> bool:
+        """Whether rows that are cut from a stream are divided into documents."""
+        return False
 
     @property
     def pairs(self) -> bool:
@@ -209,10 +223,11 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         else:
             tokens = await read_rows(self.sources, rows, stats)
         segments = segments_of(self.sources, rows.source, rows.row)
+        ends = ends_of(self.sources, rows.source, rows.row)
+        add_ends_by_token(ends, self.sources, rows.source, tokens)
         mask, extras = of_batch(await read_columns(self.sources, rows, stats))
-        return pack_rows(
-            tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs, extras
-        )
+        source = rows.source.astype(np.int32)
+        return pack_rows(tokens, source, self.eos_id, segments, mask, self.pairs, extras, ends)
 
     def preview(self, rows: int = 3, first: int = 0) -> Preview:
         """The text of a few examples, and the documents that they come from, to be printed.
@@ -261,6 +276,10 @@ class WrappingDataset(PlannedDataset):
     @property
     def eos_id(self) -> int | None:
         return self.base.eos_id
+
+    @property
+    def splits_documents(self) -> bool:
+        return self.base.splits_documents
 
     @property
     def pairs(self) -> bool:

@@ -2,8 +2,9 @@
 
 A row has no piece where a removed document is. Nothing of the document is read. The row has zeros there, or end-of-text
 tokens if these end segments, and the batch's ``token_mask`` is 0, so nothing there is trained on. Nothing attends to it
-either: in packed rows, the document remains its own segment; if end-of-text tokens end segments, each of its tokens is
-a segment; if a row is one segment, it is split into what precedes the document, the document, and what follows it.
+either: in packed rows, and in rows that are divided into documents, the document remains its own segment; if
+end-of-text tokens end segments, each of its tokens is a segment; if a row is one segment, it is split into what
+precedes the document, the document, and what follows it.
 Plans, orders, quotas and splits of a run are not affected.
 
 Invariants: rows without such a document are bit-identical, and so are all rows of steps before the removal. Price: a
@@ -26,7 +27,7 @@ from headrace.data.dataset import PlannedDataset, WrappingDataset, stored_datase
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhaseChange, PhasedDataset
 from headrace.data.provenance import Explained
-from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource
+from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource, SplitSource
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
@@ -34,6 +35,7 @@ from headrace.order.intervals import Intervals
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
+from headrace.store.document_ends import DocumentEnds
 
 _TRAINED = Column(MASK, np.dtype(np.uint8), 1)  # wherever a piece lies
 
@@ -76,6 +78,7 @@ class ErasedRows:
         self.row_elements = rows.row_elements
         self.arrays = rows.arrays
         self.columns = {MASK: _TRAINED, **columns_of(rows)}
+        self.ends: DocumentEnds | int | None = getattr(rows, "ends", None)
         self._first_token = starts(cache.part_tokens)
         self._left = erasure.tokens.complement(int(self._first_token[-1]))
 
@@ -91,6 +94,12 @@ class ErasedRows:
         skipped = low - begin[of]
         size_left = np.minimum((begin + size)[of], self._left.stop[at]) - low
         return Pieces(row[of], column[of] + skipped, array[of], start[of] + skipped, size_left)
+
+    def last_tokens(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        """The last tokens of documents, of those that are erased too: they remain segments of their own."""
+        return cast(SplitSource, self.whole).last_tokens(rows)
 
     def is_erased(self, token: Int64[np.ndarray, " n"]) -> np.ndarray:
         """Whether tokens of the cache, by their positions in the stream of all parts, are erased."""
@@ -144,14 +153,13 @@ class ErasedWindows(ErasedRows):
         return lengths
 
 
-def _erased(rows: RowSource, cache: TokenCache, erasure: Erasure, eos_id: int | None) -> RowSource:
+def _erased(rows: RowSource, cache: TokenCache, erasure: Erasure) -> RowSource:
     if hasattr(rows, "segment_lengths"):
         return ErasedPacks(rows, cache, erasure)
-    return (
-        ErasedWindows(rows, cache, erasure)
-        if eos_id is None
-        else ErasedRows(rows, cache, erasure, eos_id)
-    )
+    ends: DocumentEnds | int | None = getattr(rows, "ends", None)
+    if ends is None:
+        return ErasedWindows(rows, cache, erasure)
+    return ErasedRows(rows, cache, erasure, ends if isinstance(ends, int) else 0)
 
 
 def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int) -> None:
@@ -263,9 +271,7 @@ class ErasedDataset(WrappingDataset):
         for name, component in zip(mixture.names, mixture.components, strict=True):
             of_sources = zip(component.sources, component.caches(), strict=True)
             if (erasure := past.get(name)) is not None:
-                sources += [
-                    _erased(rows, cache, erasure, mixture.eos_id) for rows, cache in of_sources
-                ]
+                sources += [_erased(rows, cache, erasure) for rows, cache in of_sources]
             else:
                 sources += component.sources
         return mixture.with_sources(sources) if past else mixture

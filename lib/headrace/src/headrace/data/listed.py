@@ -19,13 +19,14 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns
-from headrace.data.rows import Pieces
+from headrace.data.rows import Pieces, last_tokens
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.token_seq import CacheDataset, end_of_text
+from headrace.data.token_seq import CacheDataset, document_ends
 from headrace.errors import ConfigError
 from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS
 
 
@@ -56,13 +57,13 @@ class ListedDataset(CacheDataset["ListedRows"]):
         cache: An open cache.
         seq_len: Tokens in a row.
         listing: The tokens of the rows.
-        split_documents: Whether a segment ends after each end-of-text token.
+        split_documents: Whether a segment ends where a document does.
         name: Name for counters and reports.
         loss_mask: Leaf that marks the tokens to train on; see :mod:`headrace.batch.masks`.
         columns: Columns of the batches.
 
     Raises:
-        ConfigError: ``split_documents`` without an end-of-text token.
+        ConfigError: ``split_documents`` of a cache that neither stores documents nor names the token that ends them.
     """
 
     def __init__(
@@ -78,12 +79,8 @@ class ListedDataset(CacheDataset["ListedRows"]):
     ) -> None:
         super().__init__(cache, seq_len, None, loss_mask, columns)
         self._listing = listing
-        self._rows = ListedRows(cache, seq_len, listing, name, self._opened)
-        self._eos_id = end_of_text(cache) if split_documents else None
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._eos_id
+        ends = document_ends(cache) if split_documents else None
+        self._rows = ListedRows(cache, seq_len, listing, name, self._opened, ends)
 
     @property
     def dropped_tokens(self) -> int:
@@ -113,6 +110,8 @@ class ListedDataset(CacheDataset["ListedRows"]):
             "stride": self._listing.stride,
             **self._listing.described,
             "eos_id": self.eos_id,
+            # a cache may store documents and have no token that ends them
+            **({"split_documents": True} if self.splits_documents and self.eos_id is None else {}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
             **describe_columns(self._opened),
         }
@@ -139,8 +138,10 @@ class ListedRows:
         listing: Listing,
         name: str,
         columns: Mapping[str, Column],
+        ends: DocumentEnds | int | None = None,
     ) -> None:
         self.name = name
+        self.ends = ends
         self.row_elements = seq_len
         self.columns = columns
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
@@ -151,6 +152,11 @@ class ListedRows:
     @property
     def num_rows(self) -> int:
         return self._listing.windows
+
+    def last_tokens(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        return last_tokens(self.ends, self.pieces(rows))
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         windows = (

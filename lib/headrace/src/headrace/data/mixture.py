@@ -354,12 +354,19 @@ class MixtureDataset(WrappingDataset):
         run_columns([source for component in self.components for source in component.sources])
         first = self.base
         for name, component in zip(self.names, self.components, strict=True):
-            if (component.seq_len, component.eos_id) != (first.seq_len, first.eos_id):
+            if component.seq_len != first.seq_len:
                 raise ConfigError(
-                    f"has rows of {component.seq_len} tokens (end of text {component.eos_id}), but"
-                    f" {self.names[0]!r} has {first.seq_len} ({first.eos_id})",
+                    f"has rows of {component.seq_len} tokens, and {self.names[0]!r} of {first.seq_len}",
                     field=f"components.{name}",
-                    cure="All components of a mixture need the same seq_len, tokenizer and split_documents.",
+                    cure="All components of a mixture need the same seq_len.",
+                )
+            if component.splits_documents != first.splits_documents:
+                which = name if component.splits_documents else self.names[0]
+                other = self.names[0] if component.splits_documents else name
+                raise ConfigError(
+                    f"divides its rows into documents, and {other!r} does not",
+                    field=f"components.{which}",
+                    cure="All components of a mixture need the same split_documents, and none of them packing.",
                 )
             if component.pairs != first.pairs:
                 which = name if component.pairs else self.names[0]

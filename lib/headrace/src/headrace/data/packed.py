@@ -140,10 +140,6 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self._opened)
 
     @property
-    def eos_id(self) -> int | None:
-        return None
-
-    @property
     def pairs(self) -> bool:
         return self._pairs
 

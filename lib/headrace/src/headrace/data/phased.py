@@ -70,9 +70,9 @@ class PhasedDataset(WrappingDataset):
         self._changes = tuple(changes)
         self.base = first = self._phases[0][1]
         for step, dataset in self._phases:
-            if (_urls(dataset), dataset.eos_id, dataset.pairs) != (
+            if (_urls(dataset), dataset.splits_documents, dataset.pairs) != (
                 _urls(first),
-                first.eos_id,
+                first.splits_documents,
                 first.pairs,
             ):
                 raise ConfigError(

@@ -29,7 +29,16 @@ from headrace.data.columns import MASK, WEIGHT, columns_of, of_batch
 from headrace.data.dataset import PlannedDataset
 from headrace.data.kept_sums import load_or_add_up, plans_of
 from headrace.data.packed import PackedRows
-from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
+from headrace.data.rows import (
+    Rows,
+    RowSource,
+    add_ends_by_token,
+    ends_by_token,
+    ends_of,
+    read_columns,
+    read_rows,
+    segments_of,
+)
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.measure import TokenMeasure, time_stages
@@ -88,7 +97,7 @@ class RowTokens:
         self.counted = counted
         self._of_source: list[np.ndarray] = []
         full = not any(hasattr(source, "segment_lengths") for source in stored.sources)
-        read = counted == "trained" and (_masked(stored) or stored.eos_id is not None)
+        read = counted == "trained" and (_masked(stored) or stored.splits_documents)
         self.each: int | None = None
         if full and not read:
             self.each = stored.seq_len - (counted == "trained")
@@ -277,7 +286,7 @@ def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.nda
 
 
 def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
-    """Trained tokens of the rows of each source in a pass, from masks and end-of-text tokens; read once and saved."""
+    """Trained tokens of the rows of each source in a pass, from masks and ends of documents; read once and saved."""
 
     def read() -> Integer[np.ndarray, " n"]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
@@ -299,10 +308,12 @@ async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarra
     segments = segments_of(stored.sources, located.source, located.row)
     stats = ReadStats()
     tokens = np.zeros((located.row.size, stored.seq_len), np.int32)
-    if stored.eos_id is not None:
+    if ends_by_token(stored.sources):
         tokens = await read_rows(stored.sources, located, stats)
+    ends = ends_of(stored.sources, located.source, located.row)
+    add_ends_by_token(ends, stored.sources, located.source, tokens)
     mask, _ = of_batch(await read_columns(stored.sources, located, stats))
-    batch = pack_rows(tokens, None, stored.eos_id, segments, mask, stored.pairs)
+    batch = pack_rows(tokens, None, stored.eos_id, segments, mask, stored.pairs, document_ends=ends)
     return np.asarray(batch.label_mask).sum(axis=1, dtype=np.int64)
 
 

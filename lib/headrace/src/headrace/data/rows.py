@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, Shaped
+from jaxtyping import Float64, Int32, Int64, Shaped, UInt8
 
 from headrace.data.columns import Column, RunColumn, columns_of, run_columns
+from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.order.rising import starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
+from headrace.store.document_ends import DocumentEnds
 
 
 class Rows(NamedTuple):
@@ -111,6 +113,93 @@ def segments_of(
         lengths[of_source] = 0
         lengths[of_source, : s.max_segments] = s.segment_lengths(row[of_source])
     return lengths
+
+
+class SplitSource(RowSource, Protocol):
+    """Rows that are cut from a stream and divided into the documents that meet in them."""
+
+    @property
+    def ends(self) -> DocumentEnds | int | None:
+        """Where documents end: as the cache stores it, or after each of these tokens; None: rows are not divided."""
+        ...
+
+    def last_tokens(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        """The last tokens of stored documents in rows: number of the row in the request, and column."""
+        ...
+
+
+def last_tokens(
+    ends: DocumentEnds | int | None, pieces: Pieces
+) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+    """Row and column of the last tokens of stored documents in pieces of rows."""
+    assert isinstance(ends, DocumentEnds)
+    piece, position = ends.within(pieces.array, pieces.start, pieces.size)
+    return pieces.row[piece], pieces.column[piece] + position
+
+
+def ends_of(
+    sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
+) -> UInt8[np.ndarray, "n W"] | None:
+    """Where documents end within rows, as :attr:`headrace.batch.packed_batch.PackedBatch.document_ends`; None if no
+    source stores it. Rows of sources whose ends follow from tokens have none yet: see :func:`add_ends_by_token`.
+    """
+    stored = {k: s for k, s in enumerate(sources) if isinstance(_ends(s), DocumentEnds)}
+    if not stored:
+        return None
+    split: dict[int, SplitSource] = stored  # pyright: ignore[reportAssignmentType]
+    bits = np.zeros((row.size, -(-sources[0].row_elements // 8)), np.uint8)
+    for number, one in split.items():
+        of_source = np.flatnonzero(source == number) if len(sources) > 1 else np.arange(row.size)
+        if of_source.size:
+            request, column = one.last_tokens(row[of_source])
+            byte = of_source[request] * bits.shape[1] + (column >> 3)
+            np.bitwise_or.at(bits.reshape(-1), byte, (1 << (column & 7)).astype(np.uint8))
+    return bits
+
+
+def add_ends_by_token(
+    bits: UInt8[np.ndarray, "n W"] | None,
+    sources: Sequence[RowSource],
+    source: Int64[np.ndarray, " n"],
+    tokens: Shaped[np.ndarray, "n S"],
+) -> None:
+    """Adds the ends of documents in rows of sources that do not store them, where other sources of the batch do.
+
+    Args:
+        bits: What :func:`ends_of` returned; these rows are written.
+        sources: The sources.
+        source: Source of each row; -1 for rows without data.
+        tokens: Tokens of the rows.
+
+    Raises:
+        ConfigError: this host holds only some columns of the rows.
+    """
+    by_token = ends_by_token(sources)
+    if bits is None or not by_token:
+        return
+    if tokens.shape[1] < sources[0].row_elements:
+        first = sources[next(iter(by_token))].name
+        raise ConfigError(
+            "needs whole rows on each host, as this source stores no documents and others do",
+            field="split_documents",
+            value=first,
+            cure="Use a mesh that does not split sequences over hosts, or split_documents: false.",
+        )
+    for number, end in by_token.items():
+        of_source = np.flatnonzero(source == number)
+        is_end = tokens[of_source] == end
+        bits[of_source] = np.packbits(is_end, axis=1, bitorder="little")
+
+
+def ends_by_token(sources: Sequence[RowSource]) -> dict[int, int]:
+    """The token that ends documents, by the number of each source that does not store where they end."""
+    return {k: end for k, s in enumerate(sources) if isinstance(end := _ends(s), int)}
+
+
+def _ends(source: object) -> DocumentEnds | int | None:
+    return getattr(source, "ends", None)
 
 
 class JoinedRows:

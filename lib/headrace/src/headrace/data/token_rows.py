@@ -13,13 +13,14 @@ from jaxtyping import Int64
 
 from headrace.data.columns import Column
 from headrace.data.kept_sums import load_or_add_up
-from headrace.data.rows import Pieces
+from headrace.data.rows import Pieces, last_tokens
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.order.intervals import Intervals, clean_borders
 from headrace.order.rising import starts
 from headrace.order.windows import Windows
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS
 
 _STRETCHES_VERSION = 1  # of what is kept of them
@@ -40,9 +41,11 @@ class TokenRows:
         clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut the same blocks into
             rows of another length, pass the same number.
         columns: Columns of the batches.
+        ends: Where documents end, if rows are divided into them; see :class:`~headrace.data.rows.SplitSource`.
 
     Attributes:
         columns: The same.
+        ends: The same.
         stretch_tokens: int64: tokens of each stretch.
         windows: How rows are numbered.
     """
@@ -56,8 +59,10 @@ class TokenRows:
         block_tokens: int | None = None,
         clean_run: int | None = None,
         columns: Mapping[str, Column] | None = None,
+        ends: DocumentEnds | int | None = None,
     ) -> None:
         self.name = name
+        self.ends = ends
         self.row_elements = seq_len
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
@@ -65,19 +70,21 @@ class TokenRows:
         self._removal = removal = removed.removal
         self.stretch_tokens = cache.part_tokens
         if removal is not None:
-            ends = starts(cache.part_tokens)
+            part_ends = starts(cache.part_tokens)
 
             def find() -> Int64[np.ndarray, " n"]:
-                borders = clean_borders(removal, ends, cache.layout.chunk_elements, self.clean_run)
-                stretches = np.sort(np.concatenate([ends, borders]))
+                borders = clean_borders(
+                    removal, part_ends, cache.layout.chunk_elements, self.clean_run
+                )
+                stretches = np.sort(np.concatenate([part_ends, borders]))
                 return np.concatenate([stretches, removal.kept_before(stretches)])
 
             made_from = {"stretches": self.clean_run, "version": _STRETCHES_VERSION}
             stretches, tokens_left = np.split(
                 load_or_add_up(removed.folder or None, made_from, find), 2
             )
-            self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
-            self._first_stored = ends[self._array_of]
+            self._array_of = np.searchsorted(part_ends, stretches[:-1], side="right") - 1
+            self._first_stored = part_ends[self._array_of]
             self._first_left = tokens_left[:-1]
             self.stretch_tokens = np.diff(tokens_left)
         self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
@@ -98,6 +105,11 @@ class TokenRows:
         return Intervals(
             self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop)
         )
+
+    def last_tokens(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        return last_tokens(self.ends, self.pieces(rows))
 
     def pieces(self, rows: np.ndarray) -> Pieces:
         stretch, start = self.windows.locate(rows)

@@ -38,8 +38,8 @@ from headrace.order.holdout import held_out
 from headrace.order.intervals import Intervals
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
+from headrace.store.document_ends import DocumentEnds, block_tokens_of
 from headrace.store.joined import open_cache
-from headrace.store.levanter.layout import UNNAMED
 
 RowsT = TypeVar("RowsT", bound=RowSource)
 
@@ -103,6 +103,14 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     @property
     def seq_len(self) -> int:
         return self._rows.row_elements
+
+    @property
+    def splits_documents(self) -> bool:
+        return getattr(self._rows, "ends", None) is not None
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.cache.ledger.tokenizer.get("eos_id") if self.splits_documents else None
 
     @property
     def read_stats(self) -> ReadStats:
@@ -230,8 +238,8 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
     Args:
         cache: An open cache, or the path of one.
         seq_len: Tokens in a row.
-        split_documents: If True, a segment ends after each end-of-text token, so that attention and labels stay within
-            documents; if False each row is one segment.
+        split_documents: If True, a segment ends where a document of the cache does, so that attention and labels stay
+            within documents; if False each row is one segment. See :func:`document_ends`.
         name: Name of the source in counters and reports; default: the cache's path.
         removed: Documents to leave out. A row may then continue with a document from further on.
         loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
@@ -241,7 +249,8 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
 
     Raises:
         ConfigError: a column that the cache does not have; ``seq_len`` below 2 or longer than the data;
-            ``split_documents`` without an end-of-text token; a filter of another cache, or one that leaves nothing.
+            ``split_documents`` of a cache that neither stores documents nor names the token that ends them; a filter
+            of another cache, or one that leaves nothing.
 
     Example:
         >>> import headrace.testing
@@ -274,20 +283,21 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             )
         warn_of_parted(self.cache)
         self._rows = TokenRows(
-            self.cache, seq_len, name or self.cache.path, self.removal, columns=self._opened, **cuts
+            self.cache,
+            seq_len,
+            name or self.cache.path,
+            self.removal,
+            columns=self._opened,
+            ends=document_ends(self.cache) if split_documents else None,
+            **cuts,
         )
         self._check_not_empty()
-        self._eos_id = end_of_text(self.cache) if split_documents else None
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._eos_id
 
     def describe(self) -> dict[str, Any]:
         return {
             "tokens": self.cache.fingerprint,
             "seq_len": self.seq_len,
-            "split_documents": self.eos_id is not None,
+            "split_documents": self.splits_documents,
             "eos_id": self.eos_id,
             **({} if self.removed_tokens == 0 else {"removed": self._describe_removed()}),
             **({} if self.block_tokens is None else {"block_tokens": self.block_tokens}),
@@ -365,7 +375,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         return TokenSeqDataset(
             self.cache,
             seq_len,
-            split_documents=self.eos_id is not None,
+            split_documents=self.splits_documents,
             name=self._rows.name,
             removed=removed,
             block_tokens=block_tokens,
@@ -375,20 +385,34 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         )
 
 
-def end_of_text(cache: TokenCache) -> int:
-    """The token that ends documents; ConfigError for ``split_documents`` if the cache was built without one."""
+def document_ends(cache: TokenCache) -> DocumentEnds | int:
+    """Where the documents of a cache end, for rows that are divided into documents.
+
+    Caches store where documents end. Only a cache of Levanter's whose rows are blocks of a stream (all equally long)
+    has no documents: there they end after the token that its tokenizer ends texts with.
+
+    Returns:
+        The stored ends, or the id of that token.
+
+    Raises:
+        ConfigError: neither is known.
+
+    Example:
+        >>> import headrace.testing
+        >>> type(document_ends(headrace.testing.tiny_cache())).__name__
+        'DocumentEnds'
+    """
+    block = block_tokens_of(cache)
+    if block is None:
+        return cache.document_ends
     record = cache.ledger.tokenizer
-    eos_id = record.get("eos_id")
-    if eos_id is None:
-        cure = f"Build {cache.path} again with --eos, or set split_documents: false."
-        if record.get("path") == UNNAMED:
-            cure = (
-                f"{cache.path} does not name its tokenizer: do so with tokenizer: {{path: FILE}}."
-            )
-        raise ConfigError(
-            "needs an end-of-text token, and this cache was built without one",
-            field="split_documents",
-            value=True,
-            cure=cure,
-        )
-    return int(eos_id)
+    if record.get("eos_id") is not None:
+        return int(record["eos_id"])
+    cure = "Name its tokenizer, which knows that token (tokenizer: {path: FILE}), or set split_documents: false."
+    raise ConfigError(
+        f"needs to know where documents end: {cache.path} stores blocks of {block:,} tokens, and no token that ends"
+        " documents",
+        field="split_documents",
+        value=True,
+        cure=cure,
+    )

@@ -199,9 +199,9 @@ def check_micro_batches(
         raise ConfigError(
             "needs rows of tokens", field="micro_batches", value=config.max_tokens, cure=cure
         )
-    if dataset is not None and dataset.eos_id is not None:
+    if dataset is not None and dataset.splits_documents:
         cure = "Pack the components (packing: {}), or leave split_documents or micro_batches out."
-        problem = "needs rows whose documents are known before they are read, and split_documents looks for their ends"
+        problem = "lays out rows by their segments, and rows that split_documents divides may have any number of them"
         raise ConfigError(problem, field="micro_batches", value=config.max_tokens, cure=cure)
     for seq_len in seq_lens:
         config.check(seq_len)

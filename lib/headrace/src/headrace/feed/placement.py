@@ -199,6 +199,7 @@ class HostRows(NamedTuple):
             tokens are trained on.
         extras: Other columns by name, ``[local rows, local columns, ...]``, or None if there are none.
         row_weights: float32 ``[local rows]``, the weight of each row's loss, or None if all are equal.
+        document_ends: uint8 ``[local rows, W]``, where documents end in whole rows, or None if rows are not divided.
     """
 
     tokens: np.ndarray
@@ -209,6 +210,7 @@ class HostRows(NamedTuple):
     token_mask: np.ndarray | None = None
     extras: dict[str, np.ndarray] | None = None
     row_weights: np.ndarray | None = None
+    document_ends: np.ndarray | None = None
 
 
 class BatchMaker:
@@ -237,6 +239,8 @@ class BatchMaker:
         leaves = [put(host.tokens, seq_len=host.seq_len), put(host.source_id)]
         if host.segment_lengths is not None:
             leaves.append(put(host.segment_lengths, along_rows=True))
+        if host.document_ends is not None:
+            leaves.append(put(host.document_ends, along_rows=True))
         if host.row_weights is not None:
             leaves.append(put(host.row_weights[:, None], along_rows=True))
         if host.token_mask is not None:
@@ -248,19 +252,20 @@ class BatchMaker:
     def _structure(self, host: HostRows) -> Any:
         """The tree structure that makes a batch of the leaves."""
         lengths = host.segment_lengths
+        ends = host.document_ends
         weights = host.row_weights
         mask = host.token_mask
-        key = lengths is not None, weights is not None, mask is not None, *(host.extras or ())
+        given = tuple(values is not None for values in (lengths, ends, weights, mask))
+        key = *given, *(host.extras or ())
         if key not in self._structures:
             leaf = np.zeros(0)
-            lengths, weights, mask = (
-                None if values is None else leaf for values in (lengths, weights, mask)
-            )
+            lengths, ends, weights, mask = (leaf if one else None for one in given)
             extras = host.extras and dict.fromkeys(host.extras, leaf)
             batch = PackedBatch(
                 leaf,
                 leaf,
                 segment_lengths=lengths,
+                document_ends=ends,
                 eos_id=self._eos_id,
                 weights=weights,
                 token_mask=mask,

@@ -13,11 +13,11 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int32, Int64, UInt8
 
 from headrace.data.columns import RunColumn, columns_of, run_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource, fill_of, segments_of
+from headrace.data.rows import Pieces, Rows, RowSource, ends_of, fill_of, segments_of
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -174,6 +174,7 @@ class WindowPlan:
         distinct: Number of distinct rows of each step.
         ranges: Number of runs of neighbours among them.
         segments: Lengths of the segments of each row; None: their sources do not know them.
+        ends: Where documents end in each row, see :func:`~headrace.data.rows.ends_of`; None: rows are not divided.
     """
 
     first_step: int
@@ -202,6 +203,7 @@ class WindowPlan:
     distinct: Int64[np.ndarray, " steps"]
     ranges: Int64[np.ndarray, " steps"]
     segments: Int32[np.ndarray, "n M"] | None
+    ends: UInt8[np.ndarray, "n W"] | None
 
 
 class GlobalRows(NamedTuple):
@@ -304,6 +306,7 @@ def plan_window(
         distinct=distinct,
         ranges=ranges,
         segments=segments_of(dataset.sources, source, row),
+        ends=ends_of(dataset.sources, source, row),
     )
 
 

@@ -23,6 +23,7 @@ from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import function_name
 from headrace.data.columns import columns_of, of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
+from headrace.data.rows import add_ends_by_token
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
@@ -279,7 +280,9 @@ class PlannedReader(BatchReader):
         )  # may be donated
         weights = served.loss_weights_at(plan.first_step + steps.row_step, plan.source[rows])
         weights = None if weights is None else _at_places(steps, weights)
-        return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights)
+        ends = None if plan.ends is None else _at_places(steps, plan.ends[rows].copy())
+        add_ends_by_token(ends, served.sources, source_id, tokens)
+        return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights, ends)
 
     def _rows_of_step(
         self, plan: WindowPlan, k: int, together: HostRows, at: slice
@@ -293,6 +296,7 @@ class PlannedReader(BatchReader):
             None if together.token_mask is None else together.token_mask[at],
             together.extras and {name: values[at] for name, values in together.extras.items()},
             None if together.row_weights is None else together.row_weights[at],
+            None if together.document_ends is None else together.document_ends[at],
         )
         if plan.origin is None:
             return host

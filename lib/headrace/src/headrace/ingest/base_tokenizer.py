@@ -25,6 +25,7 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.choices import SpecialTokensInText
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.document_ends import block_tokens_of
 from headrace.store.layout import token_dtype
 from headrace.store.ledger import fingerprint_of
 from headrace.store.levanter.layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
@@ -344,14 +345,18 @@ def named_only(record: Mapping[str, Any]) -> bool:
 
 def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
     """If the ledger of an open cache does not name its tokenizer, sets the size of this one, and its end of text if the
-    first document ends with it.
+    first document ends with it. A cache of blocks gets the end of text in any case: nothing else tells its documents.
     """
     record = cache.ledger.tokenizer
-    if record.get("path") != UNNAMED or not named_only(record) or not cache.num_documents:
+    if not named_only(record) or not cache.num_documents:
+        return
+    is_unnamed = record.get("path") == UNNAMED
+    of_blocks = record.get("eos_id") is None and block_tokens_of(cache) is not None
+    if not is_unnamed and not of_blocks:
         return
     first = cache.document(0)
-    ends = first.size > 0 and int(first[-1]) == tokenizer.eos_id
-    names = ("path", "vocab_size", "eos", "eos_id") if ends else ("path", "vocab_size")
+    ends = of_blocks or (first.size > 0 and int(first[-1]) == tokenizer.eos_id)
+    names = (*(("path", "vocab_size") if is_unnamed else ()), *(("eos", "eos_id") if ends else ()))
     named = tokenizer.record()
     cache.ledger = structs.replace(
         cache.ledger, tokenizer={**record, **{name: named[name] for name in names}}

@@ -32,6 +32,7 @@ from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
+from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
 from headrace.store.ledger import (
@@ -201,6 +202,11 @@ class TokenCache:
         return MadeList(
             len(self._table), partial(_cache_part, self._table, self.leaf(TOKENS).parts)
         )
+
+    @cached_property
+    def document_ends(self) -> DocumentEnds:
+        """Where its documents end; offsets are read as they are needed, and kept."""
+        return DocumentEnds(self.leaf(TOKENS).parts)
 
     @property
     def fingerprint(self) -> str:

@@ -122,6 +122,18 @@ def _parted_pairs(plan: RunPlan) -> Iterator[_Advice]:
             )
 
 
+@_rule("warning", "ends_by_token")
+def _ends_by_token(plan: RunPlan) -> Iterator[_Advice]:
+    by_token = [c for c in plan.components if c.end_token is not None]
+    if by_token:
+        yield (
+            "split_documents",
+            f"goes by token {by_token[0].end_token} in {', '.join(c.name for c in by_token[:4])}: the rows of"
+            f" {by_token[0].cache} are blocks of one length, so it stores no documents",
+            "If that is not meant, write split_documents: false, or build a cache from documents (headrace build).",
+        )
+
+
 @_rule("problem", "no_tokenizer")
 def _no_tokenizer(plan: RunPlan) -> Iterator[_Advice]:
     if plan.config.tokenizer is None:

@@ -22,7 +22,7 @@ from headrace.data.budgets import OpenBytes
 from headrace.data.dataset import PlannedDataset
 from headrace.data.erased import RunDataset
 from headrace.data.mixture import MixtureDataset
-from headrace.data.rows import segments_of
+from headrace.data.rows import ends_by_token, segments_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.micro_batches import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
@@ -72,6 +72,9 @@ class ComponentPlan:
         None  # documents per packed row, from the first thousand rows; None: not packed
     )
     row_fill: float = 1.0  # share of these rows that is not padding
+    end_token: int | None = (
+        None  # token that divides its rows into documents, if the cache stores no documents
+    )
 
 
 @dataclass(frozen=True)
@@ -389,4 +392,5 @@ def _component(
         row_fill=1.0
         if lengths is None
         else float(lengths.sum()) / (len(lengths) * trained.seq_len),
+        end_token=next(iter(ends_by_token(trained.sources).values()), None),
     )

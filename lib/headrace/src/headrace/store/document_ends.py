@@ -1,0 +1,126 @@
+"""``DocumentEnds``: the last tokens of documents within runs of tokens of a cache, from its stored offsets.
+
+Price: the offsets of a part are read whole when one of its documents is first asked for, and kept: 4 bytes for each
+document, 8 in parts of 2**32 tokens or more. Then two searches for each run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int64, UInt
+
+from headrace.store.arrays import MadeList
+from headrace.store.leaf import LeafPart
+from headrace.store.levanter.layout import NAMED_ONLY
+from headrace.store.pending import ArrayFuture
+
+if TYPE_CHECKING:
+    from headrace.store.cache import TokenCache
+
+_READS_IN_FLIGHT = 32
+_FEWEST_BLOCKS = 16  # documents that are all equally long by chance are fewer
+_LOOKED_LENGTHS = 1024
+
+
+class DocumentEnds:
+    """Where the documents of a cache end.
+
+    Args:
+        parts: The parts of its tokens, in order.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=6)
+        >>> cache.lengths(0, 3).tolist()
+        [44, 33, 27]
+        >>> run, last = cache.document_ends.within(np.array([0, 0]), np.array([40, 60]), np.array([40, 10]))
+        >>> run.tolist(), last.tolist()
+        ([0, 0], [3, 36])
+    """
+
+    def __init__(self, parts: MadeList[LeafPart]) -> None:
+        self._parts = parts
+        # By part: one past the last token of each document, ascending. Threads that meet store equal values.
+        self._ends: dict[int, UInt[np.ndarray, " d"]] = {}
+
+    def within(
+        self,
+        part: Int64[np.ndarray, " n"],
+        start: Int64[np.ndarray, " n"],
+        size: Int64[np.ndarray, " n"],
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        """The last tokens of documents in runs of ``size`` tokens, each within one part.
+
+        Args:
+            part: Number of each run's part.
+            start: Its first token in the part.
+            size: Its tokens.
+
+        Returns:
+            For each end: the number of its run, and its position in the run. Empty documents may repeat one.
+
+        Raises:
+            ReadError: offsets cannot be read.
+        """
+        by_part = np.argsort(part, kind="stable")
+        numbers, begins = np.unique(part[by_part], return_index=True)
+        self._load(numbers.tolist())
+        found: list[np.ndarray] = []
+        runs: list[np.ndarray] = []
+        for number, some in zip(numbers.tolist(), np.split(by_part, begins[1:]), strict=False):
+            ends = self._ends[number]
+            # A run holds the last token of a document if the end lies behind its first token, and not behind its last.
+            first = np.searchsorted(ends, start[some].astype(ends.dtype), side="right")
+            stop = np.searchsorted(ends, (start[some] + size[some]).astype(ends.dtype), "right")
+            count = stop - first
+            run = np.repeat(some, count)
+            nth = np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
+            document = np.repeat(first, count) + nth
+            runs.append(run)
+            found.append(ends[document].astype(np.int64) - 1 - start[run])
+        nothing = [np.zeros(0, np.int64)]
+        return np.concatenate(runs or nothing), np.concatenate(found or nothing)
+
+    def _load(self, numbers: Iterable[int]) -> None:
+        """Reads the offsets of parts that are not there yet, several at a time."""
+        flying: deque[tuple[int, ArrayFuture]] = deque()
+
+        def take() -> None:
+            number, read = flying.popleft()
+            offsets = read.result()
+            fits = int(offsets[-1]) < 1 << 32
+            self._ends[number] = offsets[1:].astype(np.uint32 if fits else np.uint64)
+
+        for number in numbers:
+            if number in self._ends:
+                continue
+            offsets = self._parts.once(number).offsets  # an open one takes 70 KB
+            assert offsets is not None  # tokens are ragged
+            flying.append((number, offsets.read(0, offsets.length)))
+            if len(flying) > _READS_IN_FLIGHT:
+                take()
+        while flying:
+            take()
+
+
+def block_tokens_of(cache: TokenCache) -> int | None:
+    """Tokens of each row of a cache of Levanter's whose rows are blocks of a stream, not documents; None: it stores
+    documents. Reads a few lengths at the beginning and the end of such a cache.
+
+    Example:
+        >>> import headrace.testing
+        >>> block_tokens_of(headrace.testing.tiny_cache()) is None
+        True
+    """
+    rows = cache.num_documents
+    is_foreign = str(cache.ledger.tokenizer.get("fingerprint")).startswith(NAMED_ONLY)
+    if not is_foreign or rows < _FEWEST_BLOCKS or cache.num_tokens % rows:
+        return None
+    each = cache.num_tokens // rows
+    first = cache.lengths(0, min(rows, _LOOKED_LENGTHS))
+    last = cache.lengths(max(rows - _LOOKED_LENGTHS, 0), rows)
+    return each if (first == each).all() and (last == each).all() else None
