@@ -16,6 +16,7 @@ from headrace.data.dataset import ReorderedDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.compose import fixed_set
 from headrace.order.order import Repeat, Slice
 from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout
@@ -64,10 +65,13 @@ def apply(dataset, listed, operation):
     """The operation on the dataset, and in plain Python on the list of its rows, pass by pass."""
     name, *a = operation
     n = len(dataset)
-    if name == "slice":
-        return dataset.slice(*a), lambda epoch: listed(epoch)[slice(*a)]
-    if name == "take":
-        return dataset.take(a[0]), lambda epoch: listed(epoch)[: a[0]]
+    if name in ("slice", "take"):
+        cut = Slice(n, *a) if name == "slice" else Slice(n, 0, a[0])
+        result = dataset.slice(*a) if name == "slice" else dataset.take(*a)
+        if dataset.shuffle_order() is None or len(cut) == n:
+            return result, lambda epoch: listed(epoch)[cut.start : cut.start + len(cut)]
+        fixed = fixed_set(cut, dataset.open_window())
+        return result, _permuted(lambda _: listed(0), fixed)
     if name == "shuffle":
         return dataset.shuffle(a[0]), _permuted(listed, Feistel(n, a[0]))
     if name == "era":

@@ -15,7 +15,8 @@ with install_import_hook({[f"headrace.order.{m}" for m in MODULES]}, "beartype.b
     from headrace.order.block_shuffle import BlockShuffle
     from headrace.order.block_shuffle import EraShuffle
     from headrace.order.permutation import Feistel, permute, permute_linear, rectangle
-    from headrace.order.order import Compose, Identity, Repeat, Slice, check_indices
+    from headrace.order.compose import Compose
+    from headrace.order.order import Identity, Repeat, Slice, check_indices
     from headrace.order.seeds import derive, derive_keys, fold, mix64
 
 def refused(call, *arguments):

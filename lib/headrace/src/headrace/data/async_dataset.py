@@ -265,7 +265,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             The train side and the validation side, both in stored order.
 
         Raises:
-            ConfigError: the dataset is already shuffled or repeated (its epochs would leak into each other), is
+            ConfigError: the dataset is already shuffled or repeated (the sides would share documents or rows), is
                 endless, or has fewer blocks than ``one_in``.
         """
         check_whole("one_in", one_in)
@@ -287,13 +287,18 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return size
 
     def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
-        """Examples ``start .. stop``, by Python's rules for slices."""
+        """Examples ``start .. stop``, by Python's rules for slices.
+
+        They are the same in every pass: those of the first pass if the dataset is shuffled, which then have another
+        order in each later pass. So ``ds.shuffle(0).take(100)`` and ``ds.shuffle(0).slice(100)`` never meet. A braid
+        whose strands are not chosen yet is cut by whole blocks, in a sequence that its seed determines.
+        """
         check_whole("start", start)
         check_whole("stop", stop)
         return self.reordered(Slice(self._finite_length("slice"), start, stop))
 
     def take(self, n: int) -> AsyncDataset[T_co]:
-        """The first ``n`` examples (all, if there are fewer)."""
+        """The first ``n`` examples (all, if there are fewer), the same in every pass; see :meth:`slice`."""
         check_whole("n", n)
         check_at_least("n", n, 0, "E.g. 100 examples.")
         return self.slice(None, n)

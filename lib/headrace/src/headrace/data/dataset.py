@@ -35,7 +35,8 @@ from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
-from headrace.order.order import OpenWindow, Order, check_indices
+from headrace.order.compose import fixed_set, selects, window_of_part
+from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
 from headrace.order.seeds import ORDER_VERSION
 from headrace.store.arrays import ArrayList
 
@@ -297,7 +298,9 @@ class WrappingDataset(PlannedDataset):
 
 
 class ReorderedDataset(WrappingDataset):
-    """A planned dataset in another order."""
+    """A planned dataset in another order. What selects rows from a shuffled one selects the same in every epoch; see
+    :mod:`headrace.order.compose`.
+    """
 
     def __init__(self, base: PlannedDataset, order: Order) -> None:
         if base.length is not None and order.rows > base.length:
@@ -308,6 +311,12 @@ class ReorderedDataset(WrappingDataset):
             )
         self.base = base
         self.order = order
+        self._selects = base.shuffle_order() is not None and selects(order, base.length)
+
+    @cached_property
+    def _fixed(self) -> Order:
+        """What it selects from a shuffle."""
+        return fixed_set(self.order, self.base.open_window())
 
     @property
     def length(self) -> int | None:
@@ -316,6 +325,24 @@ class ReorderedDataset(WrappingDataset):
     @property
     def pending_order(self) -> PendingBraid | None:
         return self.order if isinstance(self.order, PendingBraid) else self.base.pending_order
+
+    def reordered(self, order: Order) -> PlannedDataset:
+        pending = self.pending_order
+        if pending is None:
+            return ReorderedDataset(self, order)
+        # What a pending braid is mixed with will determine its sequence, and must not determine a set: two parts, one
+        # to train on and one to validate with, are mixed with different things. So a set is taken from the sequence
+        # that the seed alone determines, and the braid goes over what was taken. A second braid takes its place.
+        in_turn = self.settled(lambda _: pending.blocks_in_turn())
+        if isinstance(order, PendingBraid):
+            return in_turn.reordered(order)
+        if not selects(order, self.length):
+            return ReorderedDataset(self, order)
+        if isinstance(order, Repeat):
+            part = self.reordered(order.base)
+            return part.reordered(Repeat(Identity(len(part)), order.epochs))
+        part = in_turn.reordered(order)
+        return part.reordered(pending.over(len(part)))
 
     def settled(self, settle: Callable[[Order], Order]) -> PlannedDataset:
         if self.pending_order is self.order:
@@ -335,19 +362,29 @@ class ReorderedDataset(WrappingDataset):
 
     @property
     def rows_of_pass(self) -> int | None:
+        if isinstance(self.order, Repeat):
+            return len(self.order.base)
         return self.base.length if self.order.repeats else None
 
     def shuffle_order(self) -> Order | None:
         return self.order if self.order.reorders else self.base.shuffle_order()
 
-    def pass_order(self) -> OrderedRun:
-        return OrderedRun(self.base, self.order)
+    def pass_order(self) -> OrderedRun | None:
+        return None if self._selects else OrderedRun(self.base, self.order)
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        run = self.base.pass_order() if self.order.repeats and not self.order.reorders else None
-        return () if run is None else (run,)
+        repeats_all = (
+            isinstance(self.order, Repeat)
+            and isinstance(self.order.base, Identity)
+            and len(self.order.base) == self.base.length
+        )
+        run = self.base.pass_order() if repeats_all else None
+        # The dataset below must be the same in every epoch: only the order is told of the epoch
+        return () if run is None or run.dataset.shuffle_order() is not None else (run,)
 
     def open_window(self) -> OpenWindow:
+        if self._selects:
+            return window_of_part(self.base.open_window(), len(self._fixed))
         window = self.order.open_window()
         return window if window.rows else self.base.open_window()
 
@@ -357,7 +394,7 @@ class ReorderedDataset(WrappingDataset):
     def check_stored_order(self) -> None:
         if self.order.reorders or self.order.repeats:
             raise ConfigError(
-                "cannot be split: what one epoch holds out, another would train on",
+                "cannot be split: neighbours are not those of the store, and both sides would share documents",
                 field="holdout",
                 value=type(self.order).__name__,
                 cure="Split first, then shuffle and repeat the train side.",
@@ -366,6 +403,8 @@ class ReorderedDataset(WrappingDataset):
 
     def locate(self, indices: np.ndarray, epoch: np.ndarray | None = None) -> Rows:
         epoch = np.zeros_like(indices) if epoch is None else epoch
+        if self._selects:
+            return self.base.locate(self._fixed.at(indices, epoch), np.zeros_like(epoch))
         passes = self.order.passes(indices, epoch)[0]
         if not self.order.reorders:
             return self.base.locate(self.order.at(indices, epoch), passes)

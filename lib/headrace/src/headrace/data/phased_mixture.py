@@ -27,8 +27,9 @@ from headrace.errors import ConfigError
 from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.schedule import BatchSchedule
+from headrace.order.compose import Compose
 from headrace.order.holdout import ValidationConfig
-from headrace.order.order import Compose, Identity, Order
+from headrace.order.order import Identity, Order
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import Shuffle, ShuffleConfig, shuffle_of
 from headrace.order.subset import SubsetConfig

@@ -1,9 +1,9 @@
 from .block_shuffle import BlockShuffle as BlockShuffle
 from .block_shuffle import EraShuffle as EraShuffle
 from .braid.shuffle import BraidShuffle as BraidShuffle
+from .compose import Compose as Compose
 from .document_shuffle import DocumentShuffle as DocumentShuffle
 from .holdout import ValidationConfig as ValidationConfig
-from .order import Compose as Compose
 from .order import Identity as Identity
 from .order import Order as Order
 from .order import Repeat as Repeat

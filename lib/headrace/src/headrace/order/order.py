@@ -1,4 +1,4 @@
-"""``Order``: a pure function from positions of a run to rows of a store; and the orders that only slice and join.
+"""``Order``: a pure function from positions of a run to rows of a store; and the orders that only slice and repeat.
 
 An order is stateless: ``m(i)`` for an int64 array, in any order and any number of times, returns the same rows.
 Shuffles are orders too; see permutation, block_shuffle and braid. Orders take the **epoch** as a second argument, so
@@ -69,6 +69,11 @@ class Order(abc.ABC):
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row in ``[0, rows)`` occurs equally often in each epoch: nothing is selected."""
+        return self.bijective
 
     def __call__(self, i: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Rows at positions ``i`` in epoch 0.
@@ -193,46 +198,10 @@ class Slice(Order):
         first, last, _ = slice(start, stop).indices(n)
         super().__init__(max(last - first, 0), n)
         self.start = first
+        self.bijective = self.length == n
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         return i + self.start
-
-
-class Compose(Order):
-    """``outer`` after ``inner``: position -> ``inner`` -> ``outer`` -> row.
-
-    Raises:
-        ConfigError: ``inner`` may return rows that ``outer`` does not have.
-    """
-
-    described = ("outer", "inner")
-
-    def __init__(self, outer: Order, inner: Order) -> None:
-        if inner.rows > outer.length:
-            raise ConfigError(
-                f"names up to {inner.rows} rows, but the outer map has {outer.length}",
-                field="inner",
-                value=inner,
-            )
-        super().__init__(inner.length, outer.rows)
-        self.outer = outer
-        self.inner = inner
-        self.bijective = outer.bijective and inner.bijective
-        self._shuffle_like(inner if inner.reorders else outer)
-        self.repeats = outer.repeats or inner.repeats
-        self.endless = inner.endless
-
-    def open_window(self) -> OpenWindow:
-        return (self.inner if self.inner.reorders else self.outer).open_window()
-
-    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        return self.outer.at(self.inner.at(i, epoch), epoch)
-
-    def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        between, locality = self.inner.resolve(i, epoch)
-        if self.inner.reorders and not self.outer.reorders:
-            return self.outer.at(between, epoch), locality
-        return self.outer.resolve(between, epoch)
 
 
 class Repeat(Order):
@@ -270,6 +239,10 @@ class Repeat(Order):
         self._shuffle_like(base)
         self.endless = epochs is None
         self.bijective = base.bijective and epochs == 1
+
+    @property
+    def complete(self) -> bool:
+        return self.base.complete
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         passes, position = self.passes(i, epoch)

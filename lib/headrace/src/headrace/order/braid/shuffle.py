@@ -68,6 +68,7 @@ from headrace.order.intervals import Intervals
 from headrace.order.order import OpenWindow, Order
 from headrace.order.permutation import unpermute
 from headrace.order.seeds import derive, fold
+from headrace.order.subset import Subset
 
 _ONE = np.uint64(1)
 
@@ -281,6 +282,16 @@ class PendingBraid(Order):
             first_strand=first_strand,
             version=self.version,
         )
+
+    def over(self, n: int) -> PendingBraid:
+        """The order of ``n`` of its examples."""
+        return PendingBraid(
+            n, io_block_size=self.io_block_size, seed=self.seed, version=self.version
+        )
+
+    def blocks_in_turn(self) -> Order:
+        """All examples in a sequence of blocks that follows from the seed alone."""
+        return Subset(self.length, self.length, block=self.io_block_size, seed=self.seed)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         return self._refuse()
