@@ -173,7 +173,7 @@ def test_a_group_is_the_same_of_whatever_it_is_made(rows, kind):
 )
 def test_what_is_said_about_tokens_is_of_their_number(tokens, said, name):
     fits = said <= tokens if name == "log_probs" else said == tokens
-    values = {name: [np.ones(said, int)]}
+    values = {name: [np.zeros(said, int)]}
     if fits:
         ScoredGroup([np.arange(tokens)], np.zeros(1), 0, **values)
         return

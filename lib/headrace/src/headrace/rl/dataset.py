@@ -6,14 +6,15 @@ reasons for leaving out groups are counted:
 ===================  =================================================================================================
 counter              meaning (of one step)
 ===================  =================================================================================================
+attempts_per_batch   groups that were considered; each is in exactly one of the counters below
 valid_groups         groups that the step trains on
-attempts_per_batch   groups that were considered for it
 zero_var_groups      left out: all rewards equal
 single_groups        of one completion: no advantage; left out by the default filter
 filtered_groups      left out by a filter of the user's
 too_long_groups      left out: a completion is longer than a row
 untrained_groups     left out: no token is trained on (``prompt_len``, ``loss_masks``; with ``mask``, all are too old)
 stale_groups         sampled again: the policy that sampled them is too old
+given_up_groups      left out: sampled again, or aborted, too often (``max_renewals``)
 ===================  =================================================================================================
 
 With a :class:`~headrace.rl.store.RolloutStore` on disk the run can be killed at any moment, and other processes can
@@ -33,7 +34,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NoReturn, cast
 
 import jax
@@ -48,6 +49,7 @@ from headrace.order.order import Order
 from headrace.rl.advantages import AdvantageSpec, resolve
 from headrace.rl.feeder import Feeder
 from headrace.rl.groups import Prompt, Prompts, Sampler, digest_of_prompts
+from headrace.rl.producer_watch import ProducerWatch
 from headrace.rl.prompt_order import PROMPT_ORDERS
 from headrace.rl.rollout_metrics import rollout_metrics
 from headrace.rl.rollout_records import BatchRecord
@@ -76,7 +78,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     Attributes:
         counts: Counters of the latest step, by name.
-        totals: Their sums over all steps that this process made.
+        totals: Their sums over all steps that this process made; a step that is made again counts once.
 
     Raises:
         ConfigError: there are no prompts; no sampler, and no store.
@@ -118,9 +120,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
         self.store.claim(self._claimed)
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.totals: Counter[str] = Counter()
-        # nobody has told it
+        self._counts_of: dict[int, dict[str, int]] = {}  # of the steps that this process made
+        self._producers = ProducerWatch(self.store)
         self._lock = threading.Lock()
-        self._version = cast("int | None", None)
+        self._version = cast("int | None", None)  # nobody has announced one
         self._feeder: Feeder | None = None
         self._read: tuple[BatchRecord | None, Any] = None, None  # the step that a loader read last
         self._selection: Selection | None = (
@@ -199,7 +202,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 does not fit ``rows`` or ``max_segments``: its groups are stored, and the step is not made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
             SamplerError: the sampler did not answer within ``timeout_s``.
-            HostError: the process whose steps this one follows is gone.
+            HostError: the process whose steps this one follows is gone; or no producer may sample what is missing.
         """
         step = self.store.next_step if step is None else operator.index(step)
         self.set_policy_version(policy_version)
@@ -340,7 +343,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
                         record
                     )  # on disk, and still ours, before the batch is returned
                     self._selection = None
+                    self.totals.subtract(self._counts_of.get(step, {}))
                     self.totals.update(record.counts)
+                    self._counts_of[step] = record.counts
         except Exception:
             self._selection = None  # the next attempt starts over
             raise
@@ -390,8 +395,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
             )
             if self.store.record(step) is None and not is_mine:
                 selection = self._selection = Selection(step, version, self.settings, self.store)
+                self._producers.begin_step()
                 if self._feeder is not None:
                     self._feeder.begin_step(selection)
+        was_idle = False
         while (
             selection is not None and not selection.is_complete and self.store.record(step) is None
         ):
@@ -400,15 +407,24 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 self.store.refresh()
                 has_advanced = selection.advance()
             if has_advanced:
+                was_idle = False
                 continue
             if self._feeder is not None:
                 self._feeder.check()
                 self._feeder.fill()
                 yield
             elif self._calls is not None:
+                if selection.gets_stale_groups:  # weights may be on their way to the sampler
+                    yield
                 self._sample_missing()
             else:
-                patience.say("waits for groups of step %d: no producer has stored them", step)
+                # Groups that are about to arrive are not asked for: what is told costs a record.
+                if was_idle and (news := selection.take_news()) is not None:
+                    self.store.put_open_step(step, news)
+                was_idle = True
+                self._producers.check(selection.awaited)
+                awaited = self._producers.describe(selection.awaited)
+                patience.say("step %d waits for %s", step, awaited)
                 yield
         return selection
 
@@ -423,12 +439,13 @@ class RLDataset(AsyncDataset[PackedBatch]):
         producer's name.
 
         Args:
-            share: This producer's number, and the number of producers, which divide the positions.
-            ahead: Largest number of positions to sample in advance of the steps.
+            share: This producer's number, and the number of producers, which divide the positions. Positions of a
+                share that nobody has stay open: a step that waits for one ends with an error.
+            ahead: Largest number of groups that wait for a step; a step that lacks more gets as many as it lacks.
 
         Returns:
-            Positions whose groups were stored; empty if there is nothing to do until the next step is made, or until a
-            group of this share is refused as too old.
+            Positions whose groups were stored; empty if there is nothing to do until the trainer needs more groups, or
+            until a group of this share is refused as too old.
 
         Raises:
             ConfigError: as for :meth:`next_batch`; an invalid share or number.
@@ -440,14 +457,30 @@ class RLDataset(AsyncDataset[PackedBatch]):
             raise ConfigError(
                 "must be a number from 0 on, below the second", field="share", value=share
             )
+        self.store.put_share((number, producers))
         self.store.refresh()
-        end = self.store.next_position + ahead
-        reachable = takewhile(lambda p: p < end, self.store.open_positions())
-        missing = [p for p in reachable if p % producers == number and not self.store.has_group(p)]
-        chosen = missing[: self.settings.prompts_at_a_time]
+        chosen = self._choose(number, producers, ahead)[: self.settings.prompts_at_a_time]
         if chosen:
             self._sample(chosen)
         return chosen
+
+    def _choose(self, number: int, producers: int, ahead: int) -> list[int]:
+        """Positions that a producer with this share may sample now, ascending."""
+        # 1. Those of its share among the first that no step has used and the open step has not considered. They are
+        #    as many as may wait, or as the open step lacks: once all have groups, it can go on.
+        within = max(ahead, self.store.needed)
+        near = [p for p in islice(self.store.open_positions(), within) if p % producers == number]
+        missing = [p for p in near if not self.store.has_group(p)]
+        lacking = self.store.needed - self.store.num_waiting
+        if missing or lacking <= 0 or self.settings.stragglers == "wait":
+            return missing
+        # 2. The others have not sampled theirs: a step that takes any group takes later ones of this share.
+        later = (
+            p
+            for p in self.store.open_positions()
+            if p % producers == number and not self.store.has_group(p)
+        )
+        return list(islice(later, lacking))
 
     def _sample_missing(self) -> None:
         """Samples the next group that the step needs, together with as many prompts as are sampled at a time."""

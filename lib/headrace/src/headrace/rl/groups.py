@@ -21,6 +21,9 @@ from headrace.batch.examples import Example
 from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
 from headrace.store.cache import TokenCache
 
+# A log-softmax in low precision may give this much more than 0.
+_ROUNDING = 1e-4
+
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
@@ -89,8 +92,8 @@ class ScoredGroup:
         tokens: Each completion's ids, beginning with its prompt.
         rewards: One per completion.
         prompt_len: Tokens of the prompt, which are not trained on.
-        log_probs: Log probabilities of each completion's tokens under the policy that sampled them: of its last tokens,
-            if there are fewer than tokens.
+        log_probs: Log probabilities (natural logarithms, at most 0) of each completion's tokens under the policy that
+            sampled them: of its last tokens, if there are fewer than tokens. 0 for tokens that were not sampled.
         loss_masks: Instead of ``prompt_len``, the tokens of each completion to train on (several turns, tools): 1 or 0
             for each token, including the prompt's.
         policy_version: Version of the policy that sampled each completion's tokens: one number, or one per token.
@@ -100,7 +103,7 @@ class ScoredGroup:
 
     Raises:
         ConfigError: lists differ in length; no completion; ids or versions are not whole numbers; an array does not
-            match the tokens of its completion.
+            match the tokens of its completion; a log probability that is above 0 or not finite.
 
     Example:
         >>> group = ScoredGroup([np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1)
@@ -199,6 +202,11 @@ class ScoredGroup:
             else np.asarray(version[i])
         )
         return np.where(self.mask(i) != 0, sampled, -1).astype(np.int32)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest policy among those that sampled the trained tokens; -1 if there is none."""
+        return max(int(self.versions(i).max()) for i in range(len(self.tokens)))
 
     @property
     def oldest_version(self) -> int:
@@ -374,6 +382,19 @@ def _last(field: str, values: Any, size: int) -> np.ndarray:
     row = _row(field, values, np.float32)
     if row.size > size:
         raise ConfigError(f"are more than the {size} tokens", field=field, value=row.size)
+    wrong = np.flatnonzero(~np.isfinite(row) | (row > _ROUNDING))
+    if wrong.size:
+        at = int(wrong[0])
+        cure = (
+            "Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that sampled has them;"
+            " 0 for tokens that were not sampled."
+        )
+        raise ConfigError(
+            "is no log probability: these are finite and at most 0",
+            field=f"{field}[{at}]",
+            value=float(row[at]),
+            cure=cure,
+        )
     return row
 
 

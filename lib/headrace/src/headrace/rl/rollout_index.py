@@ -21,11 +21,15 @@ class RolloutIndex:
 
     Attributes:
         duplicate_groups: Groups of prompts that already had one.
+        needed: Groups that the open step still lacks, as its log says; 0 if it has not said so. Only in producers.
+        shares: The share of positions that each producer samples: its number, and the number of producers.
         lock: Held while any of it changes.
     """
 
     def __init__(self) -> None:
         self.duplicate_groups = 0
+        self.needed = 0
+        self.shares: dict[str, tuple[int, int]] = {}
         self._records: dict[int, BatchRecord] = {}
         self._pinned: dict[int, Source] = {}  # groups of steps
         self._used: dict[int, int] = {}  # step of each position that was taken or left out
@@ -86,6 +90,7 @@ class RolloutIndex:
     def look_anew(self) -> None:
         """Starts or restarts a step, which has considered nothing."""
         with self.lock:
+            self.needed = 0
             self._waiting = {p: None for p in self._looked_at if self.has_group(p)} | self._waiting
             self._looked_at.clear()
             self._next.clear()
@@ -106,6 +111,11 @@ class RolloutIndex:
                 position = self._next.get(position, position + 1)
             self._next.update(dict.fromkeys(passed, position))
         return position
+
+    def sampler_of(self, position: int) -> str:
+        """Who sampled the group of a position: the name of a producer, or ``consumer``."""
+        source = self._source(position)
+        return "" if source is None else source[0]
 
     def refusals(self, position: int) -> int:
         """Number of groups of a position that were refused."""
@@ -156,6 +166,7 @@ class RolloutIndex:
         self._records[record.step] = record
         self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
         self._pinned |= dict(zip(record.positions, sources, strict=True))
+        self.needed = 0
         for position in (*record.positions, *record.dropped):
             self._looked_at.pop(position, None)
             self._set_waiting(position)

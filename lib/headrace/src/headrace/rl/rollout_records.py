@@ -70,7 +70,22 @@ class BatchRecord:
             raise CacheCorruptError("is no record of a step", field="file", value=name) from error
 
 
-prepare_types(BatchRecord)
+@dataclass(frozen=True)
+class OpenStep:
+    """What producers need to know of a step that waits for groups.
+
+    Attributes:
+        begins: Whether it has told nothing before: what an earlier attempt considered is void.
+        considered: Positions that it has taken or left out, and has not told before.
+        needed: Groups that it still lacks.
+    """
+
+    begins: bool
+    considered: list[int]
+    needed: int
+
+
+prepare_types(BatchRecord, OpenStep)
 
 
 def read_identity(data: bytes, name: str) -> dict[str, Any]:

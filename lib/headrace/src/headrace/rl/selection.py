@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ import numpy as np
 from headrace.errors import ConfigError, HeadraceError
 from headrace.rl.advantages import Verdict, group_moments
 from headrace.rl.groups import ScoredGroup
-from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.rollout_records import BatchRecord, OpenStep
 from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
+
+logger = logging.getLogger(__name__)
 
 COUNTERS: tuple[str, ...] = (
     "valid_groups",
@@ -32,8 +35,9 @@ COUNTERS: tuple[str, ...] = (
     "timeouts",
     "late_calls",
 )
+_STALE_CURE = "Give the sampler the trainer's weights and version, or raise max_staleness."
 _CURES = {  # by the reason for leaving out groups; any other reason is about their rewards
-    "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
+    "stale": _STALE_CURE,
     "too_long": "Raise seq_len, or sample shorter completions.",
     "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
     "aborted": "Raise max_staleness, or let the sampler give back what it has (PartialGroup) when it is aborted.",
@@ -84,6 +88,14 @@ class Selection:
         self.wait_s = 0.0
         self._began = time.monotonic()
         self._reasons: Counter[str] = Counter()  # since the last group that was kept
+        self._considered: list[int] = []  # positions, in the order in which they were
+        self._num_told: int | None = None  # of these, those that producers know of
+        # Groups that may have been sampled before the step began are no fault of the sampler's.
+        self._old_groups = store.num_waiting + (settings.in_flight or settings.prompts_at_a_time)
+        self._renewed: set[int] = set()  # positions that were sampled again for this step
+        self._stale_in_a_row = 0
+        self._stale_renewals = 0  # of these, those that were sampled while the step was open
+        self._first_renewal_s = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -103,6 +115,22 @@ class Selection:
                 self._consider(position)
             self.wait_s = time.monotonic() - self._began
         return position is not None
+
+    @property
+    def gets_stale_groups(self) -> bool:
+        """Whether the latest groups were sampled for this step, and are too old for it."""
+        return self._stale_renewals > 0
+
+    def take_news(self) -> OpenStep | None:
+        """What producers have not been told about the step; from now on they have."""
+        with self._store.lock:
+            if self._num_told == len(self._considered):
+                return None
+            begins = self._num_told is None
+            considered = self._considered[self._num_told or 0 :]
+            self._num_told = len(self._considered)
+            needed = self._settings.groups_per_batch - len(self.groups)
+            return OpenStep(begins, considered, needed)
 
     def _candidate(self) -> int | None:
         if (position := self.awaited) is not None:
@@ -124,18 +152,24 @@ class Selection:
         if (
             oldest is not None and group.trains() and group.oldest_version < oldest
         ):  # a new policy mends it
-            self.counts["stale_groups"] += 1
+            was_renewed = position in self._renewed
+            self._renewed.add(position)
+            self._check_sampler(position, group.oldest_version, oldest, sampled_for_it=was_renewed)
             if self._is_given_up(position):
-                self.drop(position, "stale")
+                self._leave_out(position, "stale")
                 return
+            self.counts["stale_groups"] += 1
             self._count_reason("stale")
             self._store.refuse_group(position)
             return
-        self._store.look_at(position)
+        self._look_at(position)
         lengths = np.array([max(row.size - group.prompt_len, 0) for row in group.tokens])
         self.scored.append(Scored(group.rewards, lengths, group.truncated))
         verdict = self._judge(group, position)
+        if verdict.reason != "stale":
+            self._stale_in_a_row = self._stale_renewals = 0
         if verdict.keep:
+            self.counts["valid_groups"] += 1
             self.groups[position] = group
             self._reasons.clear()
         else:
@@ -151,17 +185,53 @@ class Selection:
         )
 
     def drop(self, position: int, reason: str) -> None:
-        """Leaves out a prompt that was restarted too often."""
+        """Leaves out a prompt whose calls were aborted too often."""
+        self.counts["attempts_per_batch"] += 1
+        self._leave_out(position, reason)
+
+    def _leave_out(self, position: int, reason: str) -> None:
         self.counts["given_up_groups"] += 1
-        self._store.look_at(position)
+        self._look_at(position)
         self.dropped[position] = reason
         self._count_reason(reason)
+
+    def _look_at(self, position: int) -> None:
+        self._store.look_at(position)
+        self._considered.append(position)
+
+    def _check_sampler(
+        self, position: int, version: int, oldest: int, *, sampled_for_it: bool
+    ) -> None:
+        """Names a sampler whose policy is too old, as soon as it has sampled for this step.
+
+        Raises:
+            NoGroupError: it has done so for ``hang_s`` seconds, and nothing else came meanwhile.
+        """
+        settings = self._settings
+        self._stale_in_a_row += 1
+        if not sampled_for_it and self._stale_in_a_row <= self._old_groups:
+            return
+        now = time.monotonic()
+        self._stale_renewals += 1
+        sampler = self._store.sampler_of(position)
+        who = "the sampler" if sampler in ("", "consumer") else f"the sampler of producer {sampler}"
+        problem = (
+            f"{who} samples with policy version {version}, but step {self.step} trains version"
+            f" {self.policy_version} on tokens of version {oldest} or later"
+        )
+        if self._stale_renewals == 1:
+            self._first_renewal_s = now
+            logger.warning("%s. %s", problem, _STALE_CURE)
+        is_enough = self._stale_renewals > settings.max_renewals
+        if is_enough and now - self._first_renewal_s >= settings.hang_s:
+            raise NoGroupError(
+                problem, field="max_staleness", value=settings.max_staleness, cure=_STALE_CURE
+            )
 
     def record(self) -> BatchRecord:
         """The record of the step."""
         last = max((*self.groups, *self.dropped, self._store.next_position - 1))
         counts = dict.fromkeys(COUNTERS[:8], 0) | {name: n for name, n in self.counts.items() if n}
-        counts["valid_groups"] = len(self.groups)
         version = self.policy_version
         oldest = self._settings.oldest(self.policy_version, "mask")
         return BatchRecord(
@@ -172,25 +242,24 @@ class Selection:
         """Whether a group is trained on; counts why not."""
         counts = self.counts
         settings = self._settings
-        single = group.rewards.size == 1
-        counts["single_groups"] += single
         if group.longest > settings.seq_len:
             counts["too_long_groups"] += 1
             return Verdict(False, "too_long")
         if not group.trains(oldest=settings.oldest(self.policy_version, "mask")):
             counts["untrained_groups"] += 1
-            return Verdict(False, "stale" if group.trains() else "untrained")
+            if not group.trains():
+                return Verdict(False, "untrained")
+            oldest = settings.oldest(self.policy_version, "mask") or 0
+            self._check_sampler(position, group.newest_version, oldest, sampled_for_it=False)
+            return Verdict(False, "stale")
         if settings.keep is None:
             return Verdict(True)
         verdict: Any = settings.keep(group.rewards)
         if not isinstance(verdict, Verdict):
             cure = "Return Verdict(True), or Verdict(False, 'reason')."
             raise ConfigError("must return a Verdict", field="keep", value=verdict, cure=cure)
-        if not verdict.keep and not single:
-            equal = (
-                group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
-            )
-            counts["zero_var_groups" if equal else "filtered_groups"] += 1
+        if not verdict.keep:
+            counts[_counter_of(group.rewards)] += 1
         return verdict
 
     def _count_reason(self, reason: str) -> None:
@@ -207,3 +276,11 @@ class Selection:
                 value=self._settings.max_attempts,
                 cure=" ".join(cures),
             )
+
+
+def _counter_of(rewards: np.ndarray) -> str:
+    """The counter of a group that a filter left out."""
+    if rewards.size == 1:
+        return "single_groups"
+    deviation = group_moments(rewards, np.zeros(rewards.size, np.int64)).std[0]
+    return "zero_var_groups" if deviation <= 1e-6 else "filtered_groups"

@@ -72,7 +72,9 @@ class RLSettings:
             too old (``abort``).
         retries: How often a failed call of the sampler is repeated.
         timeout_s: Seconds after which a call in the background has failed; None: it is only named in the log.
-        hang_s: Seconds after which a call in the background is named in the log, and again when they have doubled.
+        hang_s: Seconds after which a call in the background is named in the log, and again when they have doubled. A
+            step that for as long gets only groups that were sampled for it by too old a policy, more than
+            ``max_renewals`` of them, ends with an error.
         max_renewals: How often a prompt is restarted because its rollout was too old, unless a step waits for it; then
             it is left out.
         ranks: Rows are distributed to this many ranks, in blocks of equal cost

@@ -1,7 +1,9 @@
 """``RolloutStore``: groups and steps on disk, as logs, so that a crash loses no rollout and trains on none twice.
 
 ``<folder>/steps/`` is the consumer's log: the run that the rollouts belong to, and the groups of each step.
-``<folder>/producers/<name>/`` has the groups that a producer sampled; the consumer's own are in ``consumer``. Each is
+A step that waits for producers also says there what it has considered and how many groups it lacks, so that they sample
+as many. ``<folder>/producers/<name>/`` has the groups that a producer sampled, and its share of the positions; the
+consumer's own are in ``consumer``. Each is
 an :class:`~headrace.store.append_log.AppendLog`: records with checksums, one writer at a time under a lease, a defined
 state after a crash. A group is on disk before it is used, and a step before its batch is returned. The logs are the
 complete state of a run:
@@ -38,6 +40,7 @@ from headrace.rl.rollout_records import (
     FORMAT_VERSION,
     BatchRecord,
     EarlierRollouts,
+    OpenStep,
     Source,
     check_identity,
     check_json,
@@ -52,7 +55,10 @@ from headrace.store.log_segments import Record, list_names, segment_names
 logger = logging.getLogger(__name__)
 
 CONSUMER = "consumer"
-_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP, _PARTIAL = range(16, 23)
+_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP, _PARTIAL, _OPEN_STEP, _SHARE = range(16, 25)
+# kinds that are few and short: their payloads are read with their headers
+_LOADED_OF_STEPS = (_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _OPEN_STEP)
+_LOADED_OF_PRODUCERS = (_IDENTITY, _SHARE)
 _STEPS = "steps"
 _PRODUCERS = "producers"
 _GROUPS_CURE = "Move this file out of the folder: groups that no step has are sampled again."
@@ -106,7 +112,7 @@ class RolloutStore(RolloutIndex):
         self._own: AppendLog | None = None  # open for writing
         self._leader: LeaseWatch | None = None
         self._is_closed = False
-        self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
+        self._steps = AppendLog(self._join(_STEPS), load=_LOADED_OF_STEPS, cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
         for record in self._earlier.records():
             self._add_step(record)
@@ -300,6 +306,31 @@ class RolloutStore(RolloutIndex):
             for source in self._groups.get(position, {}).keys() - self._refused:
                 self._append(_REFUSED, position, source)
 
+    def put_open_step(self, step: int, open_step: OpenStep) -> None:
+        """Tells producers what a step that waits for groups has considered, and how many it lacks."""
+        with self.lock:
+            self._append(_OPEN_STEP, step, asdict(open_step))
+
+    def put_share(self, share: tuple[int, int]) -> None:
+        """Says which share of the positions this producer samples, unless it has said so."""
+        if self.producer is None:
+            raise ConfigError(
+                "has no name of a producer",
+                field="producer",
+                value=None,
+                cure="Open the store with RolloutStore(FOLDER, producer='sampler-0') to sample for it.",
+            )
+        with self.lock:
+            if self.shares.get(self.producer) != share:
+                payload = to_json(share)
+                log = self._open_own(self.producer)
+                self._add_share(self.producer, log.append(_SHARE, 0, payload), payload)
+
+    @property
+    def producers(self) -> dict[str, str]:
+        """The folders of processes that have sampled for this run, or sample for it, by their names."""
+        return {name: self._join(_PRODUCERS, name) or "" for name in self._logs if name != CONSUMER}
+
     def put_record(self, record: BatchRecord) -> BatchRecord:
         """Stores the record of a step, which is final, and returns it with its groups.
 
@@ -388,7 +419,9 @@ class RolloutStore(RolloutIndex):
     def _log(self, name: str) -> AppendLog:
         if name not in self._logs:
             folder = self._join(_PRODUCERS, name)
-            self._logs[name] = AppendLog(folder, load=[_IDENTITY], cure=_GROUPS_CURE, may_lose=True)
+            self._logs[name] = AppendLog(
+                folder, load=_LOADED_OF_PRODUCERS, cure=_GROUPS_CURE, may_lose=True
+            )
         return self._logs[name]
 
     def _open_own(self, name: str) -> AppendLog:
@@ -424,15 +457,45 @@ class RolloutStore(RolloutIndex):
                 raise CacheCorruptError(
                     "is no record of a refused group", field="segment", value=name
                 ) from error
+        elif record.kind == _OPEN_STEP:
+            self._apply_open_step(record)
         elif record.kind == _REWIND:
             self._take_back(record.key)
+            if self.producer is not None:
+                self.look_anew()
         elif record.kind == _FORGET:
             self._let_go(record.key)
+
+    def _apply_open_step(self, record: Record) -> None:
+        """Follows the step that another process makes. The process that makes it has its own, newer view."""
+        if self.producer is None:
+            return
+        try:
+            open_step = msgspec.json.decode(record.payload, type=OpenStep)
+        except msgspec.MsgspecError as error:
+            raise CacheCorruptError(
+                "is no record of an open step", field="segment", value=record.segment
+            ) from error
+        if open_step.begins:
+            self.look_anew()
+        for position in open_step.considered:
+            self.look_at(position)
+        self.needed = open_step.needed
+
+    def _add_share(self, name: str, record: Record, payload: bytes) -> None:
+        try:
+            self.shares[name] = msgspec.json.decode(payload, type=tuple[int, int])
+        except msgspec.MsgspecError as error:
+            raise CacheCorruptError(
+                "is no record of a producer's share", field="segment", value=record.segment
+            ) from error
 
     def _add_groups(self, name: str, records: Iterable[Record]) -> None:
         for record in records:
             if record.kind == _IDENTITY:
                 self._add_identity(name, record, record.payload)
+            elif record.kind == _SHARE:
+                self._add_share(name, record, record.payload)
             self._add_group(name, record)
 
     def _add_identity(self, name: str, record: Record, payload: bytes) -> None:
