@@ -29,8 +29,9 @@ from headrace import (
     TokenizerConfig,
     build_cache,
 )
-from headrace.batch import distillation_loss, token_nll, unified_loss
+from headrace.batch import token_nll, unified_loss
 from headrace.ingest import LeafConfig
+from headrace_posttrain import distillation_loss
 
 SYMBOLS = 64
 TOP = 8

@@ -39,9 +39,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, RunLog
-from headrace.batch import PackedBatch, policy_loss, token_stats
+from headrace.batch import PackedBatch, token_stats
 from headrace.demo import Transformer
-from headrace.rl import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
+from headrace_posttrain import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup, policy_loss
 
 # ids 0 .. 7 are symbols; 8 begins a prompt
 SYMBOLS = 8

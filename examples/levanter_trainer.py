@@ -21,7 +21,7 @@ from levanter.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
 
 from headrace import LmDataConfig, load_config, open_run
-from headrace.levanter import LmLoader
+from headrace_levanter import LmLoader
 
 
 def loss_of(

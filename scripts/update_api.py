@@ -9,11 +9,9 @@ import importlib
 import sys
 from pathlib import Path
 
-import headrace
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
-LIBRARY = Path(headrace.__file__).parent
+PACKAGES = ("headrace", "headrace_posttrain", "headrace_compat", "headrace_levanter")
 MODULES = ("errors", "metrics")  # public, and no packages
 OPENING = """# API
 
@@ -26,8 +24,13 @@ OPENING = """# API
 def public_names() -> dict[str, dict[str, str]]:
     """Public package -> name -> module that defines it."""
     packages = {}
-    for stub in sorted(LIBRARY.rglob("__init__.pyi")):
-        package = ".".join(("headrace", *stub.parent.relative_to(LIBRARY).parts))
+    stubs = [
+        (stub, ".".join((name, *stub.parent.relative_to(folder).parts)))
+        for name in PACKAGES
+        if (folder := Path(importlib.import_module(name).__file__ or "").parent)
+        for stub in sorted(folder.rglob("__init__.pyi"))
+    ]
+    for stub, package in stubs:
         imports = [
             node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)
         ]

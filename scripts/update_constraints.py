@@ -5,6 +5,7 @@ is the list of exact versions, twice, because uv reads ``[tool.uv] constraint-de
 ``-c constraints.txt``. The two are always the same list; tests/test_repository.py holds them equal.
 
     uv run scripts/update_constraints.py           resolve afresh, newest versions, write both lists (10 seconds)
+    uv run scripts/update_constraints.py --keep    after `uv sync`: versions stay, dependencies come and go
     uv run scripts/update_constraints.py --check   no network: the lists are equal, and cover uv.lock where there is one
 
 A version that is only right for some platforms or Python versions keeps its marker.
@@ -140,8 +141,13 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="only compare; exit 1 when something is wrong"
     )
-    if not parser.parse_args().check:
-        pins = pins_of_lock(fresh_lock())
+    parser.add_argument(
+        "--keep", action="store_true", help="the versions of uv.lock, not the newest ones"
+    )
+    args = parser.parse_args()
+    if not args.check:
+        kept = tomllib.loads((ROOT / "uv.lock").read_text()) if args.keep else None
+        pins = pins_of_lock(kept or fresh_lock())
         pyproject = ROOT / "pyproject.toml"
         pyproject.write_text(with_pins(pyproject.read_text(), pins))
         (ROOT / "constraints.txt").write_text(HEADER + "\n".join(pins) + "\n")

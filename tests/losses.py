@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.batch.examples import Example, pack_examples
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "losses.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[0] / "golden" / "losses.json").read_text())
 LAYOUTS = {"packed": (20, 4), "one a row": (8, 8)}  # tokens of a row, and rows
 
 

@@ -15,7 +15,7 @@ from headrace.analysis.check.sizes import planned_caches
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode
 from headrace.data.mixture import mixture_of
-from headrace.levanter.translation.translate import translate
+from headrace_levanter.translation.translate import translate
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "004_datakit"
 STEPS = 16_384

@@ -25,14 +25,14 @@ from headrace.ingest.tokenize import TokenizerConfig
 from headrace.pack.plan_file import PlanRequest, read_plan
 from headrace.pack.spec import PackSpec
 from headrace.report.run_records import read_records
-from headrace.rl.dataset import RLDataset, RLSettings
-from headrace.rl.groups import ScoredGroup
-from headrace.rl.store import RolloutStore
 from headrace.run.manifest import RunManifest, open_run
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import consolidate
 from headrace.store.verify import verify
 from headrace.testing import tiny_cache
+from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
+from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.store import RolloutStore
 
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="apt-get install strace")
 IMPORTS = """

@@ -21,15 +21,15 @@ from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.order.intervals import Intervals
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
-from headrace.rl.groups import ScoredGroup
-from headrace.rl.rollout_records import BatchRecord
-from headrace.rl.store import RolloutStore
 from headrace.run.manifest import RunManifest, open_run
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.tombstones import remove_documents, tombstones_of
 from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
+from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.rollout_records import BatchRecord
+from headrace_posttrain.rollouts.store import RolloutStore
 
 HOSTILE = [
     None,

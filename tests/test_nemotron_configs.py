@@ -15,7 +15,7 @@ from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
-from headrace.levanter.translation.translate import translate
+from headrace_levanter.translation.translate import translate
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "nemotron"
 

@@ -8,13 +8,15 @@ are matched by their name alone, on whatever object.
 import ast
 import re
 import runpy
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "lib" / "headrace" / "src"
+SOURCES = sorted(ROOT.glob("lib/*/src/*"))
+PACKAGES = tuple(folder.name for folder in SOURCES)
 PUBLIC: dict[str, dict[str, str]] = runpy.run_path(str(ROOT / "scripts" / "update_api.py"))[
     "public_names"
 ]()
@@ -25,7 +27,7 @@ HOMES = {
 }
 FOR_TESTS = "headrace.testing"
 """Test doubles for users' own tests: their road is a test, by definition."""
-CALLED_BY_OTHERS = ("headrace.levanter.config.HeadraceDataConfig",)
+CALLED_BY_OTHERS = ("headrace_levanter.config.HeadraceDataConfig",)
 """Classes that stand in for another library's without inheriting from it: Levanter's trainer calls their methods."""
 _FENCE = re.compile(r"^```python.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"from (headrace[\w.]*) import (\w+)")
@@ -61,14 +63,15 @@ def imported_names(tree: ast.AST) -> dict[str, str]:
     """What each name that a file imports from headrace stands for."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "headrace":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
             names |= {
                 alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
             }
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] == "headrace":
-                    names[alias.asname or "headrace"] = alias.name if alias.asname else "headrace"
+                if alias.name.split(".")[0] in PACKAGES:
+                    root = alias.name.split(".")[0]
+                    names[alias.asname or root] = alias.name if alias.asname else root
     return names
 
 
@@ -199,9 +202,10 @@ def users_code() -> Iterator[ast.Module]:
 
 def library() -> dict[str, ast.Module]:
     trees: dict[str, ast.Module] = {}
-    for path in sorted((SOURCE / "headrace").rglob("*.py")):
-        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-        trees[name] = ast.parse(path.read_text())
+    for folder in SOURCES:
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            trees[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text())
     return trees
 
 
@@ -228,8 +232,18 @@ def roads_of(modules: dict[str, ast.Module], users: Iterable[ast.Module]) -> Roa
                 roads.reach(f"{name}.{node.name}")
     for tree in users:
         roads.use([tree], "", imported_names(tree))
+    for entry in entry_points_of_packages():
+        roads.reach(entry)
     roads.follow()
     return roads
+
+
+def entry_points_of_packages() -> Iterator[str]:
+    """What the packages bring to the core under a name of a config or of the command line."""
+    for folder in SOURCES:
+        project = tomllib.loads((folder.parents[1] / "pyproject.toml").read_text())["project"]
+        for group in project.get("entry-points", {}).values():
+            yield from (value.replace(":", ".") for value in group.values())
 
 
 def test_every_function_has_a_road_to_a_user():

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from headrace import SourceConfig, TokenizerConfig, build_cache
-from headrace.levanter import own_loader, with_fed_data
+from headrace_levanter import own_loader, with_fed_data
 
 SOURCES = {"web": "w", "code": "c", "held_out": "w"}
 WORDS = 200

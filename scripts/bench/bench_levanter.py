@@ -37,8 +37,8 @@ from _common import Report, run_bench
 
 from headrace import TokenCache, TokenSeqDataset
 from headrace.store.layout import CacheLayout
-from headrace.store.levanter.export import write_levanter
 from headrace.testing import write_cache
+from headrace_levanter.export import write_levanter
 
 SEQ_LEN = 2048
 BATCH = 128
@@ -136,7 +136,7 @@ def feed(trainer: Any, batches: Iterator[Any], steps: int, started: float) -> li
 def measure(args: argparse.Namespace, report: Report) -> None:
     warnings.simplefilter("ignore")  # of Levanter's dependencies
     logging.disable(logging.WARNING)
-    from headrace.levanter import HeadraceDataset, LmLoader
+    from headrace_levanter import HeadraceDataset, LmLoader
 
     steps, repeats = (40, 1) if args.quick else (160, 3)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:

@@ -37,7 +37,7 @@ from _common import Report, run_bench
 
 from headrace import DataLoader
 from headrace.batch import PackedBatch, TransformerCost
-from headrace.rl import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
+from headrace_posttrain import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
 
 SAMPLE_S = 0.1
 STRAGGLER_S = 5.0

@@ -20,7 +20,7 @@ from headrace.batch.balance import (
 )
 from headrace.errors import ConfigError
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = TransformerCost(1024, 12, 16, 64, 4, 4096, 32000)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.batch.context_parallel import attention_work, response_part, striped, zigzag
 from headrace.errors import ConfigError
 
-CASES = json.loads((Path(__file__).parent.parent / "golden" / "slime_cp_zigzag.json").read_text())[
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "slime_cp_zigzag.json").read_text())[
     "cases"
 ]
 

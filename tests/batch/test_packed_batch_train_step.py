@@ -12,8 +12,8 @@ from headrace.batch.loss import unified_loss
 from headrace.batch.packed_batch import pack_rows
 from headrace.batch.preference import pack_pairs
 from headrace.demo.model import Transformer
-from headrace.rl.advantages import group_advantages
-from headrace.rl.groups import ScoredGroup
+from headrace_posttrain.rollouts.advantages import group_advantages
+from headrace_posttrain.rollouts.groups import ScoredGroup
 
 ROWS = 4
 LENGTH = 16

@@ -50,7 +50,7 @@ HEAVY = (
         "yaml",
         "optax",
     ),
-    *("matplotlib", "ray", "rich", "pydantic", "importlib.metadata"),
+    *("matplotlib", "ray", "rich", "pydantic"),
 )
 """What takes tens of milliseconds or more to import."""
 

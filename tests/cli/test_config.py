@@ -225,7 +225,7 @@ def test_from_levanter_opens_nothing(headrace, remote):
 
 def test_from_levanter_looks_when_asked_and_not_for_ever(headrace, remote, monkeypatch):
     theirs, _ = remote
-    monkeypatch.setattr("headrace.cli.config.LOOK_S", 0.05)
+    monkeypatch.setattr("headrace_levanter.from_levanter.LOOK_S", 0.05)
     plain = headrace("config", "from-levanter", theirs).out
     looked = headrace("config", "from-levanter", theirs, "--look")
     assert looked.code == 0

@@ -23,8 +23,8 @@ from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, cache_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
-from headrace.store.levanter.export import write_levanter
 from headrace.testing import tiny_cache, write_cache
+from headrace_levanter.export import write_levanter
 
 Run = Callable[..., tuple[int, str, str]]
 TEMPLATE = (

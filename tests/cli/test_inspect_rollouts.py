@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.rl.dataset import RLDataset, RLSettings
-from headrace.rl.groups import ScoredGroup
-from headrace.rl.store import RolloutStore
+from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
+from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.store import RolloutStore
 
 Run = Callable[..., tuple[int, str, str]]
 

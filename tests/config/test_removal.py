@@ -23,9 +23,9 @@ from headrace.pack.spec import PackingConfig
 from headrace.run.manifest import open_run
 from headrace.store.cache import TokenCache
 from headrace.store.joined import JoinedCache
-from headrace.store.levanter.export import write_levanter
 from headrace.store.tombstones import remove_documents
 from headrace.testing import tiny_cache
+from headrace_levanter.export import write_levanter
 
 GONE = [0, 7, 8, 31, 59]
 

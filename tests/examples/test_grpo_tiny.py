@@ -16,7 +16,7 @@ import pytest
 
 from headrace import DataLoader
 from headrace.report.run_records import read_records
-from headrace.rl import RLDataset, RolloutStore
+from headrace_posttrain import RLDataset, RolloutStore
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "grpo_tiny.py"
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None

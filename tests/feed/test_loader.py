@@ -28,7 +28,7 @@ from headrace.store.layout import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 GOLDEN = {
-    n: Path(__file__).parent.parent / "golden" / name
+    n: Path(__file__).parents[1] / "golden" / name
     for n, name in ((1, "mixture_order.json"), (2, "mixture_order_2.json"))
 }
 EOS = 255

@@ -17,9 +17,9 @@ from headrace.batch.loss import unified_loss
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.loader import DataLoader
-from headrace.rl.dataset import RLDataset, RLSettings
-from headrace.rl.groups import ScoredGroup
-from headrace.rl.store import RolloutStore
+from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
+from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.store import RolloutStore
 
 HERE = Path(__file__).parent
 PROMPTS = [np.array([i + 1, 7]) for i in range(9)]

@@ -12,13 +12,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, TokenSeqDataset
 from headrace.batch.context_parallel import attention_work, sequence_layout, striped, zigzag
-from headrace.batch.distillation import distillation_loss
 from headrace.batch.loss import unified_loss
 from headrace.batch.packed_batch import pack_rows
 from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
 from headrace.store.layout import LeafSpec
 from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace_posttrain.losses.distillation import distillation_loss
 
 
 def sharding(data: int, context: int) -> NamedSharding:

@@ -36,8 +36,8 @@ from headrace.store.consolidate import consolidate
 from headrace.store.generations import GENERATIONS_NAME, generation_path
 from headrace.store.joined import open_cache
 from headrace.store.ledger import read_ledger, write_ledger
-from headrace.store.levanter.export import write_levanter
 from headrace.testing import tiny_cache
+from headrace_levanter.export import write_levanter
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 QUIET: dict[str, Any] = {"progress": False, "engine": "inline"}

@@ -15,7 +15,7 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
-from headrace.store.levanter.export import write_levanter
+from headrace_levanter.export import write_levanter
 
 
 @pytest.fixture

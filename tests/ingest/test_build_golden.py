@@ -17,7 +17,7 @@ from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.cache import TokenCache
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "caches.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "caches.json"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"

@@ -27,10 +27,10 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
-from headrace.store.levanter.export import write_levanter
 from headrace.store.ragged import PartWriter
 from headrace.store.verify import verify
 from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace_levanter.export import write_levanter
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None

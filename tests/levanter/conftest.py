@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from headrace.store.cache import TokenCache
-from headrace.store.levanter.export import write_levanter
 from headrace.testing import tiny_cache
+from headrace_levanter.export import write_levanter
 
 SEQ_LEN = 16
 BATCH = 8
@@ -146,7 +146,7 @@ def train_config(tmp_path, tmp_path_factory, tokenizer_folder, data_config):
     from levanter.optim.config import AdamConfig
     from levanter.trainer import TrainerConfig
 
-    from headrace.levanter import HeadraceDataConfig, TrainLmConfig
+    from headrace_levanter import HeadraceDataConfig, TrainLmConfig
 
     def make(
         log: Any, *, run: str = "run", loader: str = "headrace", steps: int = 9, data: Any = None

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.batch.conversions import from_levanter_example
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.data.token_seq import TokenSeqDataset
@@ -27,8 +26,12 @@ from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.store.tombstones import remove_documents
 from headrace.testing import write_cache
+from headrace_levanter.conversions import from_levanter_example
 
-pytest.importorskip("levanter")
+NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
+
+
+pytest.importorskip("levanter", reason=NEEDS_LEVANTER)
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
 
@@ -79,7 +82,7 @@ def check_same(one, other):
 @pytest.mark.parametrize("split_documents", [True, False])
 @pytest.mark.parametrize(("data", "context"), [(1, 1), (8, 1), (4, 2)])
 def test_both_loaders_give_the_same_batches(config, data, context, split_documents):
-    from headrace.levanter import HeadraceDataset, LmLoader
+    from headrace_levanter import HeadraceDataset, LmLoader
 
     config = copy.copy(config)
     object.__setattr__(config, "split_documents", split_documents)
@@ -104,7 +107,7 @@ def test_both_loaders_give_the_same_batches(config, data, context, split_documen
 
 
 def test_examples_by_number_are_rows_of_the_loaders_batches(config):
-    from headrace.levanter import HeadraceDataset
+    from headrace_levanter import HeadraceDataset
 
     for row_order in ("locality", "stream"):
         dataset = HeadraceDataset(config.dataset(), named=False, row_order=row_order)
@@ -127,7 +130,7 @@ def test_examples_by_number_are_rows_of_the_loaders_batches(config):
 
 
 def test_documents_leave_the_rows_of_a_request_from_their_step_on(config, tmp_path):
-    from headrace.levanter import HeadraceDataset
+    from headrace_levanter import HeadraceDataset
 
     plain = HeadraceDataset(config.dataset(), named=False)
     name, one = next(iter(config.components.items()))
@@ -156,7 +159,7 @@ def reverse(batch):
 
 
 def test_a_finite_dataset_ends_with_a_padded_batch(caches):
-    from headrace.levanter import HeadraceDataset, LmLoader
+    from headrace_levanter import HeadraceDataset, LmLoader
 
     rows = (
         TokenSeqDataset(TokenCache.open(str(caches / "a")), 16, split_documents=True)
@@ -190,7 +193,7 @@ def test_as_a_component_of_levanters_own_config(config):
     from levanter.data.text.datasets import LmDataConfig as LevanterConfig
     from levanter.schedule import BatchSchedule
 
-    from headrace.levanter import direct_component
+    from headrace_levanter import direct_component
 
     theirs = LevanterConfig(
         components={"mix": direct_component(config.dataset(), tags=["headrace"])},
@@ -219,7 +222,7 @@ def test_as_a_component_of_levanters_own_config(config):
 
 
 def test_masks_of_chats_are_levanters_loss_weights(tmp_path):
-    from headrace.levanter import HeadraceDataset
+    from headrace_levanter import HeadraceDataset
 
     cache = write_cache(
         tmp_path, [[np.arange(k, k + 9) for k in range(40)]], mask=lambda ids: ids % 3 > 0
@@ -234,7 +237,7 @@ def test_masks_of_chats_are_levanters_loss_weights(tmp_path):
 
 
 def test_wrong_use_is_refused(config, caches):
-    from headrace.levanter import HeadraceDataset, LmLoader
+    from headrace_levanter import HeadraceDataset, LmLoader
 
     rows = TokenSeqDataset(TokenCache.open(str(caches / "a")), 16)
     growing = replace(config, seq_len={0: 8, 5: 16}).dataset()
@@ -252,13 +255,13 @@ def test_wrong_use_is_refused(config, caches):
 
 
 def test_without_levanter_the_error_says_what_to_install(monkeypatch):
-    import headrace.levanter
+    import headrace_levanter
 
-    for name in [n for n in sys.modules if n.startswith("headrace.levanter.")]:
+    for name in [n for n in sys.modules if n.startswith("headrace_levanter.")]:
         monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delattr(headrace.levanter, name.rsplit(".", 1)[1], raising=False)
+        monkeypatch.delattr(headrace_levanter, name.rsplit(".", 1)[1], raising=False)
     monkeypatch.delitem(
-        vars(headrace.levanter), "LmLoader", raising=False
+        vars(headrace_levanter), "LmLoader", raising=False
     )  # a name is kept once it is loaded
     monkeypatch.setattr(
         metadata, "version", raises(metadata.PackageNotFoundError("marin-levanter"))
@@ -268,35 +271,35 @@ def test_without_levanter_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"needs the package marin-levanter; 0\.2\.20.* and 0\.2\.227.* work"
     ) as caught:
-        headrace.levanter.LmLoader  # noqa: B018
+        headrace_levanter.LmLoader  # noqa: B018
     assert str(caught.value.cure).startswith("pip install marin-levanter==0.2.2")
     with pytest.raises(SystemExit, match=r"(?s)needs the package marin-levanter.*uv pip install"):
-        runpy.run_module("headrace.levanter.train_lm", run_name="__main__")
+        runpy.run_module("headrace_levanter.train_lm", run_name="__main__")
 
 
 def test_another_release_of_levanter_is_named_and_what_it_lacks(monkeypatch):
     import levanter.data.dataset
 
-    import headrace.levanter
+    import headrace_levanter
 
-    monkeypatch.delitem(sys.modules, "headrace.levanter.dataset", raising=False)
-    monkeypatch.delattr(headrace.levanter, "dataset", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace_levanter.dataset", raising=False)
+    monkeypatch.delattr(headrace_levanter, "dataset", raising=False)
     monkeypatch.delitem(
-        vars(headrace.levanter), "HeadraceDataset", raising=False
+        vars(headrace_levanter), "HeadraceDataset", raising=False
     )  # a name is kept once it is loaded
     monkeypatch.delattr(levanter.data.dataset, "AsyncDataset")
     monkeypatch.setattr(metadata, "version", lambda package: "0.3")
     with pytest.raises(
         ConfigError, match=r"does not work with marin-levanter 0\.3 \(.*'AsyncDataset'"
     ):
-        headrace.levanter.HeadraceDataset  # noqa: B018
+        headrace_levanter.HeadraceDataset  # noqa: B018
 
 
 @pytest.mark.parametrize(
     ("python", "version"), [((3, 11), "0.2.20."), ((3, 12), "0.2.227."), ((3, 13), "0.2.227.")]
 )
 def test_what_is_installed_is_a_release_that_works(python, version):
-    from headrace.levanter.needs import install_command
+    from headrace_levanter.needs import install_command
 
     assert f"marin-levanter=={version}" in install_command(python)
     if python == sys.version_info[:2]:
@@ -318,7 +321,7 @@ atexit.register(lambda: print("alive" if left[0]._batches.thread.is_alive() else
 from jax.sharding import Mesh
 from levanter.data.loader import DataLoader
 from headrace.data.token_seq import TokenSeqDataset
-from headrace.levanter import HeadraceDataset
+from headrace_levanter import HeadraceDataset
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
@@ -348,7 +351,7 @@ def test_a_program_can_end_while_levanters_loader_is_at_work(caches):
 def test_a_thread_that_waits_to_hand_over_an_error_is_stopped_too():
     from levanter.utils.background_iterable import BackgroundIterator
 
-    from headrace.levanter.leaving import stop_loaders
+    from headrace_levanter.leaving import stop_loaders
 
     def fails():
         yield 1

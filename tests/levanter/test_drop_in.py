@@ -19,7 +19,10 @@ from headrace.errors import ConfigError, PlanMismatchError
 from headrace.feed.loader import DataLoader
 from headrace.run.manifest import RunManifest
 
-pytest.importorskip("levanter")
+NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
+
+
+pytest.importorskip("levanter", reason=NEEDS_LEVANTER)
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
 SEQ_LEN = 16
@@ -27,7 +30,7 @@ BATCH = 8
 
 
 def test_evaluation_stays_as_it_is(config, position, examples):
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     ours = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     assert len(ours.the_tokenizer) == len(config.the_tokenizer)
@@ -45,7 +48,7 @@ def test_evaluation_stays_as_it_is(config, position, examples):
 def test_the_training_set_is_headraces_mixture(stock, config, tmp_path, position):
     from levanter.schedule import BatchSchedule
 
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH, seed=3, run_dir=str(tmp_path))
     assert [(stage.step, stage.weights) for stage in data.own.stages] == [
@@ -70,7 +73,7 @@ def test_a_loop_that_mixes_itself_gets_the_same_batches(config, position):
     """As raw-JAX templates do it: the sets, the weights and the blocks go into a mixture that they make."""
     from levanter.data.mixture import MixtureDataset
 
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     mixture = MixtureDataset(
@@ -93,7 +96,7 @@ def test_the_mixture_has_headraces_rows_and_says_its_weights(config, position, e
     from levanter.data.mixture import MixtureDataset
     from levanter.schedule import BatchSchedule
 
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     mixture = data.train_mixture(position, BatchSchedule(BATCH), key=jax.random.key(0))
@@ -111,7 +114,7 @@ def test_the_mixture_has_headraces_rows_and_says_its_weights(config, position, e
 
 @pytest.mark.parametrize("pack", [True, 2])
 def test_packed_rows_hold_the_documents_that_levanter_packs(config, pack, position, examples):
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     components = {**config.components, "a": dataclasses.replace(config.components["a"], pack=pack)}
     config = dataclasses.replace(
@@ -158,7 +161,7 @@ def test_packs_are_those_of_levanters_planner(strategy, long, most):
 
 
 def test_a_catalog_says_where_caches_lie(config, stock, tmp_path, position, examples):
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     if not hasattr(config, "cache_catalog"):
         pytest.skip("this release of Levanter has no catalogs")
@@ -220,7 +223,7 @@ CUTS = {
 def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(
     config, shuffle, cut, position, examples
 ):
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     config = dataclasses.replace(config, shuffle=shuffle, **CUTS[cut])
     theirs = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
@@ -234,7 +237,7 @@ def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(
             assert np.array_equal(dataset.read(np.arange(rows)).tokens, tokens)
 
 
-MODULE = "headrace.levanter.train_lm"
+MODULE = "headrace_levanter.train_lm"
 LEVANTERS_OWN = "levanter.main.train_lm"
 
 
@@ -362,7 +365,7 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
     stock, config, tokenizer_folder, tmp_path
 ):
     """headrace trains and evaluates; Levanter alone evaluates its checkpoint, at a learning rate of nothing."""
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     evaluated = {
         "uncheatable": {
@@ -400,7 +403,7 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
 def test_a_config_in_an_earlier_form_trains_and_evaluates_as_it_is(
     stock, config, tokenizer_folder, tmp_path
 ):
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     configs = {
         name: {**one.pop("source"), **one}

@@ -13,7 +13,10 @@ import yaml
 
 from headrace.errors import ConfigError
 
-pytest.importorskip("levanter")
+NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
+
+
+pytest.importorskip("levanter", reason=NEEDS_LEVANTER)
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
 SEQ_LEN = 16
@@ -39,7 +42,7 @@ def test_what_would_train_on_other_tokens_or_by_other_weights_is_refused(stock, 
     import draccus
     from levanter.data.text.datasets import LmDataConfig
 
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     data = {**stock, "train_weights": None}
     if "num_validation_sequences" in change:
@@ -64,7 +67,7 @@ def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(
     from levanter.data.text.datasets import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
     from levanter.data.text.formats import ChatLmDatasetFormat
 
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter.drop_in import fed
 
     records = {
         "text": {"text": "w1 w2 w3 w4 w5"},
@@ -104,8 +107,8 @@ def test_headraces_loader_gets_what_the_config_says_of_it(config, setting, posit
     from levanter.schedule import BatchSchedule
     from levanter.trainer import Trainer
 
-    from headrace.levanter import own_loader
-    from headrace.levanter.drop_in import fed
+    from headrace_levanter import own_loader
+    from headrace_levanter.drop_in import fed
 
     data = fed(
         config,
@@ -131,7 +134,7 @@ def test_headraces_loader_gets_what_the_config_says_of_it(config, setting, posit
 def test_the_command_takes_its_file_either_way(stock, tmp_path, monkeypatch, arguments):
     import levanter.config
 
-    from headrace.levanter import train_lm
+    from headrace_levanter import train_lm
 
     calls = []
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.mix.shares import fixed_point
 
 GOLDEN = json.loads(
-    (Path(__file__).parent.parent / "golden" / "energon_weight_compose.json").read_text()
+    (Path(__file__).parents[1] / "golden" / "energon_weight_compose.json").read_text()
 )
 at = np.arange(70)
 knots = st.dictionaries(

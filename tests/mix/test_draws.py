@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
-from headrace.mix.policies.least_consumed import LeastConsumedPlan
-from headrace.mix.policies.megatron import GreedyBlend
-from headrace.mix.policies.nmoe import SmoothRoundRobin
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.schedule import BatchSchedule, weight_from_config
 from headrace.mix.shares import UNLIMITED
 from headrace.mix.stages import Stage, Stages
+from headrace_compat.least_consumed import LeastConsumedPlan
+from headrace_compat.megatron import GreedyBlend
+from headrace_compat.nmoe import SmoothRoundRobin
 
 BLEND = {"a": 3, "b": {"linear": {0: 0, 100: 5}}, "c": {"step": {0: 1, 50: 0, 90: 2}}}
 batches = st.builds(

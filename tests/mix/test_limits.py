@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.mix.draws import Draws
 from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
-from headrace.mix.policies.megatron import GreedyBlend
 from headrace.mix.quota import Quota
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import bound_shares
+from headrace_compat.megatron import GreedyBlend
 
 SCAN = 3000
 

@@ -15,16 +15,16 @@ from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.policies import sequence
 from headrace.mix.policies.kind import PolicyInputs
-from headrace.mix.policies.least_consumed import Equal, LeastConsumedPlan
-from headrace.mix.policies.megatron import GreedyBlend
-from headrace.mix.policies.nmoe import PlannedStage, StagePlan, StageStream
 from headrace.mix.policies.registry import POLICIES, policy_kind
-from headrace.mix.policies.sequence import STRETCH, SequencePolicy
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
 from headrace.mix.stages import Stage
+from headrace_compat.least_consumed import Equal, LeastConsumedPlan
+from headrace_compat.megatron import GreedyBlend
+from headrace_compat.nmoe import PlannedStage, StagePlan, StageStream
+from headrace_compat.sequence import STRETCH, SequencePolicy
 
 NAMES = ("a", "b", "c")
 weights = st.lists(st.floats(0.05, 10), min_size=3, max_size=3)

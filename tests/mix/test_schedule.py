@@ -22,7 +22,7 @@ from headrace.mix.schedule import (
     weight_from_config,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 ENERGON = json.loads((GOLDEN / "energon_weight_schedule.json").read_text())
 COMPOSE = json.loads((GOLDEN / "energon_weight_compose.json").read_text())
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.megatron import megatron_sizes, megatron_splits, split_documents
-from headrace.mix.policies.nmoe import fixed_point_weights
 from headrace.mix.shares import largest_remainder
+from headrace_compat.megatron import megatron_sizes, megatron_splits, split_documents
+from headrace_compat.nmoe import fixed_point_weights
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 MEGATRON = json.loads((GOLDEN / "megatron_sizes_splits.json").read_text())["cases"]
 
 

@@ -18,7 +18,7 @@ from headrace.pack.plan import plan_packs
 from headrace.pack.spec import PackingConfig, PackSpec
 from headrace.pack.stream import PackStream
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 STATIC = json.loads((GOLDEN / "coordexp_static_plan.json").read_text())
 ALIGN = json.loads((GOLDEN / "coordexp_align.json").read_text())
 ALGORITHMS = ("bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed")

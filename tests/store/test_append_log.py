@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError
-from headrace.rl.groups import ScoredGroup
-from headrace.rl.store import RolloutStore
 from headrace.store import append_log, durable, files
 from headrace.store.append_log import AppendLog
 from headrace.store.log_segments import scan
+from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.store import RolloutStore
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 KIND = 16

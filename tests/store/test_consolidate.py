@@ -14,10 +14,10 @@ from headrace.store.consolidate import consolidate
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, write_ledger
-from headrace.store.levanter.export import write_levanter
 from headrace.store.ragged import PartWriter
 from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
+from headrace_levanter.export import write_levanter
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 LEAVES = [LeafSpec("turns", "uint16"), LeafSpec("score", "float64", "fixed")]

@@ -22,8 +22,8 @@ from headrace.store.cache import OriginalDocument, TokenCache
 from headrace.store.joined import JoinedCache, open_components
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import write_ledger
-from headrace.store.levanter.export import write_levanter
 from headrace.testing import random_documents, write_cache
+from headrace_levanter.export import write_levanter
 
 VOCAB = 200
 

@@ -170,7 +170,7 @@ def test_two_leaves_of_one_name(tmp_path):
 
 @pytest.mark.parametrize("store", ["gcs", "s3"])
 def test_on_object_stores(request, store, tmp_path):
-    from headrace.store.levanter.export import write_levanter
+    from headrace_levanter.export import write_levanter
 
     root = files.join(request.getfixturevalue(f"{store}_bucket"), tmp_path.name)
     layout = CacheLayout("uint8", 16, 2, "zstd")

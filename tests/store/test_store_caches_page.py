@@ -18,7 +18,7 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import retry
 from headrace.store.cache import TokenCache
-from headrace.store.levanter.export import write_levanter
+from headrace_levanter.export import write_levanter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "caches.md").read_text()

@@ -13,10 +13,10 @@ from headrace.errors import CacheError, CacheMissingError, ConfigError
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
-from headrace.store.levanter.export import write_levanter
 from headrace.store.ragged import PartWriter
 from headrace.store.verify import damaged_parts, invalidate, verify
 from headrace.testing import random_documents, write_cache
+from headrace_levanter.export import write_levanter
 
 LEAVES = [LeafSpec("mask", "uint8"), LeafSpec("id", "int32", "fixed")]
 

@@ -7,8 +7,8 @@ import pytest
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode, read_mapping
 from headrace.errors import ConfigError
-from headrace.levanter.translation.translate import translate
 from headrace.order.holdout import ValidationConfig
+from headrace_levanter.translation.translate import translate
 
 
 def translated(raw):

@@ -17,7 +17,7 @@ from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.stages import Stage
 
-GOLDEN = Path(__file__).parent.parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def policy(

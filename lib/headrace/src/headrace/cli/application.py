@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from headrace import extensions
 from headrace.cli.exits import EPILOG, say_all
 from headrace.cli.panels import PanelCommand, PlainCommand
 
@@ -24,8 +25,7 @@ COMMANDS = {  # module.function
     "remove": "remove.command",
     "verify": "verify.command",
     "diff": "diff.command",
-    "consolidate": "convert.consolidate",
-    "convert": "convert.command",
+    "consolidate": "consolidate.command",
     "upgrade": "upgrade.command",
     "simulate": "simulate.command",
     "icc": "simulate.icc",
@@ -41,7 +41,8 @@ PANELS = {
     "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
     "Shell": ("completion",),
 }
-"""All commands, in the groups of the help."""
+"""Commands in the groups of the help. Those of packages that are not installed are left out of it, and those that no
+group names come last."""
 WITH_PANELS = ("build",)
 """Commands whose help shows options in groups."""
 
@@ -70,19 +71,21 @@ class _Commands(MutableMapping[str, Any]):
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made and (name in COMMANDS or name in GROUPS):
+        if name not in self._made and name in list(self):
             app = typer.Typer(**_SETTINGS)
-            if name in COMMANDS:
+            if name not in GROUPS:
                 app.command(name, cls=PanelCommand if name in WITH_PANELS else PlainCommand)(
                     _function_of(name)
                 )
             else:
                 context = _SETTINGS["context_settings"]
-                app.add_typer(
-                    _module_of(name).app, name=name, help=_summary(name), context_settings=context
-                )
-            command: Any = typer.main.get_command(app)
-            self._made[name] = command if name in COMMANDS else command.commands[name]
+                group = importlib.import_module(f"headrace.cli.{name}").app
+                for inner in _extensions_in(name):
+                    command = _extension(f"{name} {inner}")
+                    group.command(inner, cls=PlainCommand)(command)
+                app.add_typer(group, name=name, help=_summary(name), context_settings=context)
+            made: Any = typer.main.get_command(app)
+            self._made[name] = made.commands[name] if name in GROUPS else made
         return self._made[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -92,10 +95,10 @@ class _Commands(MutableMapping[str, Any]):
         raise TypeError("commands cannot be removed")
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*COMMANDS, *GROUPS))
+        return iter((*COMMANDS, *GROUPS, *_extensions_in("")))
 
     def __len__(self) -> int:
-        return len(COMMANDS) + len(GROUPS)
+        return len(list(iter(self)))
 
 
 class _Group(TyperGroup):
@@ -109,23 +112,43 @@ class _Group(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, names in PANELS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, _summary(name)) for name in names])
+        usable = list(self.commands)
+        in_panels = {name for names in PANELS.values() for name in names}
+        others = tuple(name for name in usable if name not in in_panels)
+        for title, names in {**PANELS, "Other packages": others}.items():
+            shown = [(name, _summary(name)) for name in names if name in usable]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in extensions.names_of(extensions.COMMANDS):
+            _extension(cmd_name)  # the cure, if its package is not installed
+        return super().get_command(ctx, cmd_name)
 
 
-def _module_of(name: str) -> Any:
-    return importlib.import_module(f"headrace.cli.{COMMANDS.get(name, name).partition('.')[0]}")
+def _extensions_in(group: str) -> list[str]:
+    """Commands that installed packages add to a group; to ``headrace`` itself, if the group is empty."""
+    names = extensions.installed_names(extensions.COMMANDS)
+    split = [name.rpartition(" ") for name in names]
+    return [command for prefix, _, command in split if prefix == group]
+
+
+def _extension(name: str) -> Callable[..., Any]:
+    return extensions.load_extension(extensions.COMMANDS, name, "command")
 
 
 def _function_of(name: str) -> Callable[..., Any]:
-    return getattr(_module_of(name), COMMANDS[name].partition(".")[2])
+    if name not in COMMANDS:
+        return _extension(name)
+    module, _, function = COMMANDS[name].partition(".")
+    return getattr(importlib.import_module(f"headrace.cli.{module}"), function)
 
 
 def _summary(name: str) -> str:
     """The first paragraph of a command's docstring."""
     if name in GROUPS:
-        return _module_of(name).HELP
+        return importlib.import_module(f"headrace.cli.{name}").HELP
     return " ".join((inspect.getdoc(_function_of(name)) or "").split("\n\n")[0].split())
 
 

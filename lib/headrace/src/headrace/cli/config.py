@@ -1,10 +1,10 @@
-"""``headrace config``: checks a config, shows it in full, prints its schema, or translates one of Levanter's."""
+"""``headrace config``: checks a config, shows it in full, prints its schema. Other packages add
+commands to the group.
+"""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from headrace.analysis.check.plan import RunPlan
 
 app = typer.Typer(no_args_is_help=True)
-LOOK_S = 30.0
 HELP = "Check a config, show it in full, print its schema for an editor, or translate one of Levanter's."
 
 _WHOLE_NAME = 24
@@ -139,99 +138,11 @@ def schema(
     from headrace.config.lm_data import LmDataConfig
     from headrace.config.schema import json_schema
 
-    _put(json.dumps(json_schema(LmDataConfig), indent=2), output)
+    put(json.dumps(json_schema(LmDataConfig), indent=2), output)
 
 
-@app.command("from-levanter", cls=PlainCommand)
-def from_levanter(
-    config: Annotated[
-        str,
-        typer.Argument(
-            help="YAML file of a Levanter data config, or of a whole training config.",
-            metavar="FILE",
-        ),
-    ],
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 if something has no counterpart.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print config and notes as JSON.")
-    ] = False,
-    look: Annotated[
-        bool,
-        typer.Option("--look", help="Check which caches exist, and therefore which must be built."),
-    ] = False,
-) -> None:
-    """Translate a Levanter or Marin data config, with a note on everything that differs.
-
-    A note names each feature that headrace does not have. Only FILE and the files that it includes are read. With
-    --look, the ledgers of the caches are read too, for at most 30 seconds: they show whether a tokenizer is needed.
-
-    For example:
-
-        headrace config from-levanter llama.yaml -o run.yaml
-
-        headrace config from-levanter marin.yaml --json --strict --look
-    """
-    from headrace.config.lm_data import LmDataConfig
-    from headrace.config.parsing import decode, read_mapping
-    from headrace.levanter.translation.translate import translate
-
-    raw = read_mapping(config, foreign=True)
-    translation = translate(raw)
-    if look:
-        named = [one["cache"] for one in translation.config["components"].values()]
-        caches = [
-            path for cache in named for path in ([cache] if isinstance(cache, str) else cache)
-        ]
-        translation = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
-    decode(LmDataConfig, translation.config)  # checks that the result loads
-    _put(
-        json.dumps(translation.to_json(), indent=2)
-        if as_json
-        else translation.to_yaml().rstrip("\n"),
-        output,
-    )
-    missing = [note for note in translation.notes if note.kind == "missing"]
-    if output is not None:
-        for note in translation.notes:
-            typer.echo(str(note), err=True)
-    if strict and missing:
-        raise typer.Exit(1)
-
-
-def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
-    """Tokens of each cache that can be opened in time; reports the caches it looks at and those that did not answer."""
-    typer.echo(
-        f"look: reading the ledgers of {format_count(len(caches), 'cache')} for at most {seconds:g} s:"
-        f" {', '.join(caches)}",
-        err=True,
-    )
-    sizes: dict[str, int | None] = {}
-
-    def look_at(cache: str) -> None:
-        sizes[cache] = token_count(cache)
-
-    # Daemons: a cache that never answers must not delay the end of the program.
-    threads = [threading.Thread(target=look_at, args=(cache,), daemon=True) for cache in caches]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0))
-    answered = dict(sizes)
-    if len(answered) < len(caches):
-        late = [cache for cache in caches if cache not in answered]
-        typer.echo(
-            f"look: no answer within {seconds:g} s, treated as absent: {', '.join(late)}", err=True
-        )
-    return answered
-
-
-def _put(text: str, output: str | None) -> None:
+def put(text: str, output: str | None) -> None:
+    """Prints a text, or writes it to a file."""
     if output is None:
         typer.echo(text)
         return

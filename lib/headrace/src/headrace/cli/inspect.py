@@ -140,7 +140,8 @@ def command(
 
 
 def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json: bool) -> bool:
-    """Shows a config or a folder of rollouts, if the path is one; returns whether it is."""
+    """Shows a config, or what another package knows (rollouts), if the path is one; returns whether it is."""
+    from headrace import extensions
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
@@ -151,13 +152,9 @@ def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json
         return True
     if read_ledger(path) is not None:
         return False
-    from headrace.cli.inspect_rollouts import inspect_rollouts
-    from headrace.rl.store import holds_rollouts
-
-    is_rollouts = holds_rollouts(path)
-    if is_rollouts:
-        inspect_rollouts(path, as_json)
-    return is_rollouts
+    inspectors = extensions.installed_names(extensions.INSPECTORS)
+    loaded = (extensions.load_extension(extensions.INSPECTORS, name, "path") for name in inspectors)
+    return any(inspector(path, as_json) for inspector in loaded)
 
 
 def _chosen(

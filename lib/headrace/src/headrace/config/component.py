@@ -32,7 +32,7 @@ from headrace.store.cache import TokenCache
 from headrace.store.generations import cache_of_generation, check_generation, generations_of
 from headrace.store.joined import open_components
 from headrace.store.ledger import ledger_state
-from headrace.store.levanter.layout import is_levanter
+from headrace.store.levanter_layout import is_levanter
 
 if TYPE_CHECKING:  # imports jax
     from headrace.config.lm_data import LmDataConfig

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.config.bucketed import written_out
-from headrace.config.compat import CompatConfig, compat_datasets
+from headrace.config.compat import CompatConfig
 from headrace.config.component import (
     NOT_WITH_PHASES,
     ByComponent,
@@ -46,7 +46,7 @@ from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
 from headrace.mix.phases import phase_block
 from headrace.mix.policies.kind import MixturePlan
-from headrace.mix.policies.registry import POLICIES, check_unit, policy_kind
+from headrace.mix.policies.registry import check_unit, policy_kind, policy_names
 from headrace.mix.schedule import (
     BatchSchedule,
     CountedTokens,
@@ -146,13 +146,13 @@ class LmDataConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.compat is not None:
-            self.compat.apply(self)
+            self.compat.load().apply(self)
         check_strategy(self.phases, self.stop_strategy)
         checked_budget(self.prefetch_bytes)
         for name, names in (
             ("row_order", get_args(RowOrder)),
             ("stop_strategy", STOP_STRATEGIES),
-            ("policy", POLICIES),
+            ("policy", policy_names()),
             ("unit", get_args(WeightUnit)),
         ):
             check_choice(name, getattr(self, name), names)
@@ -258,7 +258,7 @@ class LmDataConfig:
         caches = self.open_caches(instead)
         components = self.components
         if self.compat:
-            return ByComponent(compat_datasets(self, caches, "train"))
+            return ByComponent(self.compat.load().datasets(self, caches, "train"))
         own_columns = {name: one.columns or {} for name, one in components.items()}
         columns = columns_by_component(caches, self.columns or {}, own_columns)
         removed = left_out(components, caches)
@@ -308,7 +308,9 @@ class LmDataConfig:
             ConfigError: the config has no hold-out, or rows are longer than a block.
         """
         if self.compat:
-            return ByComponent(compat_datasets(self, self.open_caches(instead), "validation"))
+            return ByComponent(
+                self.compat.load().datasets(self, self.open_caches(instead), "validation")
+            )
         if self.validation is None:
             raise ConfigError(
                 "is not set", field="validation", cure="Write validation: {one_in: 100}."

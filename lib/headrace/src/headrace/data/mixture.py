@@ -32,8 +32,7 @@ from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs
-from headrace.mix.policies.nmoe import StagePlan
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan
 from headrace.mix.policies.registry import plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
@@ -54,7 +53,7 @@ class MixtureDataset(WrappingDataset):
         weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear": {step: w}}``; or a
             nested :class:`~headrace.mix.blend.Blend` with the components as leaves (normalised at each step and
             node); or several :class:`~headrace.mix.stages.Stage`, each over any of the components; or nmoe's
-            :class:`~headrace.mix.policies.nmoe.StagePlan`; or a :class:`~headrace.mix.policies.kind.MixturePlan`.
+            :class:`~headrace_compat.nmoe.StagePlan`; or a :class:`~headrace.mix.policies.kind.MixturePlan`.
         batch_size: Rows in a step, an int or a :class:`~headrace.mix.schedule.BatchSchedule`.
         max_epochs: Largest number of passes over the components, one number or by name, fractions allowed. The share of
             a used-up component goes to the others in proportion to their weights.
@@ -80,7 +79,7 @@ class MixtureDataset(WrappingDataset):
     def __init__(
         self,
         components: Mapping[str, AsyncDataset[Any]],
-        weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan | MixturePlan,
+        weights: Mapping[str, object] | Blend | Sequence[Stage] | WeightPlan | MixturePlan,
         batch_size: int | Mapping[int, int] | BatchSchedule,
         *,
         max_epochs: float | Mapping[str, float] | None = None,

@@ -38,7 +38,7 @@ from headrace.store.generations import (
     generations_of,
 )
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
-from headrace.store.levanter.layout import is_levanter
+from headrace.store.levanter_layout import is_levanter
 from headrace.store.missing import what_is_there
 
 _FLAGS = {"chunk_elements": "chunk_tokens"}  # the names of layout settings as options

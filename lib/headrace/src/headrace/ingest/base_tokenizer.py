@@ -28,7 +28,7 @@ from headrace.store.cache import TokenCache
 from headrace.store.document_ends import block_tokens_of
 from headrace.store.layout import token_dtype
 from headrace.store.ledger import fingerprint_of
-from headrace.store.levanter.layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
+from headrace.store.levanter_layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
 
 FILE_NAME = "tokenizer.json"
 """Name of a tokenizer's file, in its folder and in a cache."""

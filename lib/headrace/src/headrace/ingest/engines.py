@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import get_args
 
+from headrace import extensions
 from headrace.errors import check_at_least, check_choice, check_whole
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
 from headrace.ingest.progress import Progress, Spent
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import Job, Scheduler, Task
-from headrace.ingest.zephyr_engine import build_on_zephyr
 from headrace.store.parts import PartRecord
 
 _LOG = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ def run_tasks(
             parts,
         )
     if engine == "zephyr":
+        build_on_zephyr = extensions.load_extension(extensions.ENGINES, engine, "engine")
         yield from build_on_zephyr(job, tasks, workers, report, spent)
         return
     pool = (

@@ -1,13 +1,6 @@
 from .blend import Blend as Blend
 from .blend import temperature_weights as temperature_weights
 from .blend import unimax_weights as unimax_weights
-from .policies.least_consumed_live import LeastConsumed as LeastConsumed
-from .policies.least_consumed_live import build_interleaved_dataset as build_interleaved_dataset
-from .policies.least_consumed_live import cap_resume_rows as cap_resume_rows
-from .policies.nmoe import PlannedStage as PlannedStage
-from .policies.nmoe import StagePlan as StagePlan
-from .policies.nmoe import StageStream as StageStream
-from .policies.nmoe import scale_stages as scale_stages
 from .schedule import BatchSchedule as BatchSchedule
 from .stage_config import AmendmentConfig as AmendmentConfig
 from .stage_config import StageConfig as StageConfig

@@ -14,7 +14,7 @@ import numpy as np
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import CHUNKS, CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
-from headrace.store.levanter.layout import LevanterArray
+from headrace.store.levanter_layout import LevanterArray
 from headrace.store.places import check_place
 from headrace.store.ragged import shard_sizes
 

@@ -44,7 +44,7 @@ from headrace.store.ledger import (
     whole_ledger,
 )
 from headrace.store.ledger_table import ColumnTable
-from headrace.store.levanter.layout import read_levanter
+from headrace.store.levanter_layout import read_levanter
 from headrace.store.missing import what_is_there
 from headrace.store.parts import Name, PartRecord, PartTable
 

@@ -31,7 +31,7 @@ from headrace.store.generations import (
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
-from headrace.store.levanter.layout import read_catalog, read_levanter
+from headrace.store.levanter_layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
 from headrace.store.replicas import open_replicas
 

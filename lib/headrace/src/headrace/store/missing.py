@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
-from headrace.store.levanter.layout import levanter_splits
+from headrace.store.levanter_layout import levanter_splits
 
 
 def what_is_there(path: str) -> tuple[str, str]:

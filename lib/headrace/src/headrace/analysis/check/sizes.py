@@ -20,7 +20,7 @@ from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, read_ledger
-from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
+from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS, is_levanter
 from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
 

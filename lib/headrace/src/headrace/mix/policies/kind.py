@@ -1,7 +1,8 @@
 """The config field ``policy``: how it is checked and resolved, and how the policy is made.
 
 To add a policy, write a file with a :class:`~headrace.mix.policy.MixingPolicy` and a :class:`PolicyKind`, and add one
-entry to :mod:`headrace.mix.policies.registry`.
+entry to :mod:`headrace.mix.policies.registry`, or, in another package, an entry point
+(:mod:`headrace.extensions`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,14 @@ class MixturePlan:
     def drawn_by(self, policy: MixingPolicy) -> MixturePlan:
         """The same mixtures with an existing policy, whose counts are shared."""
         return dataclasses.replace(self, make=lambda inputs: policy)
+
+
+class WeightPlan(abc.ABC):
+    """Weights of a run as another system plans them, which bring the policy that draws them."""
+
+    @abc.abstractmethod
+    def mixture_plan(self, names: Sequence[str], batch: BatchSchedule) -> MixturePlan:
+        """The plan over the components ``names``, in this order; raises ConfigError for other names."""
 
 
 class PolicyKind(abc.ABC):

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headrace import extensions
 from headrace.errors import ConfigError, check_choice
 from headrace.mix.blend import Blend
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind
-from headrace.mix.policies.least_consumed import LeastConsumedFirst
-from headrace.mix.policies.megatron import Exhaustive, Greedy
-from headrace.mix.policies.nmoe import StagePlan, Swrr
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind, WeightPlan
 from headrace.mix.policies.whole_batches import WholeBatchesKind
 from headrace.mix.schedule import BatchSchedule, CountedTokens
 from headrace.mix.stages import Stage, Stages
@@ -34,28 +32,31 @@ class ExactQuota(PolicyKind):
 
 POLICIES: dict[str, PolicyKind] = {
     "quota": ExactQuota(),
-    "swrr": Swrr(),
-    "greedy": Greedy(),
-    "exhaustive": Exhaustive(),
-    "least_consumed": LeastConsumedFirst(),
     "whole_batches": WholeBatchesKind(),
 }
-"""Policies by name; to add one, add an entry."""
+"""Policies of the core by name. Other packages bring theirs as entry points: see :mod:`headrace.extensions`."""
+
+
+def policy_names() -> list[str]:
+    """The names that ``policy`` accepts."""
+    return [*POLICIES, *extensions.names_of(extensions.POLICIES)]
 
 
 def policy_kind(name: str) -> PolicyKind:
     """The policy of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none; the package that brings it is not installed.
 
     Example:
         >>> policy_kind("greedi")
         Traceback (most recent call last):
         headrace.errors.ConfigError: policy = 'greedi': is no policy. Did you mean 'greedy'?
     """
-    check_choice("policy", name, POLICIES, "is no policy")
-    return POLICIES[name]
+    check_choice("policy", name, policy_names(), "is no policy")
+    if name in POLICIES:
+        return POLICIES[name]
+    return extensions.load_extension(extensions.POLICIES, name, "policy")()
 
 
 def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: int) -> None:
@@ -73,7 +74,7 @@ def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: in
 
 
 def plan_of(
-    weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan | MixturePlan,
+    weights: Mapping[str, object] | Blend | Sequence[Stage] | WeightPlan | MixturePlan,
     policy: str,
     names: Sequence[str],
     batch: BatchSchedule,
@@ -84,13 +85,13 @@ def plan_of(
     Raises:
         ConfigError: there is no such policy; a plan with another policy or other names.
     """
-    if isinstance(weights, StagePlan | MixturePlan):
+    if isinstance(weights, WeightPlan | MixturePlan):
         if policy != "quota":
             kind = type(weights).__name__
             raise ConfigError(
                 "brings its own policy", field="weights", value=kind, cure="Leave out policy."
             )
-        return weights if isinstance(weights, MixturePlan) else weights.over(names).mixture(batch)
+        return weights if isinstance(weights, MixturePlan) else weights.mixture_plan(names, batch)
     if isinstance(weights, Mapping):
         weights = Blend(weights)
     stages = [Stage(0, weights)] if isinstance(weights, Blend) else weights

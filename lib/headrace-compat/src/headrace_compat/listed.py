@@ -1,0 +1,187 @@
+"""Rows as in Megatron-LM and nmoe: windows over stretches of a cache that are concatenated in some order.
+
+Megatron's stretches are documents in the order of its index (:mod:`headrace_compat.gpt_index`); consecutive windows
+share a token, and have their own order. nmoe's stretches are the shards in stored order; a window that reaches the end
+of the source continues at its beginning, and the next window follows it. Rows of
+:class:`~headrace.data.token_seq.TokenSeqDataset`, by contrast, end with a part, which keeps a row within a chunk or
+two.
+
+Invariant: the windows cover all tokens of the stretches except those after the last full window. Price: 12 bytes of
+memory per stretch and, for Megatron's, a read for each document in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from headrace.data.columns import Column, ColumnConfig, describe_columns
+from headrace.data.rows import Pieces, last_tokens
+from headrace.data.saved_filters import RemovedDocuments
+from headrace.data.token_seq import CacheDataset, document_ends
+from headrace.errors import ConfigError
+from headrace.order.rising import starts
+from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache
+from headrace.store.document_ends import DocumentEnds
+from headrace.store.layout import TOKENS
+
+
+class Listing(NamedTuple):
+    """The tokens of rows.
+
+    Attributes:
+        start: First token of each stretch, in the stream of all parts of the cache. No stretch crosses parts.
+        size: Tokens of each stretch.
+        stride: Tokens from one window to the next.
+        order: Window at each row; None: in stored order.
+        windows: Number of windows.
+        described: Description of the listing, as JSON values.
+    """
+
+    start: Int64[np.ndarray, " d"]
+    size: Int64[np.ndarray, " d"]
+    stride: int
+    order: Integer[np.ndarray, " w"] | None
+    windows: int
+    described: dict[str, Any]
+
+
+class ListedDataset(CacheDataset["ListedRows"]):
+    """Rows of a listing.
+
+    Args:
+        cache: An open cache.
+        seq_len: Tokens in a row.
+        listing: The tokens of the rows.
+        split_documents: Whether a segment ends where a document does.
+        name: Name for counters and reports.
+        loss_mask: Leaf that marks the tokens to train on; see :mod:`headrace.batch.masks`.
+        columns: Columns of the batches.
+
+    Raises:
+        ConfigError: ``split_documents`` of a cache that neither stores documents nor names the token that ends them.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        seq_len: int,
+        listing: Listing,
+        *,
+        split_documents: bool = False,
+        name: str,
+        loss_mask: str = "auto",
+        columns: Mapping[str, str | ColumnConfig | Column] | None = None,
+    ) -> None:
+        super().__init__(cache, seq_len, None, loss_mask, columns)
+        self._listing = listing
+        ends = document_ends(cache) if split_documents else None
+        self._rows = ListedRows(cache, seq_len, listing, name, self._opened, ends)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of the cache that are in no row: those of other splits, and after the last full window."""
+        return self.cache.num_tokens - self._tokens_once
+
+    @property
+    def repeated_tokens(self) -> int:
+        return self.length * self.seq_len - self._tokens_once
+
+    @property
+    def _tokens_once(self) -> int:
+        """Tokens that are in any row: all up to the end of the last window."""
+        size = self._listing.size
+        last = (self.length - 1) * self._listing.stride + self.seq_len
+        covered = np.clip(last - (np.cumsum(size) - size), 0, size)
+        filled = size > 0
+        documents, number = np.unique(self._listing.start[filled], return_inverse=True)
+        most = np.zeros(documents.size, np.int64)  # a document comes once an epoch
+        np.maximum.at(most, number, covered[filled])
+        return int(most.sum())
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "listed": self.cache.fingerprint,
+            "seq_len": self.seq_len,
+            "stride": self._listing.stride,
+            **self._listing.described,
+            "eos_id": self.eos_id,
+            # a cache may store documents and have no token that ends them
+            **({"split_documents": True} if self.splits_documents and self.eos_id is None else {}),
+            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **describe_columns(self._opened),
+        }
+
+    def check_stored_order(self) -> None:
+        cure = "Leave validation out: compat has a split of its own, or none."
+        raise ConfigError(
+            "are in the order of another system, and cannot be split", field="validation", cure=cure
+        )
+
+    def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
+        raise ConfigError(
+            "cannot change in the order of another system", field="seq_len", value=seq_len
+        )
+
+
+class ListedRows:
+    """The windows of a listing: a :class:`~headrace.data.rows.RowSource`."""
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        seq_len: int,
+        listing: Listing,
+        name: str,
+        columns: Mapping[str, Column],
+        ends: DocumentEnds | int | None = None,
+    ) -> None:
+        self.name = name
+        self.ends = ends
+        self.row_elements = seq_len
+        self.columns = columns
+        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self._first_token = starts(cache.part_tokens)
+        self._listing = listing
+        self._ends = np.cumsum(listing.size)
+
+    @property
+    def num_rows(self) -> int:
+        return self._listing.windows
+
+    def last_tokens(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        return last_tokens(self.ends, self.pieces(rows))
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        windows = (
+            rows if self._listing.order is None else self._listing.order[rows].astype(np.int64)
+        )
+        begin = windows * self._listing.stride
+        first = self._stretch_of(begin)
+        last = self._stretch_of(begin + self.row_elements - 1)
+        count = last - first + 1
+        row = np.repeat(np.arange(rows.size), count)
+        stretch = np.arange(row.size) + np.repeat(first - (np.cumsum(count) - count), count)
+        lap, at = np.divmod(stretch, self._ends.size)
+        size = self._listing.size[at]
+        low = (
+            lap * self._ends[-1] + self._ends[at] - size
+        )  # where the stretch begins in the endless stream
+        low_edge = np.maximum(low, begin[row])
+        right = np.minimum(low + size, begin[row] + self.row_elements)
+        some = right > low_edge  # a stretch may be empty
+        row, low_edge, size = row[some], low_edge[some], (right - low_edge)[some]
+        start = self._listing.start[at[some]] + low_edge - low[some]
+        array = np.searchsorted(self._first_token, start, side="right") - 1
+        return Pieces(row, low_edge - begin[row], array, start - self._first_token[array], size)
+
+    def _stretch_of(self, token: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The stretch that holds a token of the endless stream, counted through all laps."""
+        lap, offset = np.divmod(token, self._ends[-1])
+        return lap * self._ends.size + np.searchsorted(self._ends, offset, side="right")

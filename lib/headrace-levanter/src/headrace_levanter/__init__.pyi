@@ -1,0 +1,13 @@
+from .config import HeadraceDataConfig as HeadraceDataConfig
+from .conversions import from_levanter_example as from_levanter_example
+from .conversions import to_grug_example as to_grug_example
+from .conversions import to_lm_example as to_lm_example
+from .dataset import HeadraceDataset as HeadraceDataset
+from .dataset import direct_component as direct_component
+from .drop_in import FedDataConfig as FedDataConfig
+from .drop_in import fed as fed
+from .loader import LmBatches as LmBatches
+from .loader import LmLoader as LmLoader
+from .loader import own_loader as own_loader
+from .train_lm import TrainLmConfig as TrainLmConfig
+from .train_lm import with_fed_data as with_fed_data

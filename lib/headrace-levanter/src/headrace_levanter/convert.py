@@ -1,0 +1,123 @@
+"""``headrace convert``: copy a cache to Levanter's format, or one of Levanter's to headrace's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from headrace.cli.consolidate import copying
+from headrace.cli.options import AsJson, ChunkLayout
+from headrace.errors import format_count
+
+if TYPE_CHECKING:
+    from headrace.store.cache import TokenCache
+
+
+def command(
+    cache: Annotated[
+        str,
+        typer.Argument(
+            help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE"
+        ),
+    ],
+    output: Annotated[
+        str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")
+    ],
+    layout: Annotated[ChunkLayout, typer.Option(help="Whose format to write.")] = "levanter",
+    form: Annotated[
+        Literal["consolidated", "sharded"],
+        typer.Option(
+            help="For levanter: one array per leaf (any release), or one folder per part (since May 2026)."
+        ),
+    ] = "consolidated",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Stored type of the tokens; by default int32 for levanter, otherwise that of the cache."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            "-t",
+            help="For headrace: the tokenizer of a Levanter cache, which keeps only its name. The copy keeps it.",
+            metavar="FILE",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a token cache in Levanter's format, or one of Levanter's in headrace's.
+
+    Levanter's caches can also be read in place; a copy in headrace's format has checksums, digests and small chunks.
+
+    For example:
+
+        headrace convert cache levanter-cache/train --layout levanter
+
+        headrace convert levanter-cache/train cache --layout headrace --dtype uint16 --tokenizer llama3/
+    """
+    from headrace.store.consolidate import consolidate
+    from headrace.store.joined import open_cache
+    from headrace.store.layout import CacheLayout
+    from headrace_levanter.export import write_levanter
+
+    if dtype is not None:
+        CacheLayout(dtype).check_tokens()
+    source = open_cache(cache)
+    stated = None if tokenizer is None else _stated(source, layout, tokenizer)
+    with copying("converting", source, show=not as_json) as advance:
+        if layout == "levanter":
+            write_levanter(source, output, form=form, dtype=dtype or "int32", advance=advance)
+        else:
+            target = CacheLayout(dtype or source.dtype.name)
+            consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
+    facts = {
+        "path": output,
+        "layout": layout,
+        "documents": source.num_documents,
+        "tokens": source.num_tokens,
+    }
+    typer.echo(
+        json.dumps(facts)
+        if as_json
+        else f"Wrote {output} in {layout}'s format: {format_count(source.num_documents, 'document')},"
+        f" {source.num_tokens:,} tokens."
+    )
+
+
+def _stated(
+    cache: TokenCache, layout: ChunkLayout, path: str
+) -> tuple[dict[str, Any], bytes | None]:
+    """Record and file of the tokenizer that the user names for a cache that does not keep its own."""
+    from headrace.errors import ConfigError
+    from headrace.ingest.base_tokenizer import named_only
+    from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+
+    record = cache.ledger.tokenizer
+    if layout == "levanter" or not named_only(record):
+        why = (
+            "Levanter's format has no place for it"
+            if layout == "levanter"
+            else "the cache keeps its own"
+        )
+        raise ConfigError(
+            f"cannot be stored: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out."
+        )
+    plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
+    plain.check_same(record, cache.path)
+    end = record.get("eos_id")
+    if end is None or int(end) >= plain.vocab_size:
+        return plain.record(), plain.content
+    try:
+        tokenizer = load_tokenizer(TokenizerConfig(path, bos="none", eos=plain.decode([end])))
+    except ConfigError as error:
+        raise ConfigError(
+            f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no special token here",
+            field="tokenizer",
+            value=path,
+            cure=f"Name the one with which it was built ({record.get('path')!r}).",
+        ) from error
+    return tokenizer.record(), tokenizer.content

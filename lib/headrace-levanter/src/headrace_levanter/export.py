@@ -1,0 +1,197 @@
+"""Writing a cache in Levanter's form, from one of any form.
+
+A cache is built in headrace's format and then converted: its parts have digests and a checksum in every chunk, can be
+resumed and repaired one by one, and need only some megabytes to write. Levanter's format has none of that, and a shard
+of it is half a gigabyte that must be written at once. The output is what every release of Levanter opens (some refuse
+other chunks or codecs): shards of 134,217,728 elements in chunks of 262,144, blosc with lz4 at level 5, arrays of 2**54
+elements that are never resized.
+
+``consolidated`` is one pair of arrays for each leaf, which all releases read; ``sharded`` keeps a folder for each part,
+which those since May 2026 read.
+
+Invariant: documents and leaves in order, row by row; a leaf with one value per document becomes one with rows of one
+value. Price: one pass over the cache; memory of about three times one shard of Levanter's (1.5 GiB of int32), less for
+a smaller cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from headrace.errors import CacheError
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS, CacheLayout
+from headrace.store.leaf import CacheLeaf, fitting
+from headrace.store.lease import check_vacant
+from headrace.store.ledger import LEDGER_NAME as CACHE_LEDGER_NAME
+from headrace.store.levanter_layout import CHUNK, LEDGER_NAME, SHARD_CHUNKS, UNBOUNDED
+from headrace.store.ragged import ArrayWriter
+
+Form: TypeAlias = Literal["consolidated", "sharded"]
+SHARD = CHUNK * SHARD_CHUNKS
+
+
+def write_levanter(
+    cache: TokenCache,
+    output: str,
+    *,
+    form: Form = "consolidated",
+    dtype: str = "int32",
+    advance: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Writes a cache as one of Levanter's.
+
+    Args:
+        cache: The cache to write.
+        output: Folder or URL: new, empty, or with an interrupted conversion. Levanter looks for the caches of its
+            config in folders named ``train`` and ``validation``.
+        form: One array for each leaf, or a folder for each part.
+        dtype: Dtype of the tokens; Levanter's own is int32.
+        advance: Called with the number of tokens and values written since its last call.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        CacheError: the output contains something else, cannot be written, or an id does not fit the dtype.
+    """
+    _check_vacant(output)
+    ledger = _ledger(cache, form)
+    files.write_atomic(files.join(output, LEDGER_NAME), _dump({**ledger, "is_finished": False}))
+    for name in (TOKENS, *cache.leaves):
+        leaf = cache.leaf(name)
+        stored = np.dtype(dtype) if name == TOKENS else leaf.dtype
+        if form == "consolidated":
+            _write_leaf(leaf, files.join(output, name), stored, advance)
+            continue
+        for number in range(len(leaf.parts)):
+            _write_leaf(
+                leaf.of_part(number), files.join(output, _shard_name(number), name), stored, advance
+            )
+    if form == "sharded":
+        for number in range(len(cache.parts)):
+            shard = files.join(output, _shard_name(number), LEDGER_NAME)
+            files.write_atomic(shard, _dump(_shard_ledger(ledger, _shard_name(number))))
+    files.write_atomic(files.join(output, LEDGER_NAME), _dump(ledger))
+    return ledger
+
+
+def _write_leaf(
+    leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None] | None
+) -> None:
+    data = _writer(files.join(folder, "data"), dtype)
+    for block in leaf.blocks():
+        data.append(fitting(block, dtype, folder))
+        if advance is not None:
+            advance(block.size)
+    data.close()
+    offsets = _writer(files.join(folder, "offsets"), np.dtype(np.int64))
+    for ends in chain([np.array([leaf.num_documents])], leaf.ends()):
+        offsets.append(ends)
+    offsets.close()
+
+
+def _writer(url: str, dtype: np.dtype[Any]) -> ArrayWriter:
+    return ArrayWriter(
+        url, CacheLayout(dtype.name, CHUNK, SHARD_CHUNKS, "other"), array_metadata(dtype)
+    )
+
+
+def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """``zarr.json`` of an array as Levanter writes it. What is left out is TensorStore's default, there as here.
+
+    Example:
+        >>> array_metadata(np.dtype("int32"))["chunk_grid"]["configuration"]
+        {'chunk_shape': [134217728]}
+    """
+    inner: dict[str, Any] = {
+        "chunk_shape": [CHUNK],
+        "codecs": [{"name": "blosc", "configuration": {"clevel": 5}}],
+    }
+    return {
+        "shape": [UNBOUNDED],
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [SHARD]}},
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+        "fill_value": False if dtype.kind == "b" else 0,
+    }
+
+
+def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
+    leaves = [cache.leaf(name) for name in (TOKENS, *cache.leaves)]
+    tokenizer = cache.ledger.tokenizer
+    preprocessor = {
+        "tokenizer": tokenizer.get("path", "unknown"),
+        "vocab_size": tokenizer["vocab_size"],
+    }
+    preprocessor |= {
+        f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")
+    }
+    own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint}
+    names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
+    rows = cache.part_documents.tolist() if form == "sharded" else [cache.num_documents]
+
+    def counts(number: int) -> dict[str, int]:
+        return {leaf.name: leaf.parts[number].data.length for leaf in leaves}
+
+    return {
+        "total_num_rows": cache.num_documents,
+        "shard_rows": dict(zip(names, rows, strict=True)),
+        "is_finished": True,
+        "finished_shards": names,
+        "field_counts": {leaf.name: leaf.num_elements for leaf in leaves} if names else {},
+        "field_counts_by_shard": {n: counts(k) for k, n in enumerate(names)}
+        if form == "sharded"
+        else {},
+        "layout": form,
+        "metadata": {"preprocessor_metadata": {**preprocessor, "headrace": own_fields}},
+    }
+
+
+def _shard_ledger(ledger: dict[str, Any], name: str) -> dict[str, Any]:
+    """The ledger that a shard's own folder has."""
+    rows = ledger["shard_rows"][name]
+    return {
+        **ledger,
+        "total_num_rows": rows,
+        "shard_rows": {"": rows},
+        "finished_shards": [""],
+        "field_counts": ledger["field_counts_by_shard"][name],
+        "field_counts_by_shard": {},
+        "layout": "consolidated",
+    }
+
+
+def _shard_name(number: int) -> str:
+    return f"part-{number:05d}"
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False).encode()
+
+
+def _check_vacant(output: str) -> None:
+    """Refuses a folder with anything but an unfinished conversion."""
+    url = files.join(output, LEDGER_NAME)
+    raw = files.read_bytes(url)
+    if raw is not None:
+        old_ledger = json.loads(raw)
+        is_headrace = "headrace" in old_ledger.get("metadata", {}).get("preprocessor_metadata", {})
+        if old_ledger.get("is_finished") or not is_headrace:
+            raise CacheError(
+                "holds a cache of Levanter already",
+                field="output",
+                value=output,
+                cure="Choose a new folder.",
+            )
+        return
+    if files.exists(files.join(output, CACHE_LEDGER_NAME)):
+        cure = "Choose a folder that is new or empty."
+        raise CacheError("holds a token cache already", field="output", value=output, cure=cure)
+    check_vacant(output)

@@ -1,0 +1,1 @@
+"""Losses over a packed batch: policies, preferences, distillation."""

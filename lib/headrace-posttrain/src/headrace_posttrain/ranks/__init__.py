@@ -1,0 +1,1 @@
+"""Which rank trains on which sequence: schedules and balance over data-parallel ranks."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning: rollouts, stored, filtered and packed into batches. Losses: :mod:`headrace.batch`."""

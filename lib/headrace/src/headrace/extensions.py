@@ -1,0 +1,73 @@
+"""What other packages bring to headrace: mixing policies, orders of other systems, commands, engines.
+
+A package announces what it brings in its ``pyproject.toml``, as entry points of one of the groups below, and the core
+finds it by name when a config, a call or a command line names it. The core imports none of these packages.
+
+========================  =====================================================================================
+group                     what an entry point names
+========================  =====================================================================================
+``headrace.policies``     a class :class:`~headrace.mix.policies.kind.PolicyKind`: ``policy: NAME``
+``headrace.systems``      a class :class:`~headrace.config.compat.CompatSystem`: ``compat: NAME``
+``headrace.commands``     a function with typer's annotations: ``headrace NAME``
+``headrace.engines``      a function that builds parts: ``build --engine NAME``
+``headrace.inspectors``   a function ``(path, as_json)``; it shows the path and returns True if it knows it
+========================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from headrace.errors import ConfigError, install_command
+
+POLICIES = "headrace.policies"
+SYSTEMS = "headrace.systems"
+COMMANDS = "headrace.commands"
+ENGINES = "headrace.engines"
+INSPECTORS = "headrace.inspectors"
+
+_OURS = {
+    POLICIES: dict.fromkeys(("swrr", "greedy", "exhaustive", "least_consumed"), "compat"),
+    SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
+    COMMANDS: dict.fromkeys(("convert", "config from-levanter"), "levanter"),
+    ENGINES: {"zephyr": "levanter"},
+    INSPECTORS: {},
+}
+"""What headrace's own packages bring, by the extra that installs each: for the cure where one is missing."""
+
+
+@cache
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def names_of(group: str) -> list[str]:
+    """Names that may be used: of installed packages, and of headrace's own packages that are not installed."""
+    return sorted({*_installed(group), *_OURS[group]})
+
+
+def installed_names(group: str) -> list[str]:
+    """Names that installed packages bring."""
+    return sorted(_installed(group))
+
+
+def load_extension(group: str, name: str, field: str) -> Any:
+    """What an installed package brings under a name.
+
+    Args:
+        group: One of the groups above.
+        name: A name of :func:`names_of`.
+        field: What the user wrote the name in, for the error.
+
+    Raises:
+        ConfigError: the package that brings it is not installed.
+    """
+    point = _installed(group).get(name)
+    if point is None:
+        package = f"headrace[{_OURS[group][name]}]"
+        raise ConfigError(
+            f"needs the package {package}", field=field, value=name, cure=install_command(package)
+        )
+    return point.load()

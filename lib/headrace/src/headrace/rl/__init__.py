@@ -1,5 +1,0 @@
-"""Reinforcement learning: rollouts, stored, filtered and packed into batches. Losses: :mod:`headrace.batch`."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
