@@ -32,7 +32,7 @@ import headrace
 import headrace.errors
 import headrace.metrics
 import headrace.run
-import headrace_posttrain.rollouts
+import headrace_posttrain
 
 GOLDEN = Path(__file__).parents[0] / "golden" / "runs"
 ARRAYS = (
@@ -176,22 +176,20 @@ def list_files(folder: Path) -> dict[str, tuple[int, int]]:
 class Guess:
     """Completes a prompt with each of four digits; right is what the prompt ends with."""
 
-    def sample_and_score(self, prompt: Any) -> headrace_posttrain.rollouts.ScoredGroup:
+    def sample_and_score(self, prompt: Any) -> headrace_posttrain.ScoredGroup:
         answers = [np.append(prompt.tokens, digit) for digit in range(4)]
         rewards = np.array([float(digit == prompt.tokens[-1]) for digit in range(4)])
-        return headrace_posttrain.rollouts.ScoredGroup(
-            answers, rewards, prompt_len=prompt.tokens.size
-        )
+        return headrace_posttrain.ScoredGroup(answers, rewards, prompt_len=prompt.tokens.size)
 
 
-def open_rollouts(folder: str) -> headrace_posttrain.rollouts.RLDataset:
+def open_rollouts(folder: str) -> headrace_posttrain.RLDataset:
     """The RL run whose rollouts lie in a folder."""
     prompts = [np.array([9, number % 5]) for number in range(16)]
-    store = headrace_posttrain.rollouts.RolloutStore(folder)
-    settings = headrace_posttrain.rollouts.RLSettings(
+    store = headrace_posttrain.RolloutStore(folder)
+    settings = headrace_posttrain.RLSettings(
         seq_len=16, groups_per_batch=2, seed=3, advantages="slime"
     )
-    return headrace_posttrain.rollouts.RLDataset(prompts, Guess(), settings, store=store)
+    return headrace_posttrain.RLDataset(prompts, Guess(), settings, store=store)
 
 
 def change_config(text: str, path: list[Any], value: str | None) -> str:

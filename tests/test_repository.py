@@ -230,6 +230,10 @@ def test_the_changelog_has_the_version():
 def test_the_citation_has_the_version_and_the_licence():
     citation = (ROOT / "CITATION.cff").read_text().splitlines()
     assert f"version: {headrace.__version__}" in citation
+    for package in sorted((ROOT / "lib").glob("headrace-*/pyproject.toml")):
+        project = tomllib.loads(package.read_text())["project"]
+        assert project["version"] == headrace.__version__, package
+        assert f"headrace=={headrace.__version__}" in project["dependencies"], package
     assert "license: Apache-2.0" in citation
 
 

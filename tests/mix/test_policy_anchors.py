@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
-from headrace.mix.policies import sequence
 from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.policies.registry import POLICIES, policy_kind
 from headrace.mix.policy import MixingPolicy
@@ -21,6 +20,7 @@ from headrace.mix.quota import Quota
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
 from headrace.mix.stages import Stage
+from headrace_compat import sequence
 from headrace_compat.least_consumed import Equal, LeastConsumedPlan
 from headrace_compat.megatron import GreedyBlend
 from headrace_compat.nmoe import PlannedStage, StagePlan, StageStream

@@ -28,7 +28,7 @@ COMMANDS = "headrace.commands"
 ENGINES = "headrace.engines"
 INSPECTORS = "headrace.inspectors"
 
-_OURS = {
+_OURS: dict[str, dict[str, str]] = {
     POLICIES: dict.fromkeys(("swrr", "greedy", "exhaustive", "least_consumed"), "compat"),
     SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     COMMANDS: dict.fromkeys(("convert", "config from-levanter"), "levanter"),
