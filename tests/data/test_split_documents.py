@@ -16,8 +16,8 @@ from headrace.cli import main
 from headrace.data import MixtureDataset
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
-from headrace.store.levanter.export import write_levanter
 from headrace.testing import random_documents, write_cache
+from headrace_levanter.export import write_levanter
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 EOS = 9

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.policies.kind import PolicyInputs
-from headrace.mix.policies.registry import POLICIES, policy_kind
+from headrace.mix.policies.registry import policy_kind, policy_names
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.schedule import BatchSchedule
@@ -219,7 +219,7 @@ def test_anchors_on_disk_name_policies_by_these_names() -> None:
     stages = [Stage(0, Blend({"a": 1, "b": 1}))]
     none = [None, None]
     inputs = PolicyInputs("ab", stages, BatchSchedule(4), [90, 70], none, 8)
-    names = {name: Draws(kind.make(inputs)).anchor_at(3) for name, kind in POLICIES.items()}
+    names = {name: Draws(policy_kind(name).make(inputs)).anchor_at(3) for name in policy_names()}
     names["staged"] = Draws(
         StageStream(StagePlan([PlannedStage("x", {"a": 1}, 90)], 1), BatchSchedule(4))
     ).anchor_at(3)

@@ -15,7 +15,7 @@ from jaxtyping import Int64, UInt
 
 from headrace.store.arrays import MadeList
 from headrace.store.leaf import LeafPart
-from headrace.store.levanter.layout import NAMED_ONLY
+from headrace.store.levanter_layout import NAMED_ONLY
 from headrace.store.pending import ArrayFuture
 
 if TYPE_CHECKING:
