@@ -33,7 +33,7 @@ weights = st.lists(st.floats(0.05, 10), min_size=3, max_size=3)
 @st.composite
 def policies(draw: st.DrawFn) -> Callable[[], MixingPolicy]:
     """Makes equal policies."""
-    name = draw(st.sampled_from([*POLICIES, "staged", "quota", "plain quota"]))
+    name = draw(st.sampled_from([*policy_names(), "staged", "quota", "plain quota"]))
     batch = BatchSchedule(
         {0: draw(st.integers(1, 40)), draw(st.integers(1, 900)): draw(st.integers(1, 40))}
     )
