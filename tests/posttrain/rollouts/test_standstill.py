@@ -10,8 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, HostError
-from headrace.rl import NoGroupError, RLDataset, RLSettings, RolloutStore, ScoredGroup
 from headrace.store import lease as lease_module
+from headrace_posttrain.rollouts import (
+    NoGroupError,
+    RLDataset,
+    RLSettings,
+    RolloutStore,
+    ScoredGroup,
+)
 
 PROMPTS = [np.array([n + 1]) for n in range(7)]
 LEFT_OUT = (
@@ -107,7 +113,7 @@ def test_steps_are_made_or_say_why_not(
         "prompts_at_a_time": at_a_time,
     }
     with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as folder:
-        patched.setattr("headrace.rl.dataset._POLL_S", 0.002)
+        patched.setattr("headrace_posttrain.rollouts.dataset._POLL_S", 0.002)
         patched.setattr(lease_module, "NEVER_S", 0.2)
         samplers = {share: Sampler(empty, fails) for share in present}
         trained, error = make_steps(folder, samplers, 2, ahead=ahead, of=of, **options)

@@ -47,18 +47,18 @@ from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError, check_at_least, check_not_negative
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import Order
-from headrace.rl.advantages import AdvantageSpec, resolve
-from headrace.rl.feeder import Feeder
-from headrace.rl.groups import Prompt, Prompts, Sampler, digest_of_prompts
-from headrace.rl.producer_watch import ProducerWatch
-from headrace.rl.prompt_order import PROMPT_ORDERS
-from headrace.rl.rollout_metrics import rollout_metrics
-from headrace.rl.rollout_records import BatchRecord
-from headrace.rl.sampler_calls import SamplerCalls
-from headrace.rl.selection import COUNTERS, NoGroupError, Selection
-from headrace.rl.settings import RLSettings
-from headrace.rl.step_batch import Patience, pack_groups
-from headrace.rl.store import RolloutStore
+from headrace_posttrain.rollouts.advantages import AdvantageSpec, resolve
+from headrace_posttrain.rollouts.feeder import Feeder
+from headrace_posttrain.rollouts.groups import Prompt, Prompts, Sampler, digest_of_prompts
+from headrace_posttrain.rollouts.producer_watch import ProducerWatch
+from headrace_posttrain.rollouts.prompt_order import PROMPT_ORDERS
+from headrace_posttrain.rollouts.rollout_metrics import rollout_metrics
+from headrace_posttrain.rollouts.rollout_records import BatchRecord
+from headrace_posttrain.rollouts.sampler_calls import SamplerCalls
+from headrace_posttrain.rollouts.selection import COUNTERS, NoGroupError, Selection
+from headrace_posttrain.rollouts.settings import RLSettings
+from headrace_posttrain.rollouts.step_batch import Patience, pack_groups
+from headrace_posttrain.rollouts.store import RolloutStore
 
 __all__ = ["NoGroupError", "RLDataset", "RLSettings"]
 

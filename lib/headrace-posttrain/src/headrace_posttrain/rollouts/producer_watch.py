@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from headrace.errors import HostError
-from headrace.rl.store import RolloutStore
 from headrace.store import lease
 from headrace.store.lease import LeaseWatch
+from headrace_posttrain.rollouts.store import RolloutStore
 
 
 class ProducerWatch:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.rl.advantages import Verdict, group_moments
-from headrace.rl.groups import ScoredGroup
-from headrace.rl.rollout_records import BatchRecord, OpenStep
-from headrace.rl.settings import RLSettings
-from headrace.rl.store import RolloutStore
+from headrace_posttrain.rollouts.advantages import Verdict, group_moments
+from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.rollout_records import BatchRecord, OpenStep
+from headrace_posttrain.rollouts.settings import RLSettings
+from headrace_posttrain.rollouts.store import RolloutStore
 
 logger = logging.getLogger(__name__)
 
