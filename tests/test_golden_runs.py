@@ -10,9 +10,13 @@ starts a run with version 2, and goes on with the version that the run's manifes
 version 1 given (``as_begun``), under which fingerprints, batches and answers are those of the corpus: a manifest says
 nothing of version 1, which is what all manifests from before mean. Runs that were begun are resumed with their configs
 as they are, silent: that they go on under version 1 is part of the check.
+
+The corpus is also of a release that had no ``last_batch``: where limits end a mixture, it left out the rows that fill
+no batch, and everywhere else it padded. Its runs are described with what they had, which is a setting now.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -123,8 +127,9 @@ def write_config(folder: Path, text: str) -> headrace.LmDataConfig:
 
 
 def as_begun(config: headrace.LmDataConfig) -> headrace.LmDataConfig:
-    """The config with version 1 of the braid, which was the only one."""
-    return config.of_braid_version(1)
+    """The config with version 1 of the braid, which was the only one, and the rest of limited mixtures left out."""
+    drops = config.stop_strategy == "restart" and config.policy == "quota"
+    return dataclasses.replace(config.of_braid_version(1), last_batch="drop" if drops else "pad")
 
 
 def run_command(arguments: list[str]) -> tuple[int, str]:
@@ -233,8 +238,9 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  (what no one foresaw is no promise: that it fails is kept)
         return {"unforeseen": type(error).__name__, "stage": stage}
     fields = yaml.safe_load(whole)
+    assert fields.pop("last_batch") == "pad"  # what the library came to have since
     if fields["tokenizer"]:
-        assert fields["tokenizer"].pop("engine") == "auto"  # what the library came to have since
+        assert fields["tokenizer"].pop("engine") == "auto"
     for component in fields["components"].values():
         if component.get("source"):
             assert component["source"].pop("max_record_bytes") == 1 << 30
@@ -470,6 +476,7 @@ ADDED = (
     "generations",
     "extend",
     "tombstones",
+    "last_batch",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 
@@ -539,7 +546,7 @@ LATER = (
         "micro_batch_places",
         "repeated_tokens",
     ),
-    *("mixes_all", "origin", "origin_problem", "end_token"),
+    *("mixes_all", "origin", "origin_problem", "end_token", "data_end"),
 )
 """Fields that there were not, at any depth of what commands say."""
 OTHER_FINDINGS = ("shared_blocks", "padding_counts")

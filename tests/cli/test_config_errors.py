@@ -90,7 +90,7 @@ BROKEN = {
     ),
     "a limit that ends the run": Broken(
         "components: {web: {cache: no/web, expected_tokens: 1e6, max_epochs: 1}}\nnum_steps: 100000",
-        ("components.web.max_epochs = 1.0", "lower num_steps to 15"),
+        ("components.web.max_epochs = 1.0", "lower num_steps to 16"),
     ),
     "a cache that is not there": Broken(
         "components: {web: {cache: no/web}}",

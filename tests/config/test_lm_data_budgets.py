@@ -13,6 +13,7 @@ from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix.stage_config import AmendmentConfig, StageConfig
 from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.holdout import ValidationConfig
 from headrace.order.shuffle_config import BraidShuffleConfig
 from headrace.run.manifest import RunManifest, open_run
 from headrace.store.cache import TokenCache
@@ -266,7 +267,8 @@ def test_a_budget_that_cannot_be_met_is_named_with_a_cure_that_works(caches, own
     enough = {**both, name: {kind: int(cured) if kind == "max_tokens" else cured}}
     assert opened(config(own=enough, num_steps=60), caches).length == 480
     fewer = int(caught.value.cure.split("lower num_steps to ")[1].rstrip("."))
-    assert opened(config(own=both, num_steps=fewer), caches).length == 8 * fewer
+    length = len(opened(config(own=both, num_steps=fewer), caches))
+    assert 8 * (fewer - 1) < length <= 8 * fewer  # the last step holds what is left
     with pytest.raises(ConfigError):
         opened(config(own=both, num_steps=fewer + 1), caches)
 
@@ -397,3 +399,58 @@ def test_a_run_with_phases_may_be_amended(caches, tmp_path, step):
         "abc", seq_len=phases, seed=1, amendments=[AmendmentConfig(step, {"c": 2})]
     ).dataset(caches)
     assert RunManifest.of(Described(other)).amends(RunManifest.of(Described(plain))) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        # a has far less than its weight asks for, and b stands in for it; only c ends the run
+        (
+            {
+                "own": {"a": {"max_tokens": 160}, "c": {"max_tokens": 3600}},
+                "stages": [StageConfig({"a": 5, "b": 1}), StageConfig({"c": 1}, step=30)],
+            },
+            "components.c.max_tokens",
+        ),
+        # half of a is held out, so that one pass is less than its budget
+        (
+            {
+                "own": {"a": {"max_tokens": 16 * 400}},
+                "max_epochs": 0.05,
+                "validation": ValidationConfig(one_in=2),
+                "weights": {"a": 1},
+            },
+            "max_epochs",
+        ),
+        # what is not drawn at the end is not to blame
+        (
+            {
+                "own": {"b": {"max_tokens": 160}, "c": {"max_tokens": 1600}},
+                "weights": {
+                    "b": {"step": {0: 9, 8: 0}},
+                    "a": {"step": {0: 1, 8: 0}},
+                    "c": {"step": {0: 0, 8: 1}},
+                },
+            },
+            "components.c.max_tokens",
+        ),
+    ],
+)
+def test_the_limit_that_ends_a_run_is_named_and_raising_it_helps(caches, more, field):
+    own = more["own"]
+    names = "a" if "weights" in more and len(more["weights"]) == 1 else "abc"
+
+    def run(own, **changes):
+        return opened(config(names, **{**more, "own": own, "num_steps": 60, **changes}), caches)
+
+    with pytest.raises(ConfigError, match="cannot be met") as caught:
+        run(own)
+    assert caught.value.field == field
+    cured = float((caught.value.cure or "").split("Raise it to ")[1].split(" ")[0])
+    if field == "max_epochs":  # now the budget is the smaller one
+        with pytest.raises(ConfigError) as caught:
+            run(own, max_epochs=cured)
+        assert caught.value.field == "components.a.max_tokens"
+    else:
+        name = field.split(".")[1]
+        assert run({**own, name: {"max_tokens": int(cured)}}).length == 480

@@ -78,8 +78,11 @@ def test_steps_behind_the_end_are_refused_in_one_go_too(policy):
         else Stages("ab", [Stage(0, blend)], batch, [10, 25])
     )
     assert draws.route(np.arange(32))[0].size == 32
-    for count in (33, 40, 400):
-        with pytest.raises(IndexOutOfRangeError, match="step = 4: the mixture"):
+    assert draws.route(np.arange(35))[0][32:].tolist() == [1, 1, 1]
+    with pytest.raises(IndexOutOfRangeError, match="holds only 3 examples"):
+        draws.route(np.arange(36))
+    for count in (41, 400):
+        with pytest.raises(IndexOutOfRangeError, match="step = 5: the mixture"):
             draws.route(np.arange(count))
 
 
@@ -137,8 +140,8 @@ def test_index_of_inverts_route(batch, component, ordinal):
 
 def test_index_of_in_a_mixture_that_ends():
     draws = Draws({"a": 1, "b": 3}, BatchSchedule(7), limits=[30, 50])
-    end = 80 // 7 * 7
-    component, ordinal = draws.route(np.arange(end))
+    component, ordinal = draws.route(np.arange(80))
+    assert np.bincount(component).tolist() == [30, 50]
     for d, most in enumerate((30, 50)):
         found = [draws.index_of(d, k) for k in range(most + 2)]
         expected = np.flatnonzero(component == d).tolist()

@@ -129,6 +129,10 @@ def test_any_first_steps_can_be_asked_for_if_each_can_be_met_whatever_lies_after
     steps = data.draw(st.integers(0, STEPS) | st.sampled_from([end, min(end + 1, STEPS)]))
     if steps <= end:
         assert quota.starts_at(steps).sum() == batch.rows_at(steps)[0]
+    elif steps == end + 1 == quota.find_end(STEPS + 1):  # a step that holds what is left
+        assert quota.counts_at(end).sum() < sizes[end]
+        limited = np.array([10**9 if limit is None else limit for limit in limits])
+        assert (quota.starts_at(steps) == limited)[quota.counts_at(end) > 0].any()
     else:
         with pytest.raises(IndexOutOfRangeError, match="may have no more"):
             quota.starts_at(steps)
@@ -196,3 +200,59 @@ def test_fixed_point_rows_must_sum_to_one():
 def test_bad_limits_are_refused(limits):
     with pytest.raises(ConfigError, match="limits"):
         Shares(lambda s: np.full((len(s), 2), 0.5), 2, BatchSchedule(1), limits)
+
+
+@st.composite
+def bounded_mixtures(draw):
+    """Weights, largest shares that fill a batch, and its size."""
+    components = draw(st.integers(2, 6))
+    weights = draw(
+        st.lists(st.sampled_from([0.3, 1, 2, 3, 5]), min_size=components, max_size=components)
+    )
+    shares = st.sampled_from([None, 0.25, 0.3, 0.4, 0.5, 0.75])
+    largest = draw(st.lists(shares, min_size=components, max_size=components))
+    assume(sum(1 if share is None else share for share in largest) > 1.001)
+    return weights, largest, draw(st.integers(1, 20))
+
+
+def equal_quota(case, limits=None) -> Quota:
+    weights, largest, size = case
+    row = np.array(weights) / np.sum(weights)
+    return Quota(
+        lambda steps: row[None].repeat(len(steps), 0),
+        len(weights),
+        BatchSchedule(size),
+        limits,
+        0,
+        largest,
+    )
+
+
+@given(bounded_mixtures(), st.none() | st.integers(20, 2000))
+def test_no_step_has_more_of_a_component_than_its_largest_share_rounded_up(case, limit):
+    weights, largest, size = case
+    quota = equal_quota(case, None if limit is None else [limit, *[None] * (len(weights) - 1)])
+    slow = equal_quota(case, None if limit is None else [limit, *[None] * (len(weights) - 1)])
+    slow._walk._bits = slow._walk._one_by_one
+    end = quota.find_end(300)
+    most = [size if share is None else math.ceil(share * size - 1e-9) for share in largest]
+    for step in range(300 if end is None else end):
+        counts = quota.counts_at(step)
+        assert (counts <= most).all()
+        assert counts.tolist() == slow.counts_at(step).tolist()
+    if limit is None:
+        assert quota.worst_deviation < 1
+
+
+@given(bounded_mixtures(), st.integers(9_000, 30_000))
+def test_a_far_step_under_a_largest_share_is_the_one_that_walking_reaches(case, step):
+    far, near = equal_quota(case), equal_quota(case)
+    expected = [near.starts_at(s).tolist() for s in range(0, step + 1, 4096)]
+    assert far.starts_at(step).tolist() == near.starts_at(step).tolist()
+    assert [equal_quota(case).starts_at(s).tolist() for s in range(0, step + 1, 4096)] == expected
+
+
+def test_a_share_is_not_exceeded_by_the_row_that_was_early_elsewhere():
+    case = [0.3, 1, 5, 2, 3], [0.3, 0.4, 0.5, 0.25, 0.25], 4
+    counts = np.stack([equal_quota(case).counts_at(step) for step in range(200)])
+    assert counts.max(axis=0).tolist() == [1, 1, 2, 1, 1]  # of 4 rows: 1.2, 1.6, 2, 1 and 1

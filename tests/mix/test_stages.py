@@ -173,11 +173,17 @@ def test_what_a_limit_frees_goes_to_the_others_within_and_across_stages(
                 drawn = np.asarray(counts(policy, step))
             except IndexOutOfRangeError:  # only once what may be given does not fill the step
                 room = (most - total)[columns] * (stage.blend.at(np.array([step]))[0] > 0)
-                assert room.sum() < batch.rows_at(step)[1]
+                assert room.sum() == 0
                 return
-            assert drawn.sum() == batch.rows_at(step)[1]
             total += drawn
             assert (total <= most).all()
+            if drawn.sum() < batch.rows_at(step)[1]:  # the last step: nothing is left for another
+                in_use = columns[stage.blend.at(np.array([step]))[0] > 0]
+                assert (total == most)[in_use].all()
+                with pytest.raises(IndexOutOfRangeError):
+                    counts(policy, step + 1)
+                assert policy.supply().tolist() == total.tolist()
+                return
         open_ = total[columns] < most[columns]
         quota = policy._quota(policy.stage_at(stage.first_step))
         account = quota.account_at(stop - stage.first_step)

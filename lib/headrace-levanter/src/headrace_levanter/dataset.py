@@ -32,7 +32,8 @@ from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.plan import global_rows
 from headrace.metrics import ReadStats
-from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
+from headrace.mix.data_end import repeated_from
+from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder
 from headrace.order.order import check_indices
 from headrace_levanter.conversions import to_grug_example
 from headrace_levanter.leaving import stop_loaders_at_exit
@@ -63,6 +64,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         prefetch_bytes: Budget of headrace's own loader, if :func:`~headrace_levanter.loader.own_loader` uses it in
             place of Levanter's.
         row_exchange: As for that loader.
+        last_batch: As for that loader. Levanter's own loader sees the rows of whole batches, or of all with ``pad``.
 
     Raises:
         ConfigError: the row length changes during the run, but Levanter's position axis is fixed; the batch size is
@@ -79,8 +81,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         row_order: RowOrder = "locality",
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
         row_exchange: ExchangeSetting = "auto",
+        last_batch: LastBatch | None = None,
     ) -> None:
-        self._order = BatchOrder(dataset, batch_size, row_order)
+        self._order = BatchOrder(dataset, batch_size, row_order, last_batch)
         planned = self._order.planned
         if planned is not None and len(planned.phases) > 1:
             raise ConfigError(
@@ -113,7 +116,14 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return self.dataset.length is not None
 
     async def async_len(self) -> int:
-        return len(self.dataset)
+        rows = self._delivered_rows
+        return len(self.dataset) if rows is None else rows
+
+    @property
+    def _delivered_rows(self) -> int | None:
+        """Rows of all batches, repeated ones included and without padding; None if there is no end."""
+        end = self._order.data_end
+        return None if end is None else end.rows + end.filled_rows - end.dropped_rows
 
     async def get_batch(self, indices: Sequence[int]) -> list[Any]:
         """The examples at ``indices``, in that order.
@@ -124,10 +134,11 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         """
         if len(indices) == 0:
             return []
-        numbers = check_indices(np.asarray(indices, np.int64), self.dataset.length)
+        numbers = check_indices(np.asarray(indices, np.int64), self._delivered_rows)
         planned = self._order.planned
         steps = self.schedule.step_of(numbers)
         if planned is None:
+            numbers = repeated_from(numbers, self.dataset.length)
             return self._examples(await self.dataset.get_batch(numbers))
         examples: dict[int, Any] = {}
         remaining = np.arange(numbers.size)
@@ -149,7 +160,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
     def _rows(self, dataset: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> Rows:
         """Locates the rows of examples; a batch is ordered as a whole."""
         if self.row_order == "stream":
-            return dataset.locate(wanted)
+            return dataset.locate(repeated_from(wanted, self.dataset.length))
         steps = np.unique(self.schedule.step_of(wanted))
         runs = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
         first = np.asarray([self.schedule.rows_at(int(run[0]))[0] for run in runs])

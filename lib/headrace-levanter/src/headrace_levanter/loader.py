@@ -209,6 +209,7 @@ def own_loader() -> Iterator[None]:
             prefetch_bytes=dataset.prefetch_bytes,
             row_order=dataset.row_order,
             row_exchange=dataset.row_exchange,
+            last_batch=dataset.schedule.last_batch,
         )
 
     Trainer.data_loader = data_loader

@@ -7,6 +7,10 @@ examples_requested           count    rows that batches requested on this host
 unique_examples              count    distinct rows among them, per batch; a lower number: rows repeat within a batch
 untrained_examples           count    rows none of whose tokens is trained on by their mask (chats, loaders of whole
                                       rows): a place in a batch for nothing; near 0, or answers are cut off
+padded_rows                  count    empty rows of the last batch (``last_batch: pad``), in this host's part of it
+filled_rows                  count    rows of the last batch that were delivered before (``last_batch: fill``), likewise
+dropped_rows                 count    rows that are in no batch (``last_batch: drop``), counted with the last batch, in
+                                      this host's part of the one that they would have been in
 coalesced_ranges             count    runs of neighbouring rows, batch by batch; near examples_requested: no locality
 block_fetches                count    stored blocks read or mapped because they were not in memory; a block is a chunk
                                       of tokens and, if there is one, that of their mask
@@ -96,6 +100,9 @@ class ReadStats:
     content_tokens: int = 0
     micro_batch_places: int = 0
     removed_tokens: int = 0
+    padded_rows: int = 0
+    filled_rows: int = 0
+    dropped_rows: int = 0
 
     @property
     def reads_per_example(self) -> float:

@@ -24,7 +24,7 @@ from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.placement import BatchMaker, HostRows, Placement
 from headrace.feed.reader import open_reader
 from headrace.metrics import IterationStats
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.residency import checked_budget
 from headrace.run.manifest import LoaderState, RunManifest
 
@@ -38,6 +38,7 @@ class HostOptions(TypedDict, total=False):
     world: int
     row_order: RowOrder
     prefetch_bytes: int
+    last_batch: LastBatch | None
 
 
 class HostBatches(BatchOrder):
@@ -51,6 +52,7 @@ class HostBatches(BatchOrder):
         row_order: As for :class:`headrace.DataLoader`.
         prefetch_bytes: Budget for stored blocks in memory and in flight, in addition to up to 48 batches that are ready
             or in progress.
+        last_batch: As for :class:`headrace.DataLoader`.
 
     Raises:
         ConfigError: the batch size is missing, differs from the mixture's, or does not divide.
@@ -73,8 +75,9 @@ class HostBatches(BatchOrder):
         world: int = 1,
         row_order: RowOrder = "locality",
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        last_batch: LastBatch | None = None,
     ) -> None:
-        super().__init__(dataset, batch_size, row_order)
+        super().__init__(dataset, batch_size, row_order, last_batch)
         if not 0 <= rank < world:
             raise ConfigError(f"is not in 0 .. {world - 1}", field="rank", value=rank)
         for size in self.schedule.unique_sizes:

@@ -38,7 +38,7 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
     Args:
         dataset: What to load.
         batch_size: As for :class:`headrace.DataLoader`.
-        options: ``rank``, ``world``, ``row_order`` and ``prefetch_bytes``, as for
+        options: ``rank``, ``world``, ``row_order``, ``prefetch_bytes`` and ``last_batch``, as for
             :class:`~headrace.adapters.host_batches.HostBatches`.
 
     Raises:

@@ -241,6 +241,7 @@ def _run_line(plan: RunPlan) -> str:
         documents, tokens = effective
         packed = f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."  # noqa: E501
     packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
+    packed += f"\n{plan.data_end}" if plan.data_end is not None and str(plan.data_end) else ""
     return f"{format_count(len(plan.components), 'component')}, {rows} of {lengths} tokens, {end}{packed}"
 
 

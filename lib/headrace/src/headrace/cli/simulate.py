@@ -204,6 +204,8 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         )
         if h.hosts_replayed < h.hosts:
             console.print(f"{hosts}: projected from {h.hosts_replayed} evenly spaced hosts.")
+    if end := str(forecast.data_end or ""):
+        console.print(end)
     for note in forecast.notes:
         console.print(f"Note: {note}")
 

@@ -72,7 +72,7 @@ class ComponentConfig:
         max_epochs: Most passes over it, possibly a fraction; None: the config's setting.
         max_tokens: Most tokens of it in the whole run; those of packed rows include padding, unless the config's
             ``unit`` counts otherwise.
-        max_share: Its largest share of a batch at any step: of rows, or of what ``unit`` counts.
+        max_share: Its largest share of a batch at any step: of rows, or of what ``unit`` counts; rounded up to a row.
         expected_tokens: Tokens that its cache will hold, used for planning while there is no cache. Training ignores
             it.
         remove: File of documents to leave out; see :class:`~headrace.data.documents.DocumentFilter`.

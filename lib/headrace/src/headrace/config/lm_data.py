@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.config.bucketed import written_out
@@ -51,6 +51,7 @@ from headrace.mix.schedule import (
     BatchSchedule,
     CountedTokens,
     ExchangeSetting,
+    LastBatch,
     RowOrder,
     WeightUnit,
 )
@@ -98,6 +99,8 @@ class LmDataConfig:
             are used up. Not part of the run's fingerprint: a run may be extended.
         max_epochs: Most passes over each component that sets no limit of its own.
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
+        last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty rows, ``drop`` its
+            rows, or ``fill`` it with the first rows again; see :mod:`headrace.mix.data_end`.
         policy: ``quota``, or the sequence of another system; see :mod:`headrace.mix.policies.registry`.
         validation: What to hold out of every component; None: nothing.
         subset: The part of every component to train on, the same in each epoch, as if sources were no larger (simulated
@@ -130,6 +133,7 @@ class LmDataConfig:
     num_steps: int | None = None
     max_epochs: float | None = None
     stop_strategy: str = "restart"
+    last_batch: str = "pad"
     policy: str = "quota"
     validation: ValidationConfig | None = None
     subset: SubsetConfig | None = None
@@ -152,6 +156,7 @@ class LmDataConfig:
         for name, names in (
             ("row_order", get_args(RowOrder)),
             ("stop_strategy", STOP_STRATEGIES),
+            ("last_batch", get_args(LastBatch)),
             ("policy", policy_names()),
             ("unit", get_args(WeightUnit)),
         ):
@@ -360,7 +365,7 @@ class LmDataConfig:
         tokens = {n: c.max_tokens for n, c in components.items() if c.max_tokens is not None}
         recipe = RunRecipe(
             self._mixture_plan(opened),
-            BatchSchedule(self.batch_size),
+            BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
             self.phases,
             self.seed,
             {name: self._shuffle(name) for name in components},
@@ -376,14 +381,10 @@ class LmDataConfig:
         )
         dataset = run_dataset(self.datasets(opened), recipe)
         if recipe.num_steps is not None and self.stop_strategy == "restart":
-            sizes = {name: cache.num_tokens for name, cache in opened.items()}
-            for name in recipe.subsets:
-                sizes[name] = (
-                    recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len)
-                    * dataset.seq_len
-                )
-            if self.counted and (mixture := mixture_of(dataset)) is not None:
-                sizes = {name: mixture.tokens_of_pass(name) or 0 for name in sizes}
+            # of the rows that are trained on: what is held out or removed limits nothing
+            first = mixture_of(dataset.at_step(0)[0])
+            assert first is not None
+            sizes = {name: first.tokens_of_pass(name) or 0 for name in opened}
             with_own_limit = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(
                 dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args
 from headrace.config.parsing import Slot, fields_of, shorthand_of
 from headrace.mix.limits import STOP_STRATEGIES
 from headrace.mix.policies.registry import policy_names
-from headrace.mix.schedule import ExchangeSetting, RowOrder
+from headrace.mix.schedule import ExchangeSetting, LastBatch, RowOrder
 from headrace.order.permutation import PERMUTATIONS
 from headrace.pack.items import LongPolicy
 from headrace.pack.spec import Algorithm
@@ -83,6 +83,7 @@ _FIELDS: dict[tuple[str, str], Schema] = {
     ("AmendmentConfig", "add"): {"$ref": "#/$defs/Blend"},
     ("AmendmentConfig", "weights"): {"$ref": "#/$defs/Blend"},
     ("LmDataConfig", "stop_strategy"): {"enum": [*STOP_STRATEGIES]},
+    ("LmDataConfig", "last_batch"): {"enum": [*get_args(LastBatch)]},
     ("LmDataConfig", "policy"): {"enum": policy_names()},
     ("LmDataConfig", "row_order"): {"enum": [*get_args(RowOrder)]},
     ("LmDataConfig", "row_exchange"): {"enum": [*get_args(ExchangeSetting), True, False, None]},

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -136,7 +136,7 @@ def require_steps(dataset: PlannedDataset, num_steps: int, bounds: Bounds | None
         ...     require_steps(mixture, 5, {"a": ("components.a.max_tokens", 80)})
         ... except ConfigError as error:
         ...     print(error.field, error.cure)
-        components.a.max_tokens Raise it to 160 or more, or lower num_steps to 2.
+        components.a.max_tokens Raise it to 160 or more, or lower num_steps to 3.
     """
     for step, phase in dataset.phases:
         until = dataset.at_step(step)[1]
@@ -148,22 +148,25 @@ def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
     bounded = any(limit is not None for limit in mixture.limits.values())
     if not bounded and not any(stage.max_share for stage in mixture.stages):
         return
-    if _ends_before(mixture, steps):
-        full_steps = bisect.bisect_left(
-            range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step)
-        )
-        raise _too_small(mixture, full_steps, steps) or _short(mixture, full_steps, steps, bounds)
+    drops = mixture.batch_schedule.last_batch == "drop"
+    is_short = _falls_short if drops else _ends_before
+    if is_short(mixture, steps):
+        most = _steps_until(mixture, steps, is_short)
+        full = _steps_until(mixture, steps, _falls_short)
+        raise _too_small(mixture, full, steps) or _short(mixture, full, most, steps, bounds)
+
+
+def _steps_until(
+    mixture: MixtureDataset, steps: int, is_short: Callable[[MixtureDataset, int], bool]
+) -> int:
+    """The most steps, below ``steps``, for which a mixture is not short."""
+    return bisect.bisect_left(range(1, steps + 1), True, key=lambda step: is_short(mixture, step))
 
 
 def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
-    """What to say of largest shares that leave a rest of step ``whole`` though no limit is reached in it or before."""
-    drawn = mixture.draws.starts_at(whole).tolist()
-    size = mixture.batch_schedule.rows_at(whole)[1]
-    limits = mixture.limits.values()
+    """What to say of largest shares that leave a rest of step ``whole`` though no source with weight is used up."""
     shares = _shares_at(mixture, whole)
-    if not shares or any(
-        limit is not None and n + size >= limit for n, limit in zip(drawn, limits, strict=True)
-    ):
+    if not shares or _used_up(mixture, whole):
         return None
     return ConfigError(
         f"cannot be met: at step {whole} all sources with weight are at their largest share and leave a rest, and the"
@@ -174,23 +177,38 @@ def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError |
     )
 
 
+def _used_up(mixture: MixtureDataset, step: int) -> list[str]:
+    """The sources that end a mixture at ``step``: those with weight there whose limit lies within a batch."""
+    drawn = mixture.draws.starts_at(step).tolist()
+    size = mixture.batch_schedule.rows_at(step)[1]
+    weights = mixture.weights_at(np.asarray([step]))[0].tolist()
+    return [
+        name
+        for name, n, weight in zip(mixture.names, drawn, weights, strict=True)
+        if weight > 0 and (limit := mixture.limits[name]) is not None and n + size >= limit
+    ]
+
+
 def _shares_at(mixture: MixtureDataset, step: int) -> dict[str, float]:
     return dict([stage for stage in mixture.stages if stage.first_step <= step][-1].max_share)
 
 
-def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> ConfigError:
-    drawn = mixture.draws.starts_at(whole)
+def _short(
+    mixture: MixtureDataset, whole: int, most: int, steps: int, bounds: Bounds
+) -> ConfigError:
+    """What to say of limits that fill ``whole`` of ``steps`` steps, and leave rows for ``most``."""
+    drawn = mixture.draws.starts_at(most)
     have = int(drawn.sum())
     needed = mixture.batch_schedule.rows_at(steps)[0]
-    tokens_needed = _target_rows(mixture, steps)
-    short = {
-        n: tokens_needed[n] - limit
-        for n, limit in mixture.limits.items()
-        if limit is not None and tokens_needed[n] > 0
-    }
-    name = max(short, key=lambda n: short[n])
-    limit = mixture.limits[name]
-    assert limit is not None  # only those are in `short`
+    # Of the sources that end it, the one that could take most of what is missing. Others may have been too small
+    # before, but what they lacked was there: more of them would not help.
+    still_due = _target_rows(mixture, whole, steps)
+    name = max(_used_up(mixture, whole), key=lambda n: still_due[n])
+    limit = mixture.limits[name] or 0
+    due = math.ceil(_target_rows(mixture, 0, steps)[name])
+    has = f"has {limit} of the {due} that its weight asks for"
+    if due <= limit:
+        has = f"is used up after {limit}, as it stood in for others"
     field, value = bounds.get(name, (f"max_examples.{name}", float(limit)))
     rows = int(drawn[mixture.names.index(name)]) + needed - have
     enough = str(mixture.tokens_of_rows(name, rows) if field.endswith("max_tokens") else rows)
@@ -200,14 +218,15 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     bounded = f", and the largest shares of a batch are {shares}" if shares else ""
     return ConfigError(
         f"cannot be met: {steps} steps need {needed} rows, and the limits leave {have};"
-        f" component {name!r} has {limit} of the {math.ceil(tokens_needed[name])} that its weight asks for{bounded}",
+        f" component {name!r} {has}{bounded}",
         field=field,
         value=value,
-        cure=f"Raise it to {enough} or more, or lower num_steps to {whole}.",
+        cure=f"Raise it to {enough} or more, or lower num_steps to {most}.",
     )
 
 
 def _ends_before(mixture: MixtureDataset, step: int) -> bool:
+    """Whether limits leave nothing for some step before ``step``."""
     try:
         mixture.draws.policy.check_limits(step)
     except IndexOutOfRangeError:
@@ -215,10 +234,19 @@ def _ends_before(mixture: MixtureDataset, step: int) -> bool:
     return False
 
 
-def _target_rows(mixture: MixtureDataset, steps: int) -> dict[str, float]:
-    """Rows that each component would have in this many steps without limits."""
+def _falls_short(mixture: MixtureDataset, step: int) -> bool:
+    """Whether limits leave some step before ``step`` without a full batch."""
+    if _ends_before(mixture, step):
+        return True
+    if mixture.draws.policy.length is not None:
+        return False
+    return int(mixture.draws.starts_at(step).sum()) < mixture.batch_schedule.rows_at(step)[0]
+
+
+def _target_rows(mixture: MixtureDataset, first_step: int, stop: int) -> dict[str, float]:
+    """Rows that each component would have in these steps without limits."""
     total = np.zeros(len(mixture.names))
-    for first in range(0, steps, _CHUNK):
-        at = np.arange(first, min(first + _CHUNK, steps))
+    for first in range(first_step, stop, _CHUNK):
+        at = np.arange(first, min(first + _CHUNK, stop))
         total += (mixture.weights_at(at) * mixture.batch_schedule.size_at(at)[:, None]).sum(axis=0)
     return dict(zip(mixture.names, total.tolist(), strict=True))

@@ -33,7 +33,8 @@ from headrace.data.rows import (
 )
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.data_end import DataEnd, check_some_batch, data_end
+from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.compose import fixed_set, selects, window_of_part
 from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
@@ -421,9 +422,12 @@ class BatchOrder:
         dataset: What to load. A mixture has its own batch schedule.
         batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional for a mixture.
         row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see ``DataLoader``.
+        last_batch: What becomes of a last batch that the data do not fill: ``"pad"``, ``"drop"`` or ``"fill"``; see
+            :mod:`headrace.mix.data_end`. None: as ``batch_size`` or the mixture says, or ``"pad"``.
 
     Raises:
-        ConfigError: no batch size, one that differs from the mixture's, or no such order.
+        ConfigError: no batch size, one that differs from the mixture's, no such order or ``last_batch``; data that do
+            not fill one batch, if the last is dropped.
 
     Example:
         >>> import headrace.testing
@@ -438,6 +442,7 @@ class BatchOrder:
         dataset: AsyncDataset[Any],
         batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
         row_order: str = "locality",
+        last_batch: LastBatch | None = None,
     ) -> None:
         if row_order not in get_args(RowOrder):
             raise ConfigError(
@@ -460,6 +465,8 @@ class BatchOrder:
                 value=batch_size,
                 cure=cure,
             )
+        if last_batch is None and own_schedule is not None and own_schedule.last_batch != "pad":
+            last_batch = own_schedule.last_batch
         schedule = schedule or own_schedule
         if schedule is None:
             raise ConfigError(
@@ -467,12 +474,14 @@ class BatchOrder:
                 field="batch_size",
                 cure="Give the number of rows of the global batch.",
             )
+        schedule = BatchSchedule(schedule, last_batch=last_batch)
         self.schedule = schedule
         pending = dataset.pending_order
         if pending is not None:
             dataset = dataset.settled(lambda order: pending.in_batches(schedule.max_size))
         self.row_order: RowOrder = "locality" if row_order == "locality" else "stream"
         self._use(dataset)
+        check_some_batch(schedule, self.dataset.length)
 
     def _use(self, dataset: AsyncDataset[Any]) -> None:
         self.dataset = dataset
@@ -493,12 +502,22 @@ class BatchOrder:
             "dataset": self.dataset.describe(),
             "batch_size": self.schedule.to_config(),
             "row_order": self.row_order,
+            # pad and drop change no batch, only whether there is one more
+            **({"last_batch": "fill"} if self.schedule.last_batch == "fill" else {}),
         }
 
     @property
+    def last_batch(self) -> LastBatch:
+        """What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.data_end`."""
+        return self.schedule.last_batch
+
+    @property
+    def data_end(self) -> DataEnd | None:
+        """How the data end: steps, and rows that are padding, dropped or repeated; None if they are endless."""
+        return data_end(self.schedule, self.dataset.length)
+
+    @property
     def num_steps(self) -> int | None:
-        """Steps until the dataset ends, including the last, padded one; None if it is endless."""
-        n = self.dataset.length
-        if n is None:
-            return None
-        return int(self.schedule.step_of(np.asarray([n - 1]))[0]) + 1 if n else 0
+        """Steps until the data end, as :attr:`last_batch` says; None if they are endless."""
+        end = self.data_end
+        return None if end is None else end.num_steps

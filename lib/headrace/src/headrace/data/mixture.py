@@ -179,7 +179,8 @@ class MixtureDataset(WrappingDataset):
                 except IndexOutOfRangeError:
                     pass
                 else:
-                    return end
+                    # the last of these steps may hold fewer rows than a batch
+                    return end if last is not None else int(self.draws.starts_at(num_steps).sum())
         self._check_reached()
         length = mixture_length(self.draws, sizes, self.stop_strategy, [*self.limits.values()])
         return length if end is None or (length is not None and length < end) else end

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Int64
 from headrace.data.columns import columns_of
 from headrace.data.rows import Rows, RowSource
 from headrace.errors import IndexOutOfRangeError
+from headrace.mix.data_end import data_end, held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.rising import starts
 from headrace.store.array import StoredArray
@@ -135,17 +136,22 @@ def rows_of_step(
         >>> rows.example.tolist() == [12, 13, 14, 15], len(rows)
         (False, 4)
     """
-    length = dataset.length
-    if step < 0 or (length is not None and schedule.rows_at(step)[0] >= length):
-        last = None if not length else int(schedule.step_of(np.asarray([length - 1]))[0])
+    end = data_end(schedule, dataset.length)
+    if step < 0 or (end is not None and step >= end.num_steps):
         raise IndexOutOfRangeError(
             "is not a step of this run",
             field="step",
             value=step,
-            cure="Steps count from 0." if last is None else f"Steps run from 0 to {last}.",
+            cure=f"Steps run from 0 to {end.num_steps - 1}."
+            if end is not None and end.num_steps
+            else "Steps count from 0.",
         )
     begin, size = schedule.rows_at(step)
-    example = np.arange(begin, begin + size if length is None else min(begin + size, length))
+    held = int(held_rows(schedule, dataset.length, np.asarray([step]))[0])
+    phase = max(first for first, _ in dataset.phases if first <= step)
+    example = repeated_from(
+        np.arange(begin, begin + held), dataset.length, schedule.rows_at(phase)[0]
+    )
     rows = rows_of_examples(dataset.at_step(step)[0], example, row_order)
     return replace(rows, step=step, batch_size=size)
 

@@ -16,7 +16,8 @@ from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.placement import Placement
-from headrace.metrics import IterationStats
+from headrace.metrics import IterationStats, ReadStats
+from headrace.mix.data_end import DataEnd, data_end, held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule
 
 
@@ -100,7 +101,9 @@ class AsyncReader(BatchReader):
         begin, size = self._schedule.rows_at(step)
         rows = begin + self._placement.local_rows(size)
         length = self._dataset.length
-        inside = np.ones(rows.size, bool) if length is None else rows < length
+        held = int(held_rows(self._schedule, length, np.asarray([step]))[0])
+        inside = rows < begin + held
+        rows = repeated_from(rows, length)
         with (
             self._watch.phase("read"),
             self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"),
@@ -108,29 +111,48 @@ class AsyncReader(BatchReader):
             batch = run_blocking(self._read(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())
-        return pad_batch(batch, inside, length, self._schedule, step)
+        end = data_end(self._schedule, length)
+        count_last_batch(self._stats, self._schedule, end, range(step, step + 1), self._placement)
+        return pad_batch(batch, inside, end, self._schedule, step)
+
+
+def count_last_batch(
+    stats: ReadStats,
+    schedule: BatchSchedule,
+    end: DataEnd | None,
+    steps: range,
+    placement: Placement,
+) -> None:
+    """Counts this process's rows that are padding, repeated or left out, if the last batch is among ``steps``."""
+    if end is None or end.num_steps - 1 not in steps:
+        return
+    size = schedule.rows_at(end.num_steps - 1)[1]
+    rows = placement.local_rows(size)
+    stats.padded_rows += int((rows >= size - end.padded_rows).sum())
+    stats.filled_rows += int((rows >= size - end.filled_rows).sum())
+    if end.dropped_rows:
+        rows = placement.local_rows(schedule.rows_at(end.num_steps)[1])
+        stats.dropped_rows += int((rows < end.dropped_rows).sum())
 
 
 def pad_batch(
-    batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int
+    batch: Any, inside: np.ndarray, end: DataEnd | None, schedule: BatchSchedule, step: int
 ) -> Any:
     """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
 
     If padding is needed and batches cannot mark it, every step raises ConfigError, so that a run does not fail only at
     the end of its data.
     """
-    if length is None:
+    if end is None or end.padded_rows == 0:
         return batch
-    last = int(schedule.step_of(np.asarray([length - 1]))[0])
-    begin, size = schedule.rows_at(last)
-    if begin + size <= length:
-        return batch
+    last = end.num_steps - 1
+    size = schedule.rows_at(last)[1]
     if not isinstance(batch, PackedBatch):
         raise ConfigError(
-            f"fills its last batch, step {last}, only to {length - begin} of {size} rows, and its batches cannot mark"
-            " padding",
+            f"fills its last batch, step {last}, only to {size - end.padded_rows} of {size} rows, and its batches"
+            " cannot mark padding",
             field="dataset",
-            cure=f"Use .take({begin}), or map to a PackedBatch.",
+            cure='Give the loader last_batch="drop" or last_batch="fill", or map to a PackedBatch.',
         )
     return (
         batch

@@ -47,7 +47,7 @@ from headrace.feed.placement import BatchMaker, Placement, batch_sharding, fresh
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
-from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
+from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder
 from headrace.order.residency import checked_budget
 from headrace.stalls import StallRule, WaitLog
 from headrace.store.array import check_same_process
@@ -80,6 +80,9 @@ class LoaderOptions(TypedDict, total=False):
             (the default), ``"zigzag"`` or ``"striped"``; see :class:`~headrace.batch.context_parallel.ContextBatch`.
         micro_batches: How to split batches into :class:`~headrace.batch.micro_step.MicroBatches`; None (the default):
             they are not split. If they are, ``next`` and :meth:`DataLoader.batch_at` run a collective.
+        last_batch: What becomes of a last batch that the data do not fill: ``"pad"`` it with empty rows, ``"drop"`` its
+            rows, or ``"fill"`` it with the first rows again; see :mod:`headrace.mix.data_end`. None (the default): as
+            the dataset's config says, or ``"pad"``.
     """
 
     memory_map: bool
@@ -89,6 +92,7 @@ class LoaderOptions(TypedDict, total=False):
     row_exchange: ExchangeSetting
     sequence_layout: SequenceLayout
     micro_batches: MicroBatchConfig | None
+    last_batch: LastBatch | None
 
 
 class DataLoader(BatchOrder):
@@ -139,7 +143,7 @@ class DataLoader(BatchOrder):
         if not isinstance(dataset, AsyncDataset):
             cure = "Give a TokenSeqDataset, a MixtureDataset or config.dataset()."
             raise ConfigError("is not a dataset", field="dataset", value=dataset, cure=cure)
-        super().__init__(dataset, batch_size, row_order)
+        super().__init__(dataset, batch_size, row_order, options.get("last_batch"))
         if unknown := options.keys() - LoaderOptions.__annotations__.keys():
             raise TypeError(f"DataLoader got an unexpected keyword argument {min(unknown)!r}")
         if sharding is not None and (mesh is not None or batch_axis is not None):

@@ -23,6 +23,7 @@ from headrace.errors import ConfigError
 from headrace.feed.exchange import PooledRows, exchange_rows, row_shards
 from headrace.feed.placement import Placement
 from headrace.feed.plan import global_rows
+from headrace.mix.data_end import data_end
 from headrace.mix.schedule import BatchSchedule, RowOrder
 
 _LOOKED_STEPS = 8
@@ -84,12 +85,8 @@ class MicroForecast(NamedTuple):
     ) -> MicroForecast:
         """The forecast for one device, or for the config's ``rows``. Raises like :func:`check_micro_batches`."""
         check_micro_batches(config, dataset, dataset.seq_lens)
-        length = dataset.length
-        last = (
-            _LOOKED_STEPS
-            if length is None
-            else int(schedule.step_of(np.asarray([length - 1]))[0]) + 1
-        )
+        end = data_end(schedule, dataset.length)
+        last = _LOOKED_STEPS if end is None else end.num_steps
         steps = [
             plan_step(config, dataset, schedule, k, row_order)
             for k in range(min(last, _LOOKED_STEPS))

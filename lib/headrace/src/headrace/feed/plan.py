@@ -20,6 +20,7 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, ends_of, fill_of, segments_of
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
+from headrace.mix.data_end import held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
 from headrace.store.arrays import ArrayList
@@ -227,13 +228,15 @@ def global_rows(
     by locality, over the global batch, so that the order does not depend on the number of processes.
     """
     length = dataset.length
+    phase = max(step for step, _ in dataset.phases if step <= first_step)
     dataset, until = dataset.at_step(first_step)
     steps = steps if until is None else min(steps, until - first_step)
     numbers = np.arange(first_step, first_step + steps)
     sizes = schedule.size_at(numbers)
     begin = schedule.offset_at(numbers)
-    valid = sizes if length is None else np.clip(length - begin, 0, sizes)
+    valid = held_rows(schedule, length, numbers)
     indices = np.arange(int(valid.sum())) + np.repeat(begin - (np.cumsum(valid) - valid), valid)
+    indices = repeated_from(indices, length, schedule.rows_at(phase)[0])
     rows = dataset.locate(indices)
     if row_order == "locality":
         order = _by_locality(rows.locality, valid)

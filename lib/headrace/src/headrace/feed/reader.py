@@ -25,7 +25,7 @@ from headrace.data.columns import columns_of, of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import add_ends_by_token
 from headrace.errors import ConfigError
-from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
+from headrace.feed.async_reader import AsyncReader, BatchReader, count_last_batch, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
 from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
@@ -34,6 +34,7 @@ from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.feed.workers import Job, Workers
 from headrace.metrics import IterationStats
+from headrace.mix.data_end import data_end
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency
 
@@ -102,6 +103,7 @@ class PlannedReader(BatchReader):
         self._waits = stats.waits
         self._dataset = dataset
         self._schedule = order.schedule
+        self._end = order.data_end
         self._placement = placement
         self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
@@ -327,6 +329,8 @@ class PlannedReader(BatchReader):
         of_steps = slice(steps.first, steps.stop)
         count = rows.stop - rows.start
         stats.examples_requested += count
+        numbers = range(plan.first_step + steps.first, plan.first_step + steps.stop)
+        count_last_batch(stats, self._schedule, self._end, numbers, self._placement)
         stats.unique_examples += int(plan.distinct[of_steps].sum())
         stats.coalesced_ranges += int(plan.ranges[of_steps].sum())
         stats.bytes_delivered += count * row_bytes
@@ -458,7 +462,8 @@ class MappedReader(BatchReader):
             if not isinstance(batch, PackedBatch) and not jax.tree.leaves(batch):
                 cure = "Has it lost its `return`?"
                 raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
-        batch = pad_batch(batch, inside, self._dataset.length, self._schedule, step)
+        end = data_end(self._schedule, self._dataset.length)
+        batch = pad_batch(batch, inside, end, self._schedule, step)
         return read._replace(arrays=batch) if isinstance(read, PooledRows) else batch
 
     def interrupt(self) -> None:

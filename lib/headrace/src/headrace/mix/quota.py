@@ -153,6 +153,7 @@ class Quota(MixingPolicy):
         self._anchors: dict[int, _Anchor] = {}
         self._chunks: list[int] = []
         self._end: int | None = None
+        self._last_is_partial = False
         self._keep(
             0,
             _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)),
@@ -185,8 +186,10 @@ class Quota(MixingPolicy):
 
     def tables_between(
         self, first: int, stop: int
-    ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Component and ordinal of each row of the steps ``first .. stop``, which have one size, in stream order."""
+    ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]] | None:
+        """Component and ordinal of each row of the steps ``first .. stop``, which have one size, in stream order; None
+        if the last of them is the last of the mixture, which holds fewer.
+        """
         parts: list[Int64[np.ndarray, "m d"]] = []
         step = first
         while step < stop:
@@ -194,6 +197,8 @@ class Quota(MixingPolicy):
             rows = min(stop - step, len(table) - 1 - row)
             parts.append(table[row : row + rows + 1])
             step += rows
+        if stop == self._end and self._last_is_partial:
+            return None
         component, rank = even_tables(np.concatenate([np.diff(p, axis=0) for p in parts]))
         starts = np.concatenate([p[:-1] for p in parts])
         at = component + np.arange(len(starts))[:, None] * starts.shape[1]
@@ -251,13 +256,14 @@ class Quota(MixingPolicy):
         return np.where(weights > 0, self._shares.limits, self.starts_at(settled))
 
     def find_end(self, stop: int) -> int | None:
-        """The first step before ``stop`` that cannot be filled: all with weight are used up or at their largest share.
+        """The first step before ``stop`` for which nothing is left: all with weight are used up or at their largest
+        share. The step before it may hold fewer examples than a batch.
 
         Example:
             >>> from headrace.mix import Blend
             >>> q = Quota(Blend({"a": 1, "b": 1}).at, 2, BatchSchedule(8), limits=[10, 25])
-            >>> q.find_end(100), q.starts_at(4)
-            (4, array([10, 22]))
+            >>> q.find_end(100), q.starts_at(4), q.counts_at(4)
+            (5, array([10, 22]), array([0, 3]))
         """
         self._extend(-(-stop // CHUNK))
         return self._end if self._end is not None and self._end < stop else None
@@ -273,6 +279,9 @@ class Quota(MixingPolicy):
         self._check(step)
         chunk, row = divmod(int(step), CHUNK)
         self._extend(chunk)
+        if row == 0 < step == self._end:  # behind the last row of the chunk before
+            chunk -= 1
+            row = CHUNK
         table = self._walk_chunk(chunk)[0] if chunk in self._anchors else None
         if table is None or row + counts >= len(table):
             raise IndexOutOfRangeError(
@@ -295,6 +304,7 @@ class Quota(MixingPolicy):
         drawn = self._walk.drawn(anchor, plan, off)
         following = None
         if len(drawn) < CHUNK:
+            drawn = self._with_rest(anchor, drawn, chunk * CHUNK)
             self._end = chunk * CHUNK + len(drawn)
         else:
             late = anchor.late + sum(o >= 1 for o in off)
@@ -309,6 +319,29 @@ class Quota(MixingPolicy):
         walked = np.concatenate([anchor.drawn[None], drawn]), following
         self._tables[chunk % _TABLES] = (chunk, walked)
         return walked
+
+    def _with_rest(
+        self, anchor: _Anchor, drawn: Int64[np.ndarray, "m d"], first_step: int
+    ) -> Int64[np.ndarray, "n d"]:
+        """The same counts, and those after the last steps of the mixture, which hold what is left.
+
+        Almost always that is one step with fewer examples than its batch. A component that was served late because its
+        weight was 0 for a time may be owed more: then there is a full step before.
+        """
+        rows = list(drawn)
+        while len(rows) < CHUNK:
+            before = rows[-1] if rows else anchor.drawn
+            step = first_step + len(rows)
+            rest = self._shares.rest(step, before)
+            size = int(self.batch.size_at(np.array([step]))[0])
+            taken = np.diff(np.minimum(np.cumsum(rest), size), prepend=0)
+            if not taken.any():
+                break
+            rows.append(before + taken)
+            if taken.sum() < size:
+                self._last_is_partial = True
+                break
+        return np.array(rows, np.int64).reshape(-1, self.components)
 
     def _extend(self, chunk: int) -> None:
         """Make the anchor of ``chunk``, unless the mixture ends before it."""
@@ -338,6 +371,8 @@ class Quota(MixingPolicy):
     def _calm(self, account: Account, chunk: int, before: _Anchor | None) -> int:
         """Examples of the run from which on its beginning does not matter, see :mod:`headrace.mix.quota_walk`."""
         if self._settled is None or chunk * CHUNK < self._settled:
+            return NEVER
+        if self._shares.may_fill_largest(account.whole, account.part, chunk * CHUNK):
             return NEVER
         used_up = account.whole >= self._shares.limits
         if (

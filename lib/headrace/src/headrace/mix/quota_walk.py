@@ -28,6 +28,11 @@ due later add at least 1 - (D - 1) delta = 3/4. Both the share of an example and
 with time: where that sum is below 0.7 now, the example was never drawn. Its state is known and needs no guess
 (:func:`may_be_early`), so that a weight of 1e-9 costs nothing most of the time, and at worst about 0.4 P examples.
 
+**Largest shares are kept to the row.** Of a step with B examples, a component whose largest share is m has at most
+ceil(m B). What is due in a step never exceeds that, but an example that is drawn early beside it would. Whether it
+would depends on the step before, so the exchange above does not hold: where a largest share can bind for ever, all
+steps are walked.
+
 **What would take minutes is refused**, with a cure (:class:`Reach`): a walk of more than 2**21 steps from what is
 counted already, and more than 2**18 steps before a far one whose weights are constant; fewer of many components, which
 take longer each.
@@ -76,6 +81,8 @@ class Plan:
     eligible: list[int]
     crossed: Bool[np.ndarray, "n d"]
     roomy: Bool[np.ndarray, "n d"]  # W is far enough above the last integer for the next example
+    largest: Int64[np.ndarray, "n d"] | None  # most examples of a step, by largest shares
+    full: Bool[np.ndarray, "n d"] | None  # what is due in the step is that many
 
 
 class Walk:
@@ -98,12 +105,19 @@ class Walk:
         integers = shares.whole + (part >> BITS)
         part &= PART
         start = anchor.whole + ((anchor.part + self.delta) >> BITS)
-        crossed = np.diff(integers, axis=0, prepend=start[None]) > 0
+        crossings = np.diff(integers, axis=0, prepend=start[None])
+        crossed = crossings > 0
         roomy = part >= 2 * self.delta
         may = roomy & (shares.rate > 0)
+        steps = np.arange(first, first + CHUNK)
+        largest = None
+        if self._shares.bounded:
+            largest = self._shares.largest_rows(shares.rate, self._batch.size_at(steps))
         order = deadline_order(part, shares.rate, may, self.id_bits)
         total = self._batch.offset_at(np.arange(first + 1, first + CHUNK + 1)) + self._before
-        return Plan(shares, integers, total, order, may.sum(axis=1).tolist(), crossed, roomy)
+        eligible = may.sum(axis=1).tolist()
+        full = None if largest is None else crossings >= largest
+        return Plan(shares, integers, total, order, eligible, crossed, roomy, largest, full)
 
     def drawn(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
         """Examples drawn after each step; deviations that may exceed what is promised are appended to ``off``."""
@@ -132,6 +146,9 @@ class Walk:
         ends = np.cumsum(np.bincount(crossed_rows, minlength=CHUNK)).tolist()
         crossed = crossed_ids.astype(np.uint8).tobytes()
         order = plan.order.astype(np.uint8).tobytes()
+        full = None
+        if plan.full is not None and plan.full.any():
+            full = [np.flatnonzero(row).astype(np.uint8).tobytes() for row in plan.full]
         surplus = (plan.total - plan.whole.sum(axis=1)).tolist()
         drawn = anchor.drawn
         start_part = anchor.part + self.delta
@@ -149,7 +166,11 @@ class Walk:
             ahead_left = ahead.translate(None, crossed[start : ends[s]])
             start = ends[s]
             need = surplus[s] - total - len(ahead_left)
-            pick = order[s * d : s * d + eligible[s]].translate(None, ahead_left)
+            taken = ahead_left
+            if full and full[s]:
+                # who is due its largest share has no example more, unless it had one early before
+                taken = ahead_left + full[s].translate(None, ahead)
+            pick = order[s * d : s * d + eligible[s]].translate(None, taken)
             if 0 <= need <= len(pick) and not (odd.size and live[s, odd].any()):
                 ahead = ahead_left + pick[:need]
                 if odd.size:
@@ -183,13 +204,22 @@ class Walk:
         integers = plan.whole[row]
         live = plan.shares.live[row]
         end_counts = np.where(live, np.maximum(integers, drawn), drawn)
+        most = self._shares.limits
+        if plan.largest is not None:
+            most = np.minimum(most, drawn + plan.largest[row])
+            end_counts = np.minimum(end_counts, np.maximum(most, drawn))
         rest = int(plan.total[row] - end_counts.sum())
         if rest > 0:
             due_first = plan.order[row, : plan.eligible[row]]
-            end_counts[due_first[end_counts[due_first] == integers[due_first]][:rest]] += 1
+            is_next = (end_counts[due_first] == integers[due_first]) & (
+                end_counts[due_first] < most[due_first]
+            )
+            end_counts[due_first[is_next][:rest]] += 1
             rest = int(plan.total[row] - end_counts.sum())
         for _ in range(rest):
-            can = live & (end_counts < self._shares.limits)
+            can = live & (end_counts < most)
+            if not can.any():
+                can = live & (end_counts < self._shares.limits)
             if not can.any():
                 return None
             end_counts[np.where(can, _deficits(plan, row, end_counts), -np.inf).argmax()] += 1

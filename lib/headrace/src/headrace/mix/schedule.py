@@ -20,17 +20,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError, check_choice, did_you_mean
 
 Steps: TypeAlias = Int64[np.ndarray, " n"]
 RowOrder: TypeAlias = Literal["locality", "stream"]
 ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 """Order of the rows within a batch."""
+LastBatch: TypeAlias = Literal["pad", "drop", "fill"]
+"""What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.data_end`."""
 WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]
 """What weights, budgets and sizes count; see :mod:`headrace.mix.measure`."""
 CountedTokens: TypeAlias = Literal["content", "trained"]
@@ -305,9 +307,11 @@ class BatchSchedule:
 
     Args:
         sizes: A number of examples, or ``{first step: examples}`` (or a sorted list of pairs) that starts at step 0.
+        last_batch: What becomes of a last batch that finite data do not fill: ``pad``, ``drop`` or ``fill``; None:
+            that of ``sizes`` if it is a BatchSchedule, else ``pad``. Two schedules of the same sizes are equal.
 
     Raises:
-        ConfigError: empty, not starting at step 0, unsorted, or a size outside 1 .. 2**18.
+        ConfigError: empty, not starting at step 0, unsorted, or a size outside 1 .. 2**18; no such ``last_batch``.
 
     Example:
         >>> b = BatchSchedule({0: 32, 1000: 64})
@@ -318,8 +322,15 @@ class BatchSchedule:
     """
 
     def __init__(
-        self, sizes: int | Mapping[int, int] | Iterable[tuple[int, int]] | BatchSchedule
+        self,
+        sizes: int | Mapping[int, int] | Iterable[tuple[int, int]] | BatchSchedule,
+        *,
+        last_batch: LastBatch | None = None,
     ) -> None:
+        if last_batch is None:
+            last_batch = sizes.last_batch if isinstance(sizes, BatchSchedule) else "pad"
+        check_choice("last_batch", last_batch, get_args(LastBatch))
+        self.last_batch: LastBatch = last_batch
         name = "batch_size"
         cure = "Write a number of examples, or {0: 32, 1000: 64}."
         if isinstance(sizes, BatchSchedule):

@@ -11,8 +11,9 @@ component are then exact as before, and its tokens are exact at the end of each 
 the rows drawn so far deviate from the mean.
 
 Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. If the components with
-weight cannot fill a step, because they are used up or at their largest share, the mixture ends before it. Price: 2 us
-per step for 64 components, in chunks.
+weight cannot fill a step, because they are used up or at their largest share, the mixture ends: with a last step of
+what they still have (:meth:`Shares.rest`), or before it if they have nothing. Price: 2 us per step for 64 components,
+in chunks.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Shares:
         self._weights = weights
         self._batch = batch
         self._bound = np.array([1.0 if x is None else x for x in largest or [None] * components])
-        self._bounded = bool((self._bound < 1).any())
+        self.bounded = bool((self._bound < 1).any())
         self._row_tokens = None if row_tokens is None else np.array(row_tokens, np.float64)
         self.limits = np.array(
             [UNLIMITED if x is None else x for x in limits or [None] * components], np.int64
@@ -186,6 +187,30 @@ class Shares:
         largest = self._row_bound(fixed_point(self._of_rows(bounded))[0])
         return _pour(rate, size, whole, part, self.limits, largest) if met else None
 
+    def rest(self, step: int, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
+        """Examples that each component may still have of a step that all of them cannot fill, after ``drawn``: what its
+        limit leaves, within its largest share of the batch. Nothing, unless that uses one of them up: components that
+        have more need no step that is not full.
+
+        Example:
+            >>> equal = lambda steps: np.full((len(steps), 2), 0.5)
+            >>> Shares(equal, 2, BatchSchedule(8), [10, 25]).rest(4, np.array([10, 22]))
+            array([0, 3])
+            >>> Shares(equal, 2, BatchSchedule(8), [10, 99], [None, 0.5]).rest(2, np.array([9, 7]))
+            array([1, 4])
+        """
+        at = np.array([step], np.int64)
+        weight = self._weights(at)[0]
+        size = int(self._batch.size_at(at)[0])
+        rest = np.where(weight > 0, np.clip(self.limits - drawn, 0, size), 0)
+        left = weight * (rest > 0)
+        if self.bounded and left.any():
+            rate = fixed_point(self._of_rows(left[None] / np.add.accumulate(left)[-1]))[0]
+            largest = np.floor(self._row_bound(rate) * size + _SHORT).astype(np.int64)
+            rest = np.minimum(rest, largest)
+        used_up = (rest > 0) & (rest == self.limits - drawn)
+        return rest if used_up.any() else np.zeros_like(rest)
+
     def can_fill(self, components: Bool[np.ndarray, " d"]) -> bool:
         """Whether these may have all of a step between them."""
         return float(self._bound[components].sum()) > 1 - _SHORT
@@ -193,11 +218,34 @@ class Shares:
     def _of_rows(self, shares: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n d"]:
         return shares if self._row_tokens is None else row_shares(shares, self._row_tokens)
 
-    def _row_bound(self, rate: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
-        """The largest shares of rows in a step, at the rate of rows that has the same tokens."""
+    def largest_rows(
+        self, rate: Int64[np.ndarray, "n d"], sizes: Int64[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, "n d"]:
+        """The most rows of each step that a component may have: its largest share, rounded up."""
+        return np.ceil(self._row_bound(rate) * sizes[:, None] - _SHORT).astype(np.int64)
+
+    def may_fill_largest(
+        self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], step: int
+    ) -> bool:
+        """Whether a component may be due as many rows of a step as its largest share allows, from ``step`` on, while
+        weights stay as they are there. ``whole`` and ``part`` are the shares before it.
+        """
+        if not self.bounded:
+            return False
+        run = self.run(whole, part, step, 1)
+        if not run.filled:
+            return False
+        rate = run.rate
+        sizes = np.array(self._batch.unique_sizes, np.int64)
+        largest = self.largest_rows(rate.repeat(sizes.size, axis=0), sizes)
+        due = -(-rate * sizes[:, None] >> BITS)  # rounded up
+        return bool(((due >= largest) & (largest < sizes[:, None])).any())
+
+    def _row_bound(self, rate: Int64[np.ndarray, "*n d"]) -> Float64[np.ndarray, "*n d"]:
+        """The largest shares of rows in a step, or in each, at the rate of rows that has the same tokens."""
         if self._row_tokens is None:
             return self._bound
-        average = float(np.add.accumulate(rate * self._row_tokens)[-1]) / ONE
+        average = np.add.accumulate(rate * self._row_tokens, axis=-1)[..., -1:] / ONE
         return np.where(
             self._bound < 1, np.minimum(self._bound * average / self._row_tokens, 1.0), 1.0
         )
@@ -206,7 +254,7 @@ class Shares:
         self, weights: Float64[np.ndarray, "n d"]
     ) -> tuple[Float64[np.ndarray, "n d"], int]:
         """The weights below the limits, and the number of steps that can be met; later rows only sum to 1."""
-        if not self._bounded:
+        if not self.bounded:
             return weights, len(weights)
         scaled, short = _bounded_rows(weights, self._bound)
         met = int(short.argmax()) if short.any() else len(weights)

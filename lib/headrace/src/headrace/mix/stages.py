@@ -233,11 +233,14 @@ class Stages(MixingPolicy):
         first_step = self._first_steps[number]
         quota = self._quota(number)
         try:
-            drawn, ordinal = quota.tables_between(first - first_step, stop - first_step)
+            tables = quota.tables_between(first - first_step, stop - first_step)
         except IndexOutOfRangeError as error:
             raise self._ended(
                 number, max(first, first_step + (quota.find_end(stop - first_step) or 0))
             ) from error
+        if tables is None:
+            return None
+        drawn, ordinal = tables
         return self._columns[number][drawn].astype(np.int32), ordinal
 
     def supply(self) -> Int64[np.ndarray, " d"]:
@@ -250,7 +253,7 @@ class Stages(MixingPolicy):
         ):  # limits end the mixture within the last stage that could be entered
             number = max(number for number, entry in enumerate(self._entered) if entry is not None)
             first = self._first_steps[number]
-            end = self._quota(number).find_end(self._stops[number] - first)
+            end = self._quota(number).find_end(self._stops[number] - first + 1)
             return self._drawn_before(number, first + (end or 0))
         total[self._columns[last]] = self._quota(last).supply()
         return total
@@ -333,6 +336,8 @@ class Stages(MixingPolicy):
         quota = self._quota(number)
         columns = self._columns[number]
         drawn = self._drawn_before(number, self._stops[number])
+        if int(drawn.sum()) < self.batch.rows_at(self._stops[number])[0]:
+            raise self._ended(number, self._stops[number])  # the stage's last step holds the rest
         account = quota.account_at(self._stops[number] - self._first_steps[number])
         owed = entry.owed.copy()
         owed[columns] += _off(account) - _off(quota.account_at(0))

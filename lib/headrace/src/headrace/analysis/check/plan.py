@@ -27,6 +27,7 @@ from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.micro_batches import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
 from headrace.mix.blend import is_size_rule
+from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.repeats import repeats_somewhere
 from headrace.mix.schedule import RowOrder
 from headrace.order.order import Identity
@@ -88,6 +89,7 @@ class RunPlan:
     largest_batch: int  # rows of the largest batch
     steps: int | None  # steps of the run; None: no known end
     tokens: int | None  # tokens of the run; None: no known end
+    data_end: DataEnd | None  # how the data end, if the run goes on to there
     ends_early: int | None  # the step at which limits end it, if before the requested steps
     first_batch_chunks: int  # stored chunks that the first batch touches
     first_batch_bytes: int  # their bytes
@@ -135,6 +137,7 @@ class RunPlan:
         }
         return {
             **plain,
+            "data_end": self.data_end and asdict(self.data_end),
             "open_bytes": self.open_bytes._asdict(),
             "micro_batches": self.micro_batches and self.micro_batches._asdict(),
             "noise": {name: noise._asdict() for name, noise in self.noise.items()},
@@ -187,6 +190,7 @@ def plan_run(
     opened = config.open_caches(planned.caches)
     dataset = config.dataset(opened)
     steps, ends_early = _steps(dataset, config.run_steps)
+    end = data_end(dataset.batch_schedule, dataset.length)
     first = cast("MixtureDataset", dataset.at_step(0)[0])
     trained = config.train_datasets(opened)
     drawn = None if steps is None else _drawn(dataset, steps)
@@ -225,6 +229,7 @@ def plan_run(
         largest_batch=dataset.batch_schedule.max_size,
         steps=steps,
         tokens=None if drawn is None else int(drawn.tokens.sum()),
+        data_end=end if end is not None and end.num_steps == steps else None,
         ends_early=ends_early,
         first_batch_chunks=chunks,
         first_batch_bytes=chunk_bytes,
@@ -255,13 +260,15 @@ def _check_mixture(config: LmDataConfig) -> None:
 
 def _steps(dataset: RunDataset, wanted: int | None) -> tuple[int | None, int | None]:
     """Steps of the run, and the step at which limits end it, if earlier."""
-    if dataset.length is None:
+    data = data_end(dataset.batch_schedule, dataset.length)
+    if data is None:
         return wanted, None
-    if not dataset.length:
+    if not data.rows:
         raise ConfigError(
             "has no row to train on", field="components", cure="Raise max_epochs or max_tokens."
         )
-    end = int(dataset.batch_schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
+    check_some_batch(dataset.batch_schedule, data.rows)
+    end = data.num_steps
     if wanted is None or end < wanted:
         return end, None if wanted is None else end
     return wanted, None

@@ -29,6 +29,7 @@ from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError
+from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import MAX_STEP, BatchSchedule, RowOrder
 
@@ -97,6 +98,7 @@ class Forecast:
             rows of a value that is constant in a block, relative to rows drawn at random. 1 is a full shuffle.
         by_hosts: Reads, one entry for each number of hosts.
         notes: Caveats, in sentences.
+        data_end: How the data end, if the run goes on to there.
     """
 
     first_step: int
@@ -109,6 +111,7 @@ class Forecast:
     variance_ratio: dict[str, float]
     by_hosts: tuple[HostForecast, ...]
     notes: tuple[str, ...] = ()
+    data_end: DataEnd | None = None
 
     def to_json(self) -> dict[str, Any]:
         """All figures as JSON values."""
@@ -159,11 +162,9 @@ def simulate(
     max_rows = steps.max_rows
     if num_steps is not None:
         _check_end(dataset, num_steps, watch)
-    ends = (
-        None
-        if not dataset.length
-        else int(schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
-    )
+    check_some_batch(schedule, dataset.length)
+    end = data_end(schedule, dataset.length)
+    ends = None if end is None or not end.rows else end.num_steps
     total = min((step for step in (num_steps, ends) if step is not None), default=None)
     if total is not None and first_step >= total:
         cure = f"The run has {total:,} steps: give one below {total:,}."
@@ -225,6 +226,7 @@ def simulate(
             ),
             *_notes(looked_at, run, schedule, total, max(hosts, default=1)),
         ),
+        data_end=end if ends is not None and ends == total else None,
     )
 
 
