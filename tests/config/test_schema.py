@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal, Union
 
 import jsonschema
 import pytest
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.lm_data import LmDataConfig, load_config
-from headrace.config.parsing import decode
+from headrace.config.parsing import Slot, decode, fields_of
 from headrace.config.schema import attribute_texts, json_schema
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 
 SCHEMA = json_schema(LmDataConfig)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -88,6 +88,111 @@ def test_what_loads_is_valid(config):
     VALIDATOR.validate(as_json(config))
 
 
+WORDS = [
+    *(
+        "auto",
+        "none",
+        "on",
+        "off",
+        "count",
+        "refuse",
+        "chat",
+        "text",
+        "jsonl",
+        "parquet",
+        "a",
+        "a.jsonl",
+    ),
+    *("keep", "split", "drop", "truncate", "truncate_start", "error"),
+    *("bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed"),
+    *("restart", "first_exhausted", "all_exhausted", "pad", "fill"),
+    *("quota", "swrr", "greedy", "exhaustive", "least_consumed", "whole_batches", "969,30,1"),
+    *("examples", "tokens", "content_tokens", "trained_tokens", "locality", "stream"),
+    *("braid", "block", "feistel", "linear", "blocks", "documents", "start"),
+]
+SCHEDULES = [1, "1e-2", {"step": {0: 1, "1e1": 2}}, {"linear": [[0, 1], [9, 2]], "scale": "2"}]
+WEIGHTS = [*SCHEDULES, *({"repeat": schedule} for schedule in SCHEDULES)]
+BLENDS = [
+    *({"a": weight} for weight in WEIGHTS),
+    {"g": {"weight": 2, "blend": {"a": 1}}},
+    {"g": {"weight": {"repeat": 2}, "blend": {"a": {"repeat": 1}}}},
+    {"temperature": "2"},
+    {"unimax": 4},
+    {"unimax": {"max_epochs": 4, "tokens": "1e10"}},
+]
+SPELLINGS = {
+    bool: [True, False, "true"],
+    int: [0, 1, 2, 8, 4096, "8", "1e3", 1000.0, "1_000", " 8 "],
+    float: [0, 1, 0.5, "0.5", "1e-2", "1e10", ".5", "5."],
+    str: [*WORDS, 7, 2.5],
+    Any: WEIGHTS,
+}
+"""How a value of a plain type may be written."""
+NEEDED = {
+    "ComponentConfig": {"cache": "c"},
+    "SourceConfig": {"paths": ["a.jsonl"]},
+    "StageConfig": {"weights": {"a": 1}},
+    "AmendmentConfig": {"step": 5, "weights": {"a": 2}},
+    "BucketsConfig": {"column": "score", "bounds": [1]},
+    "TokenizerConfig": {"path": "bytes"},
+}
+
+
+def spelled(slot: Slot, inside: tuple[type, ...] = ()) -> list[Any]:
+    """Values that a place in a config may take, and some that it may not."""
+    if slot.form in SPELLINGS or slot.form is Literal:
+        values = SPELLINGS.get(slot.form, [*slot.choices])
+    elif slot.form is Union:
+        values = [value for part in slot.parts for value in spelled(part, inside)]
+    elif slot.form is list:
+        values = [[], *([item] for item in spelled(slot.parts[0], inside))]
+    elif slot.form is dict and slot.parts[1].form is Any:
+        values = BLENDS
+    elif slot.form is dict:
+        keys = [0, "1e2", 200.0] if slot.parts[0].form is int else ["a"]
+        values = [dict.fromkeys(keys, value) for value in spelled(slot.parts[1], inside)]
+    else:
+        needed = NEEDED.get(slot.form.__name__, {})
+        values = [needed]
+        fields = {} if slot.form in inside else fields_of(slot.form)
+        for name, field in fields.items():
+            of_field = spelled(field.slot, (*inside, slot.form))
+            values += [{**needed, name: value} for value in of_field]
+            if name == getattr(slot.form, "SHORTHAND", None):
+                values += of_field
+    return [None, *values] if slot.optional else values
+
+
+def loads(config: dict[str, Any]) -> bool:
+    try:
+        decode(LmDataConfig, config).resolved_stages()  # blends are read when they are used
+    except ConfigError:
+        return False
+    except HeadraceError:  # there are no caches here to look at
+        pass
+    return True
+
+
+PLAIN = {"components": {"a": {"cache": "c"}}}
+LOADING = {
+    name: [value for value in spelled(field.slot) if loads({**PLAIN, name: value})]
+    for name, field in fields_of(LmDataConfig).items()
+}
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_whatever_loads_is_valid(name):
+    assert LOADING[name]
+    for value in LOADING[name]:
+        VALIDATOR.validate(as_json({**PLAIN, name: value}))
+
+
+@given(st.fixed_dictionaries({}, optional={n: st.sampled_from(v) for n, v in LOADING.items()}))
+def test_whatever_loads_together_is_valid(config):
+    if loads(config):
+        VALIDATOR.validate(as_json(config))
+
+
 @given(configs)
 def test_what_is_written_is_valid(config):
     VALIDATOR.validate(as_json(yaml.safe_load(decode(LmDataConfig, config).to_yaml())))
@@ -131,7 +236,7 @@ def test_the_schema_is_one_and_says_what_every_field_means():
     for name, definition in SCHEMA["$defs"].items():
         assert definition.get("description"), name
         for field, schema in definition.get("properties", {}).items():
-            if name not in ("Weight", "Blend", "SizeRule"):
+            if name not in ("Schedule", "Weight", "Blend", "SizeRule"):
                 assert len(schema.get("description", "")) > 5, f"{name}.{field}"
 
 

@@ -2,7 +2,7 @@
 
 Everything comes from the slots of :mod:`headrace.config.parsing` and from docstrings; what types alone do not express
 (weights, blends, numbers by step, names checked as strings) is defined here, in one table each. Invariant, checked by
-tests: a config that loads is valid (except strings written as numbers), and an unknown key is not. What only the
+tests: a config that loads is valid, and an unknown key is not. What only the
 dataclasses check (bounds, sums, one thing set in two places) is left to them.
 """
 
@@ -32,7 +32,7 @@ def _object(properties: Schema, **more: Any) -> Schema:
 def _by_step(values: Schema, **more: Any) -> Schema:
     return {
         "type": "object",
-        "patternProperties": {"^[0-9][0-9_]*$": values},
+        "patternProperties": {r"^[0-9][0-9_]*(\.[0-9_]*)?([eE][+]?[0-9]+)?$": values},
         "additionalProperties": False,
         **more,
     }
@@ -42,21 +42,26 @@ def _one_of(*schemas: Schema, **more: Any) -> Schema:
     return {"anyOf": [*schemas], **more}
 
 
-_NUMBER = _one_of(
-    {"type": "number"}, {"type": "string", "pattern": r"^[+-]?[0-9._]+([eE][+-]?[0-9]+)?$"}
-)
+_WRITTEN = {"type": "string", "pattern": r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*$"}
+_NUMBER = _one_of({"type": "number"}, _WRITTEN)
+_WHOLE = _one_of({"type": "integer"}, _WRITTEN)
 """YAML 1.1 reads 1e10 as a string; either is accepted as a number."""
 _PAIR: Schema = {"type": "array", "minItems": 2, "maxItems": 2}
 _POINTS = _one_of(
     _by_step(_NUMBER, minProperties=1), {"type": "array", "items": _PAIR, "minItems": 1}
 )
-_WEIGHT = _one_of(
+_SCHEDULE = _one_of(
     _NUMBER,
     _object(
         {"step": _POINTS, "linear": _POINTS, "scale": _NUMBER},
         oneOf=[{"required": ["step"]}, {"required": ["linear"]}],
     ),
     description="A number, or a function of the global step.",
+)
+_WEIGHT = _one_of(
+    {"$ref": "#/$defs/Schedule"},
+    _object({"repeat": {"$ref": "#/$defs/Schedule"}}, required=["repeat"]),
+    description="A schedule, or how many passes are made in the time of one of {repeat: 1}.",
 )
 _GROUP = _object(
     {"weight": {"$ref": "#/$defs/Weight"}, "blend": {"$ref": "#/$defs/Blend"}}, minProperties=1
@@ -74,7 +79,7 @@ _RULE = _one_of(
     ),
     description="Weights that follow from the sizes of the sources.",
 )
-_EXTRA_DEFS = {"Weight": _WEIGHT, "Blend": _BLEND, "SizeRule": _RULE}
+_EXTRA_DEFS = {"Schedule": _SCHEDULE, "Weight": _WEIGHT, "Blend": _BLEND, "SizeRule": _RULE}
 _MIXTURE = ({"$ref": "#/$defs/Blend"}, {"$ref": "#/$defs/SizeRule"})
 _FIELDS: dict[tuple[str, str], Schema] = {
     ("ComponentConfig", "weight"): _one_of({"$ref": "#/$defs/Weight"}, {"type": "null"}),
@@ -164,9 +169,9 @@ def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
     if slot.form is Literal:
         return {"enum": [*slot.choices]}
     plain: dict[Any, Schema] = {
-        bool: {"type": "boolean"},
-        int: {"type": "integer"},
-        str: {"type": "string"},
+        bool: {"enum": [True, False, "true", "false"]},
+        int: _WHOLE,
+        str: {"type": ["string", "number"]},
     }
     return {**plain, float: _NUMBER, Any: {}}[slot.form]
 
