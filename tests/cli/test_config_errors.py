@@ -59,7 +59,7 @@ BROKEN = {
     ),
     "no weight left": Broken(
         "components: {web: {cache: no/web, expected_tokens: 1e9, weight: {step: {0: 1, 100: 0}}}}\nnum_steps: 1000",
-        ("all weights are zero at step 100", "Give one of 'web' a weight there."),
+        ("all weights are zero at step 100", "Give one of 'web' a weight there"),
     ),
     "stages that contradict": Broken(
         f"components: {{{WEB}}}\nstages: [{{weights: {{web: 1}}, tokens: 1000000}}, {{step: 3, weights: {{web: 1}}}}]",

@@ -454,3 +454,44 @@ def test_the_limit_that_ends_a_run_is_named_and_raising_it_helps(caches, more, f
     else:
         name = field.split(".")[1]
         assert run({**own, name: {"max_tokens": int(cured)}}).length == 480
+
+
+ENDING = {"a": {"linear": {0: 1, 40: 0}}, "b": {"step": {0: 1, 40: 0, 90: 2}}}
+
+
+@pytest.mark.parametrize("steps", [1, 39, 40])
+def test_weights_may_be_zero_where_no_step_runs(caches, steps):
+    dataset = opened(config(weights=ENDING, num_steps=steps), caches)
+    assert dataset.length == 8 * steps
+    longest = opened(config(weights=ENDING, num_steps=40), caches)
+    for step in range(steps):  # where the run ends changes no step before
+        assert dataset.draws.counts_at(step).tolist() == longest.draws.counts_at(step).tolist()
+    assert braids(dataset)["a"].describe() == braids(longest)["a"].describe()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"stages": [StageConfig(ENDING, tokens=40 * 8 * 16)]},
+        {"weights": ENDING, "max_epochs": 0.005},
+        {"weights": ENDING, "own": {"a": {"max_tokens": 800}, "b": {"max_tokens": 800}}},
+        {"weights": ENDING, "stop_strategy": "first_exhausted", "seq_len": 10_000},
+        {
+            "weights": {"a": 1, "b": 1},
+            "amendments": [AmendmentConfig(9, weights=ENDING)],
+            "num_steps": 40,
+        },
+    ],
+)
+def test_data_or_tokens_that_end_before_weights_do_are_an_end_too(caches, end):
+    length = len(opened(config(**end), caches))
+    assert 0 < length <= 40 * 8
+
+
+@pytest.mark.parametrize("end", [{}, {"num_steps": 41}, {"max_epochs": 3}])
+def test_a_step_that_runs_needs_a_weight(caches, end):
+    with pytest.raises(ConfigError, match="all weights are zero at step 40") as caught:
+        opened(config(weights=ENDING, **end), caches)
+    assert caught.value.field == "weights"
+    assert "num_steps: 40" in (caught.value.cure or "")
+    assert opened(config(weights=ENDING, **{**end, "num_steps": 40}), caches).length == 320

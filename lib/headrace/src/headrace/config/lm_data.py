@@ -226,7 +226,18 @@ class LmDataConfig:
             num_steps=self.num_steps,
             sizes=cache(lambda: sizes_of(self.train_datasets(instead), self.counted)),
             counted=self.counted,
+            may_end=self._may_end,
         )
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether the run may end at a step that only the data tell."""
+        components = self.components.values()
+        limited = any(c.max_epochs is not None or c.max_tokens is not None for c in components)
+        counted = self.counted is not None and any(stage.tokens for stage in self.stages)
+        has_own_end = self.policy in ("exhaustive", "least_consumed")
+        ends = self.stop_strategy != "restart" or self.max_epochs is not None
+        return limited or counted or ends or has_own_end
 
     def build_caches(self, *, progress: bool = True) -> None:
         """Builds missing caches that have a source, and finishes unfinished ones.

@@ -30,6 +30,7 @@ from headrace.errors import (
 )
 from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
+from headrace.mix.data_end import data_end
 from headrace.mix.draws import Draws
 from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
 from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan
@@ -138,6 +139,7 @@ class MixtureDataset(WrappingDataset):
             num_steps = end if num_steps is None else num_steps
         self.draws = Draws(plan.make(inputs))
         self._length = self._end(rows, num_steps)
+        self._check_weights()
         self._braids = Braids(self.components)
         self._sources = tuple(
             source for component in self.components for source in component.sources
@@ -184,6 +186,11 @@ class MixtureDataset(WrappingDataset):
         self._check_reached()
         length = mixture_length(self.draws, sizes, self.stop_strategy, [*self.limits.values()])
         return length if end is None or (length is not None and length < end) else end
+
+    def _check_weights(self) -> None:
+        """Raises ConfigError if no component has weight at some step before the end."""
+        end = data_end(self.batch_schedule, self._length)
+        self.stages[-1].blend.check_ends(None if end is None else end.num_steps)
 
     def _check_reached(self) -> None:
         """Raises ConfigError if limits end the mixture before a stage of it begins."""

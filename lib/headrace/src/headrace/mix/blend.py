@@ -59,6 +59,8 @@ class Blend:
         num_steps: The step before which its use ends, if known: values for later steps are ignored, and the weights of
             the last step stay.
         first_step: The step from which on it is used; the same for earlier steps.
+        may_end: Whether it may lose all its weight at a step, before which its use then has to end (:attr:`end`). Its
+            values do not depend on where the use ends.
 
     Raises:
         ConfigError: empty; unknown keys; schedules twice on one path; a name used by two leaves; all weights of a node
@@ -76,6 +78,8 @@ class Blend:
         headrace.errors.ConfigError: weights: all weights are zero at step 10. Give one of 'a', 'b' a weight there.
         >>> Blend({"a": {"step": {0: 0, 10: 1, 20: 0}}}, first_step=10, num_steps=20).at(np.array([10]))
         array([[1.]])
+        >>> Blend({"a": {"linear": {0: 1, 10: 0}}}, may_end=True).end
+        10
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class Blend:
         path: str = "weights",
         num_steps: int | None = None,
         first_step: int = 0,
+        *,
+        may_end: bool = False,
     ) -> None:
         self._root = _read(weights, path, ())
         self.path = path
@@ -99,6 +105,11 @@ class Blend:
         """Steps at which some weight may bend or jump."""
         self._first = first_step
         self._last = MAX_STEP if num_steps is None else max(num_steps - 1, first_step)
+        self.end: int | None = None
+        """The first step at which it has no weight, before which the run has to end; None: it always has."""
+        if may_end and num_steps is None:
+            self.end = self._first_without_weight()
+            self._last = MAX_STEP if self.end is None else self.end - 1
         self.at(self.bends(first_step, self._last + 1))
 
     def bends(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
@@ -113,12 +124,29 @@ class Blend:
         """
         return np.array([first, *(b for b in self.breaks if first < b < stop)], np.int64)
 
+    def _first_without_weight(self) -> int | None:
+        """The first step after that of its first use at which all weights of a node in use are zero."""
+        for step in self.bends(self._first, MAX_STEP + 1)[1:].tolist():
+            try:
+                _evaluate(self._root, np.array([step]), None, [])
+            except ConfigError:
+                return step
+        return None
+
+    def check_ends(self, stop: int | None) -> None:
+        """Raises ConfigError if it has no weight at some step before ``stop``, where its use ends (None: never)."""
+        if self.end is not None and (stop is None or stop > self.end):
+            try:
+                _evaluate(self._root, np.array([self.end]), None, [])
+            except ConfigError as error:
+                cure = (
+                    f"{(error.cure or '').rstrip('.')}, or end the run with num_steps: {self.end}."
+                )
+                raise ConfigError(error.problem, field=error.field, cure=cure) from None
+
     def without_end(self) -> Blend:
         """The blend as it would be if no amendment ended its use."""
-        try:
-            return Blend(self.to_config(), self.path, first_step=self._first)
-        except ConfigError:  # it has no weight some day, so it always had an end
-            return self
+        return Blend(self.to_config(), self.path, first_step=self._first, may_end=True)
 
     def settles_at(self, last: int) -> int:
         """The step from which on no weight changes up to ``last``: ``last`` itself in the middle of a ramp.

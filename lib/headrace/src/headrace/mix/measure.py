@@ -128,7 +128,9 @@ def _first(stages: Sequence[Stage]) -> int | None:
 
 def _between(stage: Stage, first: int, stop: int | None) -> Stage:
     """A stage that begins and ends at other steps."""
-    blend = Blend(stage.blend.to_config(), stage.blend.path, num_steps=stop, first_step=first)
+    blend = Blend(
+        stage.blend.to_config(), stage.blend.path, num_steps=stop, first_step=first, may_end=True
+    )
     return dataclasses.replace(stage, first_step=first, blend=blend)
 
 

@@ -92,6 +92,7 @@ class MixtureConfig:
         max_share: Largest shares by component.
         num_steps: Steps of the run, if they are set.
         sizes: Returns the tokens of each component; called only if weights depend on sizes.
+        may_end: Whether limits or a stop strategy may end the run, at a step that only the data tell.
         counted: The tokens that are counted individually; steps that depend on tokens are then unknown here, and the
             earliest possible ones are used. None: rows count.
     """
@@ -106,6 +107,7 @@ class MixtureConfig:
     num_steps: int | None = None
     sizes: Callable[[], Mapping[str, int]] | None = None
     counted: CountedTokens | None = None
+    may_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,13 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     resolved: list[Stage] = []
     for mixture, stop in zip(mixtures, stops, strict=True):
         weights = with_rows(mixture.weights, config.sizes or dict, mixture.path)
-        blend = Blend(weights, mixture.path, num_steps=stop, first_step=mixture.step)
+        blend = Blend(weights, mixture.path, num_steps=stop, first_step=mixture.step, may_end=True)
         max_share = {name: most for name, most in config.max_share.items() if name in blend.names}
         resolved.append(Stage(mixture.step, blend, mixture.name, max_share))
     check_components(list(config.components), resolved)
+    end = run_steps(config)
+    if end is not None or not config.may_end:
+        resolved[-1].blend.check_ends(end)
     return resolved
 
 

@@ -93,7 +93,7 @@ def plan_of(
             )
         return weights if isinstance(weights, MixturePlan) else weights.mixture_plan(names, batch)
     if isinstance(weights, Mapping):
-        weights = Blend(weights)
+        weights = Blend(weights, may_end=True)
     stages = [Stage(0, weights)] if isinstance(weights, Blend) else weights
     if not all(isinstance(stage, Stage) for stage in stages):
         cure = "Give a weight for each component: {'web': 3, 'code': 1}."
