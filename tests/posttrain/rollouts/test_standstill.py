@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, HostError
 from headrace.store import lease as lease_module
-from headrace_posttrain.rollouts import (
+from headrace_posttrain import (
     NoGroupError,
     RLDataset,
     RLSettings,
