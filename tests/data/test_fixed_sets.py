@@ -204,7 +204,7 @@ def test_what_is_taken_has_another_order_in_each_epoch(caches):
 def test_a_part_of_a_repeated_dataset_is_as_long_as_it_says(caches):
     dataset = TokenSeqDataset(caches[0], 16).braid_shuffle(seed=0, strands=4)
     few = dataset.reordered(Repeat(Identity(10)))
-    assert few.rows_of_pass == 10
+    assert few.rows_of_pass == 10  # pyright: ignore
     mixed = MixtureDataset({"a": few}, {"a": 1}, batch_size=5)
     assert rows_of(mixed, np.arange(10)) == rows_of(dataset)[:10]
     assert set(rows_of(mixed, np.arange(50))) == set(rows_of(dataset)[:10])
@@ -224,7 +224,7 @@ def test_the_parts_of_a_config_stay_what_they_are(caches, by, packing, shuffle):
         **changes,
     )
     mixture = config.dataset()
-    n = mixture.components[0].rows_of_pass
+    n = mixture.components[0].rows_of_pass  # pyright: ignore
     epochs = epochs_of(mixture, EPOCHS, n)
     assert len(set(epochs[0])) == n
     assert all(set(rows) == set(epochs[0]) for rows in epochs)

@@ -16,6 +16,7 @@ from headrace.cli import main
 from headrace.data import MixtureDataset
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
+from headrace.ingest import ChatConfig
 from headrace.testing import random_documents, write_cache
 from headrace_levanter.export import write_levanter
 
@@ -118,9 +119,7 @@ def test_conversations_are_segments_from_config_to_loader(tmp_path, monkeypatch)
         "{% for m in messages %}<{{ m.role[0] }}>{% generation %}{{ m.content }}{% endgeneration %}"
         "{% endfor %}"
     )
-    source = headrace.SourceConfig(
-        ["chat.jsonl"], kind="chat", chat=headrace.ingest.ChatConfig(template=template)
-    )
+    source = headrace.SourceConfig(["chat.jsonl"], kind="chat", chat=ChatConfig(template=template))
     headrace.build_cache(source, headrace.TokenizerConfig("bytes"), "chat", progress=False)
     config = LmDataConfig(
         {"chat": ComponentConfig("chat")}, seq_len=64, batch_size=2, split_documents=True

@@ -164,14 +164,15 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         steps = np.unique(self.schedule.step_of(wanted))
         runs = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
         first = np.asarray([self.schedule.rows_at(int(run[0]))[0] for run in runs])
-        tables = [
+        tables: list[Rows] = [
             global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows
             for r in runs
         ]
-        start = np.cumsum([0] + [rows.row.size for rows in tables[:-1]])
+        start = np.cumsum([0] + [rows.row.size for rows in tables[:-1]], dtype=np.int64)
         run = np.searchsorted(first, wanted, side="right") - 1
-        at = wanted - first[run] + start[run]
-        return Rows(*(np.concatenate(field)[at] for field in zip(*tables, strict=True)))
+        at: np.ndarray = wanted - first[run] + start[run]
+        joined = (np.concatenate(field) for field in zip(*tables, strict=True))
+        return Rows(*(field[at] for field in joined))
 
     def _examples(self, batch: PackedBatch) -> list[Any]:
         example = to_grug_example(batch)  # in numpy, like the batch

@@ -117,7 +117,7 @@ def test_one_that_is_interrupted_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.ingest.engines.build_on_zephyr", first_only)
+        patch.setattr("headrace_levanter.zephyr_engine.build_on_zephyr", first_only)
         with pytest.raises(KeyboardInterrupt):
             build(corpus, bpe_path, tmp_path / "c")
     assert build(corpus, bpe_path, tmp_path / "c").parts_reused > 0
