@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
 from headrace.batch.examples import Example
 from headrace.batch.loss import unified_loss
 from headrace.batch.preference import (
@@ -252,23 +250,23 @@ def test_what_is_no_cache_of_pairs_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"a part of 1 documents.*chosen, rejected"):
         PackedTokenDataset(odd, 16, long="drop", unit=2)
     cache = cache_of_pairs(tmp_path / "turned", [[3, 4, 5, 6]], chosen=(0, 1))
-    for options in ({}, {"long": "truncate"}, {"algorithm": "wrap"}):
+    for options in ({"long": "split"}, {"long": "truncate"}, {"algorithm": "wrap"}):
         with pytest.raises(ConfigError, match="would cut documents that belong together"):
             PackedTokenDataset(cache, 16, unit=2, **options)
     with pytest.raises(ConfigError, match=r"lengths\[1\] = 11: is longer than a pack of 10"):
-        PackedTokenDataset(cache, 10, long="error", unit=2)
+        PackedTokenDataset(cache, 10, long="error", unit=2, pairs=False)
     with pytest.raises(ConfigError, match="unit = 0"):
         PackedTokenDataset(cache, 16, unit=0)
     with pytest.raises(ConfigError, match=r"chosen\[0\] = 0: is out of turn"):
         PackedTokenDataset(cache, 16, long="drop", unit=2)
     assert not PackedTokenDataset(cache, 16, long="drop", unit=2, pairs=False).pairs
-    with pytest.raises(ConfigError, match="Pack with unit=2"):
-        PackedTokenDataset(cache, 16, long="drop", pairs=True)
+    with pytest.raises(ConfigError, match="packed in units of 2"):
+        PackedTokenDataset(cache, 16, long="drop", unit=1, pairs=True)
     with pytest.raises(ConfigError, match="--kind preference"):
         PackedTokenDataset(cache, 16, long="drop", unit=2, loss_mask="none")
 
 
-def test_pairs_in_a_config_and_what_parts_them(tmp_path, caplog):
+def test_pairs_in_a_config(tmp_path, caplog):
     path = cache_of_pairs(tmp_path / "pairs", [[3, 4] * 20]).path
 
     def config(packing):
@@ -287,14 +285,8 @@ def test_pairs_in_a_config_and_what_parts_them(tmp_path, caplog):
             tokens = np.asarray(batch.tokens)
             assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 1)])) == {1}
             assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 0)])) == {-1}
-    assert "parted_pairs" not in {f.rule for f in findings(plan_run(whole, hosts=[1]))}
     assert not caplog.records
-    for packing in (None, PackingConfig()):
-        config(packing).dataset()
-        assert "part them: rejected answers are trained on" in caplog.text
-        caplog.clear()
-        said = {f.rule: f for f in findings(plan_run(config(packing), hosts=[1]))}["parted_pairs"]
-        assert "components.a.packing" in str(said)
+    assert config(PackingConfig()).dataset().describe() == whole.dataset().describe()
     texts = write_cache(tmp_path / "texts", [[np.arange(200)]])
     rows = PackedTokenDataset(path, 16, unit=2, long="drop")
     with pytest.raises(ConfigError, match=r"components\.pairs: has rows of preference pairs"):

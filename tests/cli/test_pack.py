@@ -92,7 +92,8 @@ def test_units(headrace: Run, cache: str):
     )
     assert {one["algorithm"] for one in rows} == {"bfd", "wfd", "ffd", "next_fit", "windowed"}
     assert next(one for one in rows if one["algorithm"] == "windowed")["packs"] == len(plan)
-    assert headrace("pack", cache, "-s", "64", "--unit", "2")[0] == 2
+    alone = headrace("pack", cache, "-s", "64", "--unit", "2", "--json")
+    assert json.loads(alone[1])["checksum"] == plan.checksum
 
 
 def test_documents_that_are_alone_in_their_unit_are_counted(

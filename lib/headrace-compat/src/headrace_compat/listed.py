@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns
+from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Pieces, last_tokens
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, document_ends
@@ -61,9 +62,11 @@ class ListedDataset(CacheDataset["ListedRows"]):
         name: Name for counters and reports.
         loss_mask: Leaf that marks the tokens to train on; see :mod:`headrace.batch.masks`.
         columns: Columns of the batches.
+        pairs: False: train on preference pairs as on text; None: they are refused.
 
     Raises:
-        ConfigError: ``split_documents`` of a cache that neither stores documents nor names the token that ends them.
+        ConfigError: the cache holds preference pairs; or, with ``split_documents``, neither stores documents nor names
+            the token that ends them.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class ListedDataset(CacheDataset["ListedRows"]):
         name: str,
         loss_mask: str = "auto",
         columns: Mapping[str, str | ColumnConfig | Column] | None = None,
+        pairs: bool | None = None,
     ) -> None:
         super().__init__(cache, seq_len, None, loss_mask, columns)
+        refuse_pairs_in_a_stream(cache, pairs)
         self._listing = listing
         ends = document_ends(cache) if split_documents else None
         self._rows = ListedRows(cache, seq_len, listing, name, self._opened, ends)

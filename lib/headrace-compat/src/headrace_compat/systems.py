@@ -27,6 +27,7 @@ import numpy as np
 from headrace.config.compat import CompatConfig, CompatSystem
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import columns_by_component
+from headrace.data.pairs import pairs_of_component
 from headrace.errors import ConfigError
 from headrace.mix.policies.kind import PolicyInputs, stage_weights
 from headrace.mix.schedule import BatchSchedule
@@ -112,18 +113,21 @@ class ListedSystem(CompatSystem):
         }
         columns = columns_by_component(caches, config.columns or {}, own_columns)
         listings = self.listings(config, caches, side)
-        return {
-            name: ListedDataset(
-                cache,
-                config.phases[0][1],
-                listings[name],
-                split_documents=config.split_documents,
-                name=name,
-                loss_mask=config.components[name].loss_mask,
-                columns=columns[name],
-            )
-            for name, cache in caches.items()
-        }
+        datasets: dict[str, ListedDataset] = {}
+        for name, cache in caches.items():
+            component = config.components[name]
+            with pairs_of_component(name):
+                datasets[name] = ListedDataset(
+                    cache,
+                    config.phases[0][1],
+                    listings[name],
+                    split_documents=config.split_documents,
+                    name=name,
+                    loss_mask=component.loss_mask,
+                    columns=columns[name],
+                    pairs=component.pairs,
+                )
+        return datasets
 
     @abc.abstractmethod
     def listings(

@@ -46,11 +46,12 @@ def command(
         ),
     ] = "windowed",
     long: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Documents longer than a row: split, truncate, truncate_start, drop or error."
+            help="Documents longer than a row: split, truncate, truncate_start, drop or error; by default, drop for"
+            " conversations and pairs, split for others."
         ),
-    ] = "split",
+    ] = None,
     min_fill: Annotated[
         float, typer.Option(help="Drop packs that are less full than this share.")
     ] = 0.0,
@@ -59,8 +60,11 @@ def command(
         typer.Option(help="With next_fit: most documents in a row; by default, as many as fit."),
     ] = None,
     unit: Annotated[
-        int, typer.Option(help="Number of neighbouring documents that stay together; 2 for pairs.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Number of neighbouring documents that stay together; by default, 2 for preference pairs, else 1."
+        ),
+    ] = None,
     remove: Annotated[
         str | None,
         typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE"),
@@ -102,8 +106,10 @@ def command(
     """
     from rich.console import Console
 
+    from headrace.batch.masks import mask_leaf
     from headrace.data.documents import DocumentFilter
     from headrace.data.packed import PackedTokenDataset
+    from headrace.data.pairs import is_of_pairs
     from headrace.pack.spec import PackingConfig
     from headrace.store.joined import open_cache
 
@@ -120,9 +126,11 @@ def command(
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = open_cache(cache)
     how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents)
-    opened.check_unit(unit)
+    opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
     if compare:
+        conversations = mask_leaf(opened, "auto") is not None
+        how = how.resolved(pairs=is_of_pairs(opened, None), conversations=conversations)
         rows = _compared(opened, seq_len, how, removed)
         typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
         return
@@ -212,23 +220,24 @@ def _compared(
     from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
     from headrace.progress import track
 
+    unit = how.unit or 1
     removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(
         cache
     )
     lengths = np.concatenate(
-        [np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, how.unit)]
+        [np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, unit)]
     )
-    algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
+    algorithms = [name for name in get_args(Algorithm) if unit == 1 or name not in CUTTING]
     rows: list[dict[str, Any]] = []
     for name in track(algorithms, "trying algorithms", len(algorithms)):
         long = "split" if name in CUTTING else how.long
-        most = how.max_documents // how.unit if how.max_documents and name == "next_fit" else None
+        most = how.max_documents // unit if how.max_documents and name == "next_fit" else None
         tried = PackingConfig(name, long, how.min_fill, max_documents=most)
         spec = tried.spec(seq_len, cache.layout.chunk_elements)
         started = time.perf_counter()
-        plan = plan_of(spec, lengths, (cache.part_documents // how.unit).tolist())
+        plan = plan_of(spec, lengths, (cache.part_documents // unit).tolist())
         seconds = time.perf_counter() - started
-        plan = of_documents(plan, cache, how.unit)
+        plan = of_documents(plan, cache, unit)
         rows.append(
             {
                 "algorithm": name,

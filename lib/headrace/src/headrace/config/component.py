@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.documents import DocumentFilter
+from headrace.data.pairs import is_of_pairs
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, generation_reader, ledger_reader
@@ -94,6 +95,8 @@ class ComponentConfig:
         buckets: Splits its documents by a score, by length or by how often each is to be seen. The component then
             becomes a group of components over one cache, to which the config's ``components`` and ``weights`` are
             expanded; see :mod:`headrace.data.buckets`.
+        pairs: Whether its documents are preference pairs. None: as the cache says; pairs must be packed, and are
+            packed in units of two. ``false`` trains on both answers as on text.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -124,6 +127,7 @@ class ComponentConfig:
     loss_weight: float | dict[str, Any] | None = None
     columns: dict[str, str] | None = None
     buckets: BucketsConfig | None = None
+    pairs: bool | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -338,7 +342,10 @@ def left_out(
             else listed.of(caches[name], filter_reader(component.remove or ""))
         )
     buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
-    return without_others(caches, buckets, removed) if buckets else removed
+    if not buckets:
+        return removed
+    of_pairs = [name for name in buckets if is_of_pairs(caches[name], components[name].pairs)]
+    return without_others(caches, buckets, removed, of_pairs)
 
 
 def check_any(components: Mapping[str, ComponentConfig]) -> None:

@@ -288,6 +288,7 @@ class LmDataConfig:
                 "loss_mask": one.loss_mask,
             }
             how |= {"name": name, "split_documents": split, "columns": columns[name]}
+            how["pairs"] = one.pairs
             stored[name] = stored_rows(caches[name], length, **how)
         return stored
 

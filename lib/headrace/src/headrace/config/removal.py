@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.config.component import ComponentConfig
 from headrace.data.documents import stored_documents, token_ranges
+from headrace.data.pairs import is_of_pairs
 from headrace.errors import ConfigError, did_you_mean
 from headrace.feed.host_ledgers import tombstone_reader
 from headrace.mix.amendments import family, number_of_each
@@ -191,7 +192,10 @@ class _Removals:
 
     def __init__(self, name: str, config: ComponentConfig, cache: TokenCache) -> None:
         self._cache = cache
-        self._unit = 1 if config.packing is None else config.packing.unit
+        self._unit = 1
+        if config.packing is not None:
+            pairs = is_of_pairs(cache, config.pairs)
+            self._unit = config.packing.resolved(pairs=pairs, conversations=False).unit or 1
 
     @cached_property
     def _of_member(self) -> list[Tombstones]:

@@ -94,7 +94,7 @@ _FIELDS: dict[tuple[str, str], Schema] = {
     ("LmDataConfig", "row_exchange"): {"enum": [*get_args(ExchangeSetting), True, False, None]},
     ("PackingConfig", "algorithm"): {"enum": [*get_args(Algorithm)]},
     ("PackingConfig", "long"): {
-        "enum": [policy for policy in get_args(LongPolicy) if policy != "keep"]
+        "enum": [*(policy for policy in get_args(LongPolicy) if policy != "keep"), None]
     },
     ("BlockShuffleConfig", "perm_type"): {"enum": [*PERMUTATIONS]},
 }

@@ -22,7 +22,7 @@ while datasets are made: 1 byte per document then, plus the price of runs of lef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8
 
 from headrace.data.documents import DocumentFilter, remove_others
 from headrace.data.filter_files import read_npy
+from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
 from headrace.order.intervals import Intervals
@@ -334,8 +335,10 @@ def without_others(
     caches: Mapping[str, TokenCache],
     buckets: Mapping[str, BucketsConfig],
     removed: Mapping[str, DocumentFilter | RemovedDocuments | None],
+    of_pairs: Collection[str] = (),
 ) -> dict[str, RemovedDocuments | None]:
-    """What is left out of each component: ``removed``, and the documents of buckets that it does not keep.
+    """What is left out of each component: ``removed``, and the documents of buckets that it does not keep. Components
+    ``of_pairs`` are those with preference pairs, which no bucket may part.
 
     Components over one cache that are divided in the same way read its numbers once.
 
@@ -357,6 +360,8 @@ def without_others(
         if of_document is None:
             of_document = buckets_of(cache, rule, path)
             looked.append((cache, rule, of_document))
+        if name in of_pairs:
+            refuse_parted_buckets(cache, of_document, path, config.by)
         is_kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
         sizes = _sizes(of_document, config.count)
         if not sum(size for size, keep in zip(sizes, is_kept.tolist(), strict=False) if keep):

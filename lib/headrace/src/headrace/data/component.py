@@ -17,6 +17,7 @@ from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
+from headrace.data.pairs import pairs_of_component
 from headrace.data.rows import segments_of
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
@@ -39,6 +40,7 @@ def stored_rows(
     removed: DocumentFilter | RemovedDocuments | None = None,
     loss_mask: str = "auto",
     columns: Mapping[str, ColumnConfig | Column] | None = None,
+    pairs: bool | None = None,
 ) -> TokenSeqDataset | PackedTokenDataset:
     """The rows of a component: windows of its cache's token stream, or packs of its documents.
 
@@ -60,9 +62,11 @@ def stored_rows(
         "removed": removed,
         "loss_mask": loss_mask,
         "columns": columns,
+        "pairs": pairs,
     }
     if packing is None:
-        return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **settings)
+        with pairs_of_component(name):
+            return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **settings)
     if cache.ledger.tokenizer.get("fingerprint") == "virtual":
         raise ConfigError(
             "needs the lengths of documents, and the cache does not exist yet",
@@ -70,9 +74,10 @@ def stored_rows(
             cure="Build the cache, or leave packing out of the forecast.",
         )
     try:
-        return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
+        with pairs_of_component(name):
+            return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
     except ConfigError as error:
-        named = _about_documents(error, f"components.{name}.packing", packing.unit)
+        named = _about_documents(error, f"components.{name}.packing", packing.unit or 1)
         if named is error:
             raise
         raise named from error

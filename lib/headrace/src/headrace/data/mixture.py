@@ -380,7 +380,8 @@ class MixtureDataset(WrappingDataset):
                 raise ConfigError(
                     "has rows of preference pairs, and another component has not",
                     field=f"components.{which}",
-                    cure="Mix pairs with pairs, or train on both in turn.",
+                    cure="Mix pairs with pairs, or train on both in turn. Or train on the answers as on text:"
+                    f" components.{which}.pairs: false.",
                 )
 
     def reordered(self, order: Order) -> PlannedDataset:

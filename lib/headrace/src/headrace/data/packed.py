@@ -23,9 +23,10 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.documents import DocumentFilter
-from headrace.data.pairs import is_of_pairs
+from headrace.data.pairs import check_pairs, is_of_pairs
 from headrace.data.rows import Pieces
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset
@@ -46,9 +47,9 @@ class Packing(TypedDict, total=False):
     """The fields of :class:`~headrace.pack.spec.PackingConfig`, as arguments."""
 
     algorithm: str
-    long: str
+    long: str | None
     min_fill: float
-    unit: int
+    unit: int | None
     plans: str | Path | None
     max_documents: int | None
 
@@ -61,18 +62,18 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         seq_len: Tokens in a row: the capacity of a pack.
         algorithm: See :class:`~headrace.pack.spec.PackSpec`.
         long: What to do with documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
-            ``error``.
+            ``error``. None: ``split``; but ``drop`` for caches that mark what is trained on (chats), and for units.
         min_fill: Packs filled to less than this share are dropped.
-        unit: Number of neighbouring documents that stay together (2: the pairs of a cache of preferences); ``long``
-            must then be ``drop`` or ``error``.
+        unit: Number of neighbouring documents that stay together; ``long`` must then be ``drop`` or ``error``. None: 2
+            for the pairs of a cache of preferences, else 1.
         removed: Documents to leave out, with all of their unit.
         name: Name for counters and reports; None: the cache's path.
         loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
             train on all tokens. See :mod:`headrace.batch.masks`.
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
         pairs: Whether documents are preference pairs, alternately chosen and rejected
-            (:mod:`headrace.batch.preference`), which requires ``unit=2``; None: yes if they are packed this way and the
-            cache marks the chosen ones, as caches built by headrace do.
+            (:mod:`headrace.batch.preference`), which are packed with ``unit=2``; None: yes if the cache marks the
+            chosen ones, as caches built by headrace do. False: rejected answers are trained on as chosen ones are.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         max_documents: Largest number of documents in a row, with ``algorithm="next_fit"``.
 
@@ -121,8 +122,14 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             )
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         plans = packing.pop("plans", None)
-        self.packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
-        self.unit = unit = self.packing.unit
+        self._pairs = is_of_pairs(self.cache, pairs)
+        asked = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
+        self.packing = asked.resolved(
+            pairs=self._pairs, conversations=mask_leaf(self.cache, "auto") is not None
+        )
+        self.unit = unit = self.packing.unit or 1
+        if self._pairs:
+            check_pairs(self.cache, unit, self.loss_mask)
         self.cache.check_unit(unit)
         spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
         removed = self.removal
@@ -130,13 +137,18 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         self.plan, self.plan_path = plan_of_cache(
             self.cache, spec, removed.which, self.packing.plans, unit, digest
         )
+        if asked.long is None and self.plan.counts.dropped_tokens:
+            _LOG.warning(
+                f"packing {self.cache.path} leaves out {self.plan.counts.dropped_tokens:,} tokens of documents longer"
+                f" than {int(seq_len):,}, so that each answer keeps its question: raise seq_len, or say what to do with"
+                " them (packing.long)"
+            )
         if self.incomplete_tokens:
             self.incomplete_documents = incomplete_documents(self.cache, self.removal.which, unit)
             _LOG.info(
                 f"packed {self.cache.path}: {self.incomplete_documents:,} documents with {self.incomplete_tokens:,}"
                 f" tokens are in no pack, as others of their units of {unit} are removed or empty"
             )
-        self._pairs = is_of_pairs(self.cache, unit, pairs, self.loss_mask)
         self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self._opened)
 
     @property

@@ -28,7 +28,7 @@ from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, remove, remove_others
-from headrace.data.pairs import warn_of_parted
+from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.data.token_rows import TokenRows
@@ -245,12 +245,14 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
             train on all tokens. See :mod:`headrace.batch.masks`.
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
+        pairs: False: train on the documents of a preference cache as on text, on rejected answers too. None: rows of
+            such a cache are refused, because they part pairs.
         cuts: How rows are cut, by keyword: see :class:`RowCuts`.
 
     Raises:
-        ConfigError: a column that the cache does not have; ``seq_len`` below 2 or longer than the data;
-            ``split_documents`` of a cache that neither stores documents nor names the token that ends them; a filter
-            of another cache, or one that leaves nothing.
+        ConfigError: a column that the cache does not have; preference pairs; ``seq_len`` below 2 or longer than the
+            data; ``split_documents`` of a cache that neither stores documents nor names the token that ends them; a
+            filter of another cache, or one that leaves nothing.
 
     Example:
         >>> import headrace.testing
@@ -270,6 +272,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         removed: DocumentFilter | RemovedDocuments | None = None,
         loss_mask: str = "auto",
         columns: Mapping[str, str | ColumnConfig | Column] | None = None,
+        pairs: bool | None = None,
         **cuts: Unpack[RowCuts],
     ) -> None:
         super().__init__(cache, seq_len, removed, loss_mask, columns)
@@ -281,7 +284,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
                 value=split_documents,
                 cure=cure,
             )
-        warn_of_parted(self.cache)
+        refuse_pairs_in_a_stream(self.cache, pairs)
         self._rows = TokenRows(
             self.cache,
             seq_len,
@@ -382,6 +385,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             clean_run=self._rows.clean_run,
             loss_mask=self.loss_mask or "none",
             columns=self.columns,
+            pairs=False,  # else this dataset would not exist
         )
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
@@ -121,10 +121,11 @@ class PackingConfig:
     Attributes:
         algorithm: See :class:`PackSpec`. ``windowed`` keeps reads local.
         long: What happens to documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
-            ``error``.
+            ``error``. None: ``split``; but ``drop`` for caches that mark what is trained on, and for units, so that
+            an answer keeps its question.
         min_fill: Packs filled to less than this share are dropped, and counted.
-        unit: This many neighbouring documents are never separated: 2 for the pairs of a preference cache. ``long`` must
-            then be ``drop`` or ``error``.
+        unit: This many neighbouring documents are never separated. ``long`` must then be ``drop`` or ``error``. None:
+            2 for the pairs of a preference cache, else 1.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         max_documents: Most documents in a row, with ``algorithm: next_fit``: 1 gives each document its own row.
 
@@ -137,9 +138,9 @@ class PackingConfig:
     """
 
     algorithm: str = "windowed"
-    long: str = "split"
+    long: str | None = None
     min_fill: float = 0.0
-    unit: int = 1
+    unit: int | None = None
     plans: str | None = None
     max_documents: int | None = None
 
@@ -151,30 +152,50 @@ class PackingConfig:
                 value=self.long,
                 cure="Use split or truncate.",
             )
-        policy = self.spec(2).policy
+        self.spec(2)
         check_at_least("unit", self.unit, cure="1, or 2 for pairs.")
-        if self.max_documents is not None and self.max_documents % self.unit:
-            cure = f"Give a multiple of {self.unit}."
+        unit = self.unit or 1
+        if self.max_documents is not None and self.max_documents % unit:
+            cure = f"Give a multiple of {unit}."
             raise ConfigError(
                 "parts units of documents",
                 field="max_documents",
                 value=self.max_documents,
                 cure=cure,
             )
-        if self.unit > 1 and policy not in ("drop", "error"):
+        if unit > 1 and (self.algorithm in CUTTING or self.long not in (None, "drop", "error")):
             raise ConfigError(
                 "would cut documents that belong together",
-                field="long",
-                value=policy,
+                field="long" if self.long is not None else "algorithm",
+                value=self.long or self.algorithm,
                 cure="Use drop or error, and an algorithm that cuts none: windowed or bfd.",
             )
+
+    def resolved(self, *, pairs: bool, conversations: bool) -> PackingConfig:
+        """This packing with the defaults for a cache filled in.
+
+        Args:
+            pairs: Whether documents are preference pairs, two by two.
+            conversations: Whether documents are conversations, or other questions with their answers.
+
+        Raises:
+            ConfigError: the algorithm cuts documents, and there are pairs.
+
+        Example:
+            >>> PackingConfig().resolved(pairs=False, conversations=True).long
+            'drop'
+        """
+        unit = self.unit or (2 if pairs else 1)
+        keeps_whole = (conversations or unit > 1) and self.algorithm not in CUTTING
+        of_units = replace(self, unit=unit)  # which refuses algorithms that would part them
+        return replace(of_units, long=self.long or ("drop" if keeps_whole else "split"))
 
     def spec(self, capacity: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> PackSpec:
         """How documents are packed into rows of ``capacity`` tokens, stored in blocks of ``block_tokens``."""
         # checked there
         algorithm = cast("Algorithm", self.algorithm)
-        long = cast("LongPolicy", self.long)
-        units = self.max_documents and max(self.max_documents // max(self.unit, 1), 1)
+        long = cast("LongPolicy", self.long or "split")
+        units = self.max_documents and max(self.max_documents // max(self.unit or 1, 1), 1)
         return PackSpec(capacity, algorithm, long, self.min_fill, block_tokens, units)
 
 

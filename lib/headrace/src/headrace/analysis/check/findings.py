@@ -15,7 +15,6 @@ from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, shar
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.component import counts_of_padding
-from headrace.data.pairs import CHOSEN
 from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.repeats import without_repeats
@@ -108,18 +107,6 @@ def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
             f"counts the places of packed rows, padding included ({', '.join(packed[:4])})",
             "Write unit: content_tokens, or trained_tokens. A run that has begun goes on as it is.",
         )
-
-
-@_rule("warning", "parted_pairs")
-def _parted_pairs(plan: RunPlan) -> Iterator[_Advice]:
-    for c in plan.components:
-        packing = plan.config.components[c.name].packing
-        if CHOSEN in c.leaves and (packing is None or packing.unit != 2):
-            yield (
-                f"components.{c.name}.packing",
-                "parts preference pairs: rejected answers are trained on as chosen ones are",
-                "Set packing: {unit: 2, long: drop}, which makes each pair a unit whose rejected side weighs -1.",
-            )
 
 
 @_rule("warning", "ends_by_token")
