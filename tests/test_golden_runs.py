@@ -558,6 +558,7 @@ LATER = (
         "repeated_tokens",
     ),
     *("mixes_all", "origin", "origin_problem", "end_token", "data_end"),
+    *("conversations", "unseen_rows", "skipped_tokens", "missing_bos"),
 )
 """Fields that there were not, at any depth of what commands say."""
 OTHER_FINDINGS = ("shared_blocks", "padding_counts", "parted_pairs")

@@ -63,8 +63,9 @@ def check(
 ) -> None:
     """Check a config: what it resolves to, what its first steps read, and what will cause problems.
 
-    Reads no tokens. Caches that do not exist yet are planned with their `expected_tokens`. Exits with status 1 if there
-    is a problem (the run could not start, or would not be what was asked for), with 2 if the config is invalid.
+    Reads no tokens, except of a few first documents; of conversations, lengths and masks. Caches that do not exist yet
+    are planned with their `expected_tokens`. Exits with status 1 if there is a problem (the run could not start, or
+    would not be what was asked for), with 2 if the config is invalid.
 
     For example:
 

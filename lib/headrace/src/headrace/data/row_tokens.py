@@ -292,9 +292,7 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
         for at in range(0, len(stored), _CHUNK):
             located = stored.locate(np.arange(at, min(at + _CHUNK, len(stored))))
-            tokens[first[located.source] + located.row] = run_blocking(
-                _read_labels(stored, located)
-            )
+            tokens[first[located.source] + located.row] = run_blocking(read_labels(stored, located))
         return tokens
 
     first = np.cumsum([0] + [source.num_rows for source in stored.sources])
@@ -303,7 +301,7 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
     return np.split(load_or_add_up(folder, made_from, read), first[1:-1])
 
 
-async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray, " n"]:
+async def read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray, " n"]:
     """Labels of rows that are trained on, as their masks say."""
     segments = segments_of(stored.sources, located.source, located.row)
     stats = ReadStats()

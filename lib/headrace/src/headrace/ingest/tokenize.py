@@ -251,6 +251,15 @@ class FileTokenizer(Tokenizer):
         self._refused = np.zeros(self.vocab_size, np.bool_)
         self._refused[np.array([i for i in refused if i != unknown], np.int64)] = True
 
+    @property
+    def template_bos(self) -> tuple[str, int] | None:
+        """The token, and its id, that the file's own template puts before a text; a build puts ``bos`` there."""
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        framed = self._tokenizer.encode("a", add_special_tokens=True).ids
+        if framed[: len(plain)] == plain:
+            return None
+        return str(self._tokenizer.id_to_token(framed[0])), framed[0]
+
     def reading_special(self, special_tokens_in_text: SpecialTokensInText) -> FileTokenizer:
         if special_tokens_in_text == self.special_tokens_in_text:
             return self

@@ -7,6 +7,7 @@ than necessary, and may be intended.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
@@ -19,9 +20,12 @@ from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
+from headrace.pack.spec import CUTTING
 
 _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
+_UNTRAINED = 0.01
+_SKIPPED = 0.001
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,127 @@ def _ends_by_token(plan: RunPlan) -> Iterator[_Advice]:
             f"goes by token {by_token[0].end_token} in {', '.join(c.name for c in by_token[:4])}: the rows of"
             f" {by_token[0].cache} are blocks of one length, so it stores no documents",
             "If that is not meant, write split_documents: false, or build a cache from documents (headrace build).",
+        )
+
+
+@_RULES.append
+def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
+    for c in plan.components:
+        talk = c.conversations
+        if talk is None or talk.untrained_share < _UNTRAINED:
+            continue
+        trains_nothing = talk.untrained_rows == talk.looked_rows
+        mask = f"components.{c.name}.loss_mask"
+        cures = [f"train on every token ({mask}: none)"]
+        if talk.longest > plan.phases[0][1]:
+            cures.insert(0, f"raise seq_len to {talk.longest:,}")
+        if plan.config.components[c.name].packing is None and not trains_nothing:
+            cures.insert(0, f"keep conversations whole (components.{c.name}.packing: {{}})")
+        yield Finding(
+            "problem" if trains_nothing else "warning",
+            "untrained_rows",
+            mask,
+            f"marks no token in {talk.untrained_rows:,} of {_looked(c)} ({talk.untrained_share:.1%}): they train"
+            " nothing",
+            f"Look at some (headrace inspect {c.cache}). Then {', or '.join(cures)}.",
+        )
+
+
+@_rule("warning", "cut_conversations")
+def _cut_conversations(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        talk = c.conversations
+        if talk is None or not talk.begun_inside:
+            continue
+        how = plan.config.components[c.name].packing
+        path = f"components.{c.name}.packing"
+        what = f"{talk.begun_inside:,} of {talk.pieces:,}"
+        if how is None:
+            yield (
+                path,
+                f"is missing: {what} rows begin inside a conversation, without its question",
+                f"Pack conversations, each whole: {path}: {{}}.",
+            )
+        else:
+            yield (
+                path,
+                f"cuts conversations: {what} segments begin inside one, without its question",
+                f"Leave {'algorithm' if how.algorithm in CUTTING else 'long'} out: conversations then stay whole. Those"
+                " longer than seq_len are left out, and counted.",
+            )
+
+
+@_rule("warning", "left_out_conversations")
+def _left_out(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        talk = c.conversations
+        if talk is None or not talk.left_out_documents:
+            continue
+        share = talk.left_out_documents / max(talk.documents, 1)
+        how = plan.config.components[c.name].packing
+        pairs = how is not None and talk.unit > 1
+        other = (
+            ""
+            if pairs
+            else f", or keep their beginning (components.{c.name}.packing.long: truncate)"
+        )
+        yield (
+            "seq_len",
+            f"is less than {talk.left_out_documents:,} of {talk.documents:,} conversations of {c.name!r} have"
+            f" ({share:.1%}): they are left out, {talk.left_out_tokens:,} tokens",
+            f"Raise it to {talk.longest:,}{other}.",
+        )
+
+
+@_rule("warning", "unseen_rows")
+def _unseen_rows(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        if not c.unseen_rows:
+            continue
+        batches = -(-c.unseen_rows // plan.largest_batch)
+        cure = (
+            "Write last_batch: pad."
+            if plan.config.last_batch == "drop"
+            else f"Write num_steps: {(plan.steps or 0) + batches}, or leave it out."
+        )
+        yield (
+            "last_batch" if plan.config.last_batch == "drop" else "num_steps",
+            f"leaves {c.unseen_rows:,} of {c.rows:,} rows of {c.name!r} unseen ({c.unseen_rows / c.rows:.1%}), which"
+            f" max_epochs allows: batches of {plan.largest_batch:,} do not divide them",
+            cure,
+        )
+
+
+@_rule("warning", "skipped_tokens")
+def _skipped_tokens(plan: RunPlan) -> Iterator[_Advice]:
+    longest = max(length for _, length in plan.phases)
+    for c in plan.components:
+        if c.skipped_tokens < max(longest, _SKIPPED * c.tokens):
+            continue
+        share = c.skipped_tokens / c.tokens
+        yield (
+            "seq_len",
+            f"changes, and leaves out {c.skipped_tokens:,} of {c.tokens:,} tokens of {c.name!r} ({share:.1%}) in that"
+            " pass",
+            f"Keep one length (seq_len: {longest}), or change it at a step where a pass ends.",
+        )
+
+
+@_rule("warning", "no_bos")
+def _no_bos(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        if c.missing_bos is None:
+            continue
+        token = c.missing_bos
+        build = (
+            "begin the chat template with it ({{ bos_token }}), and build again"
+            if c.conversations is not None
+            else f"build again with --bos {shlex.quote(token)} (in a config tokenizer.bos: {token!r})"
+        )
+        yield (
+            f"components.{c.name}.cache",
+            f"has documents that do not begin with {token!r}, which its tokenizer puts before a text",
+            f"If the model was trained with it, {build}.",
         )
 
 
@@ -419,6 +544,12 @@ def _uneven_hosts(plan: RunPlan) -> Iterator[_Advice]:
                 f"{plan.batch_size} rows do not divide over {h.hosts} hosts",
                 f"Use {-(-plan.batch_size // h.hosts) * h.hosts}, or another number of hosts.",
             )
+
+
+def _looked(c: ComponentPlan) -> str:
+    """The rows of a component that figures about conversations are about."""
+    looked = 0 if c.conversations is None else c.conversations.looked_rows
+    return f"{c.rows:,} rows" if looked == c.rows else f"{looked:,} rows that were looked at"
 
 
 def _fields(components: Sequence[ComponentPlan], field: str) -> str:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from headrace.analysis.check.bos import missing_bos
+from headrace.analysis.check.conversations import Conversations, look_at_conversations
 from headrace.analysis.check.sizes import PlannedCaches, planned_caches
 from headrace.analysis.excess import SourceExcess, source_excess
 from headrace.analysis.simulate.forecast import Forecast, RunSteps, simulate
@@ -73,6 +75,12 @@ class ComponentPlan:
         None  # documents per packed row, from the first thousand rows; None: not packed
     )
     row_fill: float = 1.0  # share of these rows that is not padding
+    conversations: Conversations | None = None  # what its rows make of conversations, if it has any
+    unseen_rows: int = 0  # rows that no step draws, though its limits allow it
+    skipped_tokens: int = 0  # tokens that changes of the row length leave out
+    missing_bos: str | None = (
+        None  # token that its tokenizer would put before a text, and no build did
+    )
     end_token: int | None = (
         None  # token that divides its rows into documents, if the cache stores no documents
     )
@@ -216,6 +224,7 @@ def plan_run(
             first,
             shares[:, d],
             drawn and drawn.of(d),
+            dataset,
         )
         for d, name in enumerate(first.names)
     )
@@ -295,13 +304,34 @@ def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
         stop = steps if until is None else min(until, steps)
         try:
             end = draws.starts_at(stop)
-        except IndexOutOfRangeError:  # the last batch is partial
-            end = draws.starts_at(stop - 1)
+        except IndexOutOfRangeError:
+            end = draws.starts_at(stop - 1) + _in_last_batch(dataset, stop - 1)
         begin = draws.starts_at(step)
         rows = rows + end - begin
         tokens = tokens + mixture.tokens_of(end) - mixture.tokens_of(begin)
         step = stop
     return _Drawn(rows, tokens)
+
+
+def _in_last_batch(dataset: RunDataset, step: int) -> np.ndarray:
+    """Rows of each component in a last batch that the data do not fill."""
+    first = dataset.batch_schedule.rows_at(step)[0]
+    origin = dataset.explain(np.arange(first, dataset.length))
+    return np.bincount(origin.component, minlength=len(origin.names))
+
+
+def _unseen(name: str, config: LmDataConfig, rows: int, drawn: int, dataset: RunDataset) -> int:
+    """Rows that are never drawn, though limits of epochs allow it: less than a batch, or what is left where the data
+    end. A run that stops earlier says so with ``num_steps``.
+    """
+    component = config.components[name]
+    epochs = config.max_epochs if component.max_epochs is None else component.max_epochs
+    is_alone = len(config.components) == 1 and config.stop_strategy != "restart"
+    if len(config.phases) > 1 or component.max_tokens is not None or not (epochs or is_alone):
+        return 0
+    missing = max(min(rows, int(rows * (epochs or 1))) - drawn, 0)
+    is_less_than_a_batch = missing < dataset.batch_schedule.max_size
+    return missing if is_less_than_a_batch or config.run_steps is None else 0
 
 
 def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
@@ -361,6 +391,7 @@ def _component(
     mixture: MixtureDataset,
     shares: np.ndarray,
     drawn: tuple[int, int] | None,
+    dataset: RunDataset,
 ) -> ComponentPlan:
     component = mixture.components[mixture.names.index(name)]
     order = component.shuffle_order() or Identity(len(trained))
@@ -372,6 +403,8 @@ def _component(
     some = trained.locate(np.arange(min(len(trained), _LOOKED_PACKS)))
     if (lengths := segments_of(trained.sources, some.source, some.row)) is not None:
         documents = float((lengths > 0).sum() / len(lengths))
+    unseen = 0 if drawn is None else _unseen(name, config, len(trained), drawn[0], dataset)
+    skipped = sum(change.skipped_tokens for change in dataset.changes if change.component == name)
     return ComponentPlan(
         name=name,
         cache=config.components[name].shown_cache,
@@ -399,5 +432,9 @@ def _component(
         row_fill=1.0
         if lengths is None
         else float(lengths.sum()) / (len(lengths) * trained.seq_len),
+        conversations=look_at_conversations(trained, cache),
+        unseen_rows=unseen,
+        skipped_tokens=skipped,
+        missing_bos=missing_bos(cache),
         end_token=next(iter(ends_by_token(trained.sources).values()), None),
     )
