@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -290,6 +291,10 @@ def summary(report: BuildReport) -> str:
     if report.ignored_records:
         kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
         lines.append(f"Records without plain text left out: {kinds}.")
+    if report.unused_fields:
+        lines.append(
+            f"Fields of records that were not used: {fields_in_words(report.unused_fields)}."
+        )
     if report.trained_tokens is not None:
         share = report.trained_tokens / max(report.tokens, 1)
         none = (
@@ -315,6 +320,16 @@ def summary(report: BuildReport) -> str:
         )
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
+
+
+def fields_in_words(fields: Mapping[str, int]) -> str:
+    """Names fields with the number of records that have them.
+
+    Example:
+        >>> fields_in_words({"id": 2000, "url": 1})
+        'id (2,000 records), url (1 record)'
+    """
+    return ", ".join(f"{name} ({format_count(n, 'record')})" for name, n in fields.items())
 
 
 def _encoding_in_words(report: BuildReport) -> list[str]:

@@ -212,6 +212,7 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
 def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
     from headrace.cli.remove import removal_facts
+    from headrace.ingest.build import unused_fields_of
     from headrace.store import files
     from headrace.store.document_ends import block_tokens_of
     from headrace.store.ledger import SHUFFLED
@@ -229,6 +230,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "tokens": cache.num_tokens,
         "bytes_on_disk": files.tree_bytes(cache.path),
         **{name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS},
+        "unused_fields": unused_fields_of(ledger.parts),
         "parts": len(ledger.parts),
         "part_sizes": [
             {"name": p.name, "documents": p.documents, "tokens": p.tokens} for p in ledger.parts

@@ -17,6 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.build import fields_in_words
 from headrace.cli.decoded import Sample
 from headrace.cli.shown import (
     BOUNDARY,
@@ -101,6 +102,8 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         )
     if facts["skipped_lines"]:
         rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
+    if facts["unused_fields"]:
+        rows["unused fields"] = fields_in_words(facts["unused_fields"])
     if facts["shuffled"]:
         rows["shuffled"] = (
             f"documents, with seed {facts['shuffled']['seed']}, from {facts['shuffled']['fingerprint']}"

@@ -95,6 +95,8 @@ class BuildReport:
         first_skipped: Position and reason of the first of them.
         empty_documents: How many documents have no text.
         ignored_records: Records of a crawl without plain text, by type.
+        unused_fields: Fields of records from which nothing was read, with the number of records that have them (of
+            tables: of rows).
         trained_tokens: Tokens that are trained on, by their mask; None if documents have none.
         untrained_documents: Documents with a mask but no trained token. They are kept.
         parts_built: Parts that this call built.
@@ -134,6 +136,7 @@ class BuildReport:
     engine_reason: str = ""
     differing_code_points: int = 0
     encoded: EncoderCounts = field(default_factory=EncoderCounts)
+    unused_fields: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -448,6 +451,14 @@ def _clear(output: str, begun: Ledger) -> None:
         files.remove_tree(files.join(output, name))
 
 
+def unused_fields_of(records: Sequence[PartRecord]) -> dict[str, int]:
+    """Fields from which no part read anything, with their number of records, by name."""
+    unused: Counter[str] = Counter()
+    for record in records:
+        unused.update(record.extra.get("unused_fields", {}))
+    return dict(sorted(unused.items()))
+
+
 def report_of(
     output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]
 ) -> BuildReport:
@@ -478,4 +489,5 @@ def report_of(
         parts_reused=len(records) - len(built),
         tokens_built=sum(r.tokens for r in built.values()),
         bytes_built=sum(int(r.extra["text_bytes"]) for r in built.values()),
+        unused_fields=unused_fields_of(records),
     )

@@ -6,6 +6,7 @@ counts. Price: that of the container's reader; memory is bounded by one document
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -20,7 +21,7 @@ from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubR
 from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
 from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
 from headrace.ingest.records import BadRecordError, Fields, Reader, Slice
-from headrace.ingest.source import PRE_TOKENIZED, SourceConfig, SourceFile
+from headrace.ingest.source import PRE_TOKENIZED, TOKEN_MASKS, SourceConfig, SourceFile
 
 READERS: dict[str, type[Reader]] = {
     "jsonl": JsonlReader,
@@ -36,6 +37,10 @@ READERS: dict[str, type[Reader]] = {
 """Readers by the format of the file."""
 MIN_SLICE_BYTES = 1 << 20
 """Smallest useful slice: a reader reads this much at once."""
+MOST_UNUSED_NAMES = 256
+"""Names of unused fields that are counted one by one; records may be keyed by ids."""
+OTHER_FIELDS = "(others)"
+_MOST_SHAPES = 1024
 
 
 class Document(NamedTuple):
@@ -93,6 +98,10 @@ class DocumentReader:
         self._reader.max_record_bytes = config.max_record_bytes
         self.ignored = self._reader.ignored
         self._ended = False
+        # Rows by the fields they have: a tuple of names counts as fast as a number.
+        self._shapes: Counter[tuple[str, ...]] = Counter()
+        self._unused: Counter[str] = Counter()
+        self._rows = 0
 
     @property
     def stored_bytes(self) -> int:
@@ -100,6 +109,11 @@ class DocumentReader:
         if size is None:
             return self._reader.stored_bytes
         return size if self._ended else min(size, self._reader.stored_bytes)
+
+    def unused_fields(self) -> Counter[str]:
+        """Fields of the records so far from which nothing was read, with their number of records."""
+        self._count_shapes()
+        return self._unused + Counter(dict.fromkeys(self._reader.unread, self._rows))
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order.
@@ -119,12 +133,29 @@ class DocumentReader:
                     self.first_skipped = self.first_skipped or (row, self.refusal(row, bad))
                     continue
                 self.row = row
+                self._note_fields(record)
                 yield from documents
         except SourceError:
             self._check_unchanged()  # if the file is being written, report that and not the incomplete line
             raise
         self._check_unchanged()
         self._ended = True
+
+    def _note_fields(self, record: Fields) -> None:
+        self._rows += 1
+        self._shapes[tuple(record)] += 1
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._count_shapes()
+
+    def _count_shapes(self) -> None:
+        used = {name for column in self._maker.columns for name in (column, column.split(".")[0])}
+        for shape, rows in self._shapes.items():
+            for name in shape:
+                if name in used:
+                    continue
+                known = name in self._unused or len(self._unused) < MOST_UNUSED_NAMES
+                self._unused[name if known else OTHER_FIELDS] += rows
+        self._shapes.clear()
 
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""
@@ -156,28 +187,28 @@ class DocumentReader:
 def with_mask_settled(
     source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]
 ) -> SourceConfig:
-    """The source, with ``loss_mask`` added if it has token ids and the first record has a mask, unless it is
-    configured.
+    """The source, with the masks that the first record of token ids has, unless they are configured.
 
     Every part is built with the same leaves, so this is decided before the first; a record that differs is an error.
 
     Raises:
         SourceError: a file cannot be read.
     """
-    if kind != "tokens" or not source.is_optional(kind, "loss_mask"):
+    optional = (
+        [name for name in TOKEN_MASKS if source.is_optional(kind, name)] if kind == "tokens" else []
+    )
+    if not optional:
         return source
-    field = source.field_of(kind, "loss_mask") or ""
     for file in listed:
         if file.format in PRE_TOKENIZED:
             continue
         for _, record in open_reader(file, source.columns(kind), source.optional_columns(kind)):
             if not isinstance(record, BadRecordError):
-                there = record.get(field) is not None
-                return (
-                    replace(source, fields={**source.fields, "loss_mask": field})
-                    if there
-                    else source
-                )
+                names = {name: source.field_of(kind, name) or "" for name in optional}
+                there = {
+                    name: field for name, field in names.items() if record.get(field) is not None
+                }
+                return replace(source, fields={**source.fields, **there}) if there else source
     return source
 
 

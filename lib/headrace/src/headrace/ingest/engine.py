@@ -121,6 +121,7 @@ class _Counts:
     trained_tokens: int = 0
     untrained_documents: int = 0
     ignored: dict[str, int] = field(default_factory=dict[str, int])
+    unused_fields: dict[str, int] = field(default_factory=dict[str, int])
 
     def __iadd__(self, more: _Counts) -> _Counts:
         for name in (
@@ -134,7 +135,16 @@ class _Counts:
         self.first_skipped = min(self.first_skipped, more.first_skipped)
         for what, count in more.ignored.items():
             self.ignored[what] = self.ignored.get(what, 0) + count
+        for name, count in more.unused_fields.items():
+            self.unused_fields[name] = self.unused_fields.get(name, 0) + count
         return self
+
+    def to_json(self) -> dict[str, Any]:
+        """The counters for the part's record; without unused fields if there are none."""
+        facts = vars(self) | {"first_skipped": self.first_skipped[2]}
+        if not self.unused_fields:
+            del facts["unused_fields"]
+        return facts
 
     def add_encoded(self, documents: Sequence[Document], encoded: EncodedBatch) -> None:
         self.text_bytes += sum(d.num_bytes for d in documents)
@@ -311,7 +321,7 @@ def _encoded_parts(
             counts += batch.counts
             record = None
             if batch.closes:
-                record = writer.close(**vars(counts) | {"first_skipped": counts.first_skipped[2]})
+                record = writer.close(**counts.to_json())
                 writer = None
             yield batch, encoded, record
     finally:
@@ -341,7 +351,13 @@ def _batches(
                 batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
             batch.stored_bytes += reader.stored_bytes - consumed
             skipped = (number, *reader.first_skipped) if reader.first_skipped else _NONE_SKIPPED
-            batch.counts += _Counts(0, reader.skipped_lines, skipped, ignored=dict(reader.ignored))
+            batch.counts += _Counts(
+                0,
+                reader.skipped_lines,
+                skipped,
+                ignored=dict(reader.ignored),
+                unused_fields=dict(reader.unused_fields()),
+            )
         batch.closes = True
         yield batch
 

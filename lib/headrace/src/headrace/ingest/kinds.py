@@ -4,7 +4,8 @@
 kind          a record has                                    becomes
 ============  ==============================================  =====================================================
 text          ``text``                                        ``[bos] ids [eos]``
-tokens        ``input_ids`` (and a ``loss_mask``)             the ids as they are, checked against the vocabulary
+tokens        ``input_ids`` (and :data:`TOKEN_MASKS`,         the ids as they are, checked against the vocabulary,
+              ``attention_mask``, ``position_ids``, ...)      no padding; a ``loss_mask`` if there are masks
 chat          ``messages`` (and ``tools``)                    the template's text, with a ``loss_mask``
 preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the chosen one first, with ``loss_mask``,
                                                               ``prompt_length`` and ``chosen`` (1 or 0)
@@ -21,6 +22,7 @@ Price: masks need the position of each token in the text, which costs about as m
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -50,7 +52,7 @@ from headrace.ingest.records import (
     type_name,
     utf8_length,
 )
-from headrace.ingest.source import FIELDS, ChatConfig, SourceConfig
+from headrace.ingest.source import FIELDS, TOKEN_MASKS, ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -58,6 +60,7 @@ from headrace.store.ragged import LeafValues
 LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
 PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
 CHOSEN = LeafSpec("chosen", "uint8", "fixed")
+_NO_LABEL = -100
 
 
 class EncodedBatch(NamedTuple):
@@ -162,32 +165,24 @@ class TokensKind(DocumentKind):
         self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         super().__init__(config, kind, tokenizer, template)
-        if config.requires(kind, "loss_mask"):
+        self._masks = [name for name in TOKEN_MASKS if config.requires(kind, name)]
+        if self._masks:
             self.own_leaves = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:
         ids = numbers(
             self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False
         )
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.tokenizer.vocab_size:
-            at = int(np.flatnonzero((ids < 0) | (ids >= self.tokenizer.vocab_size))[0])
+        stretches = list(self._stretches(record, ids.size))
+        shown = slice(stretches[0][0], stretches[-1][1])
+        outside = (ids[shown] < 0) | (ids[shown] >= self.tokenizer.vocab_size)
+        if outside.any():
+            at = shown.start + int(np.flatnonzero(outside)[0])
             raise BadRecordError(
                 f"holds the id {int(ids[at])} at position {at}, outside the vocabulary of {self.tokenizer.vocab_size}",
                 "Give the tokenizer that it was made with.",
             )
-        mask = None
-        if self.own_leaves:
-            mask = numbers(self._field(record, "loss_mask"), "uint8", self._field_name("loss_mask"))
-            if mask.size != ids.size or (mask.size and int(mask.max()) > 1):
-                raise BadRecordError(
-                    f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask"
-                )
-        elif self._field(record, "loss_mask") is not None:
-            raise BadRecordError(
-                "has a loss_mask, and the first record of the source has none",
-                "Say --field loss_mask=loss_mask if all have one, or --field loss_mask=none to train on every token.",
-            )
-        ids = ids.astype(self.tokenizer.dtype)
+        mask = self._mask(record, ids)
         leaves = self._leaves(record)
         for spec, values in zip(self._asked, leaves, strict=True):
             if spec.width is not None and values.size != spec.width * ids.size:
@@ -196,7 +191,134 @@ class TokensKind(DocumentKind):
                 raise BadRecordError(
                     f"has {ids.size} ids, and not {each} for each in field {field!r}"
                 )
-        return (Document("", ids.nbytes, leaves, ids=ids, mask=mask),)
+        ids = ids.astype(self.tokenizer.dtype)
+        documents: list[Document] = []
+        for start, stop in stretches:
+            own_leaves = tuple(
+                values if spec.width is None else values[start * spec.width : stop * spec.width]
+                for spec, values in zip(self._asked, leaves, strict=True)
+            )
+            own_ids = ids[start:stop]
+            own_mask = None if mask is None else mask[start:stop]
+            documents.append(Document("", own_ids.nbytes, own_leaves, ids=own_ids, mask=own_mask))
+        return documents
+
+    def _mask(self, record: Fields, ids: np.ndarray) -> np.ndarray | None:
+        """Which ids are trained on: those that every mask of the record marks; None: the source has no masks."""
+        for name in TOKEN_MASKS:
+            if name not in self._masks and self._field(record, name) is not None:
+                field = self._field_name(name)
+                raise BadRecordError(
+                    f"has a {field}, and the first record of the source has none",
+                    f"Say --field {name}={field} if all have one, or --field {name}=none to train without it.",
+                )
+        if not self._masks:
+            return None
+        mask = np.ones(ids.size, np.uint8)
+        for name in self._masks:
+            mask &= (
+                self._labelled(record, ids) if name == "labels" else self._ones(record, name, ids)
+            )
+        return mask
+
+    def _labelled(self, record: Fields, ids: np.ndarray) -> np.ndarray:
+        """1 where ``labels`` is the id itself, 0 where it is -100: transformers shifts them within the model."""
+        field = self._field_name("labels")
+        labels = numbers(self._field(record, "labels"), "int64", field, bools=False)
+        if labels.size != ids.size:
+            raise BadRecordError(f"has {ids.size} ids and {labels.size} numbers in field {field!r}")
+        trained = labels != _NO_LABEL
+        wrong = np.flatnonzero(trained & (labels != ids))
+        if wrong.size:
+            at = int(wrong[0])
+            next_ids = np.append(ids[1:], labels[-1:])
+            is_shifted = bool((labels == next_ids)[trained].all())
+            cure = (
+                "They are shifted by one: write them unshifted, labels[i] beside input_ids[i], as transformers does."
+                if is_shifted
+                else f"Give an id of input_ids or {_NO_LABEL} at each place, or train on every token:"
+                " --field labels=none."
+            )
+            raise BadRecordError(
+                f"has the label {int(labels[at])} at position {at} of field {field!r}, where the id is {int(ids[at])}",
+                cure,
+            )
+        return trained.astype(np.uint8)
+
+    def _ones(self, record: Fields, name: str, ids: np.ndarray) -> np.ndarray:
+        """A column with a 0 or 1 for each id."""
+        field = self._field_name(name)
+        values = numbers(self._field(record, name), "float64", field)
+        if values.size != ids.size or not np.isin(values, (0, 1)).all():
+            raise BadRecordError(
+                f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
+                f"Keep weights as a leaf: --field {name}=none --leaf loss_weights={field}:float32:token.",
+            )
+        return values.astype(np.uint8)
+
+    def _stretches(self, record: Fields, size: int) -> Iterator[tuple[int, int]]:
+        """Where the documents of the record are: without padding, and those of a packed record apart."""
+        start, stop = self._unpadded(record, size)
+        starts = [start]
+        lengths = self._field(record, "seq_lengths")
+        positions = self._field(record, "position_ids")
+        if lengths is not None:
+            field = self._field_name("seq_lengths")
+            counts = numbers(lengths, "int64", field, bools=False)
+            if (counts < 0).any() or int(counts.sum()) != stop - start:
+                raise BadRecordError(
+                    f"has {stop - start} ids, and lengths of documents in field {field!r} that do not sum up to it"
+                )
+            starts = [start, *(start + np.cumsum(counts)[:-1]).tolist()]
+        elif positions is not None:
+            starts = self._restarts(positions, start, stop, size)
+        yield from itertools.pairwise([*starts, stop])
+
+    def _unpadded(self, record: Fields, size: int) -> tuple[int, int]:
+        """First and last place (exclusive) that ``attention_mask`` shows to the model."""
+        value = self._field(record, "attention_mask")
+        if value is None or not size:
+            return 0, size
+        field = self._field_name("attention_mask")
+        values = numbers(value, "int64", field)
+        seen = np.flatnonzero(values)
+        if values.size != size or (values[seen] != 1).any():
+            raise BadRecordError(
+                f"has {size} ids, and not a 0 or 1 for each in its {field}",
+                "Leave it unused: --field attention_mask=none.",
+            )
+        if not seen.size:
+            return 0, 0
+        start = int(seen[0])
+        stop = int(seen[-1]) + 1
+        if seen.size != stop - start:
+            at = start + int(np.flatnonzero(values[start:stop] == 0)[0])
+            raise BadRecordError(
+                f"hides position {at} by its {field}, between others that it shows",
+                "Only padding before and after the ids can be left out; to read all ids: --field attention_mask=none.",
+            )
+        return start, stop
+
+    def _restarts(self, positions: Any, start: int, stop: int, size: int) -> list[int]:
+        """Where ``position_ids`` begin again at 0, which is where the next document begins."""
+        field = self._field_name("position_ids")
+        values = numbers(positions, "int64", field, bools=False)
+        if values.size != size:
+            raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}")
+        shown = values[start:stop]
+        if not shown.size:
+            return [start]
+        is_start = shown == 0
+        is_start[0] = True
+        wrong = np.flatnonzero(~is_start[1:] & (np.diff(shown) != 1))
+        if shown[0] != 0 or wrong.size:
+            at = start if shown[0] != 0 else start + 1 + int(wrong[0])
+            raise BadRecordError(
+                f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor one more than"
+                " before",
+                "Positions count from 0 in each document; to leave them unused: --field position_ids=none.",
+            )
+        return (start + np.flatnonzero(is_start)).tolist()
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         ids = [d.ids for d in documents if d.ids is not None]

@@ -69,6 +69,7 @@ class Reader(abc.ABC):
         optional: Those of them that are optional.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Ignored records, by type (``text/html``).
+        unread: Columns of a table that are not read.
         max_record_bytes: A larger record is a bad one, if records are read as a whole.
     """
 
@@ -81,6 +82,7 @@ class Reader(abc.ABC):
         self.optional: Collection[str] = ()
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
+        self.unread: list[str] = []
         self.max_record_bytes = MAX_RECORD_BYTES
 
     def too_long(self) -> BadRecordError:
@@ -124,6 +126,7 @@ class Reader(abc.ABC):
                     cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
                 )
         top_level = {c if c in present else c.split(".")[0] for c in self.columns}
+        self.unread = [name for name in present if name not in top_level]
         return [name for name in present if name in top_level]
 
     def describe_row(self, row: int) -> str:

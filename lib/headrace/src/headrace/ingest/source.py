@@ -61,14 +61,29 @@ USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
 PRE_TOKENIZED = ("megatron", "nmoe")
 FIELDS: dict[str, dict[str, str]] = {
     "text": {"text": "text"},
-    "tokens": {"tokens": "input_ids", "loss_mask": "loss_mask"},
+    "tokens": {
+        "tokens": "input_ids",
+        "loss_mask": "loss_mask",
+        "labels": "labels",
+        "completion_mask": "completion_mask",
+        "assistant_masks": "assistant_masks",
+        "attention_mask": "attention_mask",
+        "position_ids": "position_ids",
+        "seq_lengths": "seq_lengths",
+    },
     "chat": {"messages": "messages", "tools": "tools"},
     "preference": {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"},
     "prompts": {"prompt": "prompt"},
 }
 """What each kind reads from a record, and its default field."""
-OPTIONAL = (("tokens", "loss_mask"), ("chat", "tools"), ("preference", "prompt"))
+OPTIONAL = (
+    *(("tokens", name) for name in FIELDS["tokens"] if name != "tokens"),
+    ("chat", "tools"),
+    ("preference", "prompt"),
+)
 """What is optional in a record, unless its field is named."""
+TOKEN_MASKS = ("loss_mask", "labels", "completion_mask", "assistant_masks")
+"""What says which token ids are trained on; a token is, if all that a record has agree."""
 NOTHING = "none"
 """Selects no field: an optional value is ignored, whether records have it or not."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
