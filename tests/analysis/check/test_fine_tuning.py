@@ -16,6 +16,7 @@ import headrace
 from headrace import load_config
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import ComponentPlan, plan_run
+from headrace.ingest import ChatConfig
 from headrace.testing import write_cache
 
 
@@ -232,3 +233,22 @@ def test_a_start_token_that_the_build_did_not_add_is_said(folder, with_bos):
     tokenizer = headrace.TokenizerConfig(with_bos, bos=bos[1])
     headrace.build_cache(source, tokenizer, framed, progress=False)
     assert "no_bos" not in check(framed)[0]
+
+
+def test_the_template_of_chats_is_what_can_begin_with_it(folder, with_bos):
+    Path(with_bos).with_name("tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    chats = [{"messages": [{"role": "user", "content": "a b"}]} for _ in range(60)]
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    body = "{% for m in messages %}{% generation %}{{ m.content }} {% endgeneration %}{% endfor %}"
+    for begin in ("", "{{ bos_token }}"):
+        source = headrace.SourceConfig(
+            [str(folder / "chats.jsonl")],
+            kind="chat",
+            chat=ChatConfig(template=begin + body),
+        )
+        path = str(folder / f"chats-{len(begin)}")
+        headrace.build_cache(source, headrace.TokenizerConfig(with_bos), path, progress=False)
+        found, _ = check(path, "seq_len=8", "components.a.packing={}")
+        assert ("no_bos" in found) == (not begin)
+        if found.get("no_bos"):
+            assert "{{ bos_token }}" in found["no_bos"].cure
