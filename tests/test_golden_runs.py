@@ -298,9 +298,41 @@ def test_the_digest_covers_every_array_of_a_batch():
     assert fields == {*ARRAYS, ends, "eos_id", "pairs", "extras"}
 
 
+SEEN_ONCE = {
+    "042-shuffle-none": {
+        "fingerprint": "533371e55273a32523e3cbc1ce25223a",
+        "27": "328651ca851ad4e8afd8f7afb57548df26820c14b0c37d369b97a7a40642f108",
+        "36": "4429168fee4c5ef29599f502f3a76be3c562556093a3f0bc2b533611acab6b66",
+        "900": "092cd2246179ffa885c0a04f02d217600ae2de42d4976be807ee28c088ccb09b",
+    },
+    "050-stages-by-step": {
+        "30": "3fc879bdc22e7554671ce63708f4583bfc36b46faf1f41d5328c4b4d97ce62a7",
+        "900": "d4080e5847c1b22a11eb37b4fd84003387c615d8fddc7e0ef2a19ecd5bef240b",
+    },
+    "074-shuffle-block-linear": {
+        "194": "fc07f513c9c738b2db6e7b526be459197a84d523d07e40bdbd230726e2751645",
+        "900": "9c3713b7ddfb695c3f1949747d7b35e3d270dfb443c170da5091cb4f734674ab",
+    },
+    "phases": {"batch": "473be759ae5ce32cbeb5c490bde33e1ea169f52f0124da9f44639fe48c21b982"},
+}
+"""Batches that differ from the corpus, all after a change of ``seq_len``. Its release skipped what a change left of
+touched blocks, and went on with the next epoch; now the epoch is finished first. (Where a second change then meets
+another epoch, the fingerprint tells.)
+"""
+
+
+def expected_run(name: str) -> dict[str, Any]:
+    """What the corpus says of a run, but for what is right now."""
+    run = RUNS[name]
+    now = SEEN_ONCE.get(name, {})
+    batches = {step: now.get(step, digest) for step, digest in run["batches"].items()}
+    fingerprint = now.get("fingerprint", run["fingerprint"])
+    return {**run, "batches": batches, "fingerprint": fingerprint}
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_loads_the_same_batches(name: str, tmp_path: Path):
-    run = RUNS[name]
+    run = expected_run(name)
     config = as_begun(write_config(tmp_path, run["config"]))
     assert config.seed == run["seed"]
     expected = {key: run[key] for key in ("fingerprint", "num_steps", "batches", "validation")}
@@ -309,7 +341,7 @@ def test_a_run_loads_the_same_batches(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", [*RUNS][::10])
 def test_a_loader_that_reads_ahead_gives_the_same_batches(name: str, tmp_path: Path):
-    run = RUNS[name]
+    run = expected_run(name)
     loader = open_loader(as_begun(write_config(tmp_path, run["config"])))
     for step, digest in run["batches"].items():
         with loader.iter_from_step(int(step)) as batches:
@@ -344,7 +376,8 @@ def test_a_run_that_was_begun_is_resumed(name: str, tmp_path: Path):
     manifest = headrace.open_run(f"run_folders/{name}", loader, expected["step"])
     assert manifest.fingerprint == expected["fingerprint"]
     assert list(manifest.history) == expected["history"]
-    assert digest_batch(loader.batch_at(expected["step"])) == expected["batch"]
+    batch = SEEN_ONCE.get(name, expected)["batch"]
+    assert digest_batch(loader.batch_at(expected["step"])) == batch
     assert list_files(Path("run_folders", name)) == files
     state = headrace.run.LoaderState.from_json(expected["state"])
     assert manifest.state(expected["step"]) == state
@@ -378,7 +411,8 @@ def test_a_resumed_run_counts_from_its_anchor(name: str, tmp_path: Path):
     calls_from_start = count_calls(lambda: plain.batch_at(step))
     if name != "least":  # least_consumed draws thousands of rows with a few calls
         assert calls_from_anchor * CALLS_SAVED < calls_from_start
-    assert digest_batch(plain.batch_at(step)) == COUNTED_ANEW.get(name, expected["batch"])
+    batch = SEEN_ONCE.get(name, expected)["batch"]
+    assert digest_batch(plain.batch_at(step)) == COUNTED_ANEW.get(name, batch)
 
 
 @pytest.mark.parametrize("name", ARTIFACTS.get("amended", {}))

@@ -43,7 +43,7 @@ def test_a_mixture_locates_rows_as_its_components_do(phased):
             assert located.locality[here].tolist() == alone.locality.tolist()
             assert (located.source[here] == d).all()
             if isinstance(part, Continued):
-                seen |= {part.at(i)[0] is part.rest for i in ordinal[here].tolist()}
+                seen |= {part.at(i)[0] in part.rest for i in ordinal[here].tolist()}
     assert seen == {True, False}  # rests of epochs, and whole epochs
     last = phased.phases[-1][1]
     assert isinstance(last, MixtureDataset)

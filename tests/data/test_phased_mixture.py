@@ -79,6 +79,7 @@ def epochs_of(
 
 SHUFFLES = [
     BraidShuffleConfig(strands=6),
+    BraidShuffleConfig(strands=150),
     BraidShuffleConfig(strands=3, io_block_size=16),
     BraidShuffleConfig(),
     BlockShuffleConfig(window_blocks=3),
@@ -100,9 +101,14 @@ def runs(draw: st.DrawFn) -> tuple[list[tuple[int, int]], ShuffleConfig, BatchSc
     )
     phases = list(zip([0, *steps], lengths, strict=True))
     sizes = {0: 8, **{s: draw(st.integers(1, 12)) for s in steps[:1]}}
+    strands = st.integers(1, 180)
+    blocks = st.none() | st.integers(1, 40)
+    braids = st.builds(
+        BraidShuffleConfig, strands=strands, io_block_size=blocks, version=st.sampled_from([1, 2])
+    )
     return (
         phases,
-        draw(st.sampled_from(SHUFFLES)),
+        draw(st.sampled_from(SHUFFLES) | braids),
         BatchSchedule(sizes),
         draw(st.booleans()),
         draw(st.booleans()),
@@ -143,41 +149,31 @@ def phased(sources, phases, shuffles, weights, batch, *, policy="quota", **more)
     return PhasedDataset([(0, dataset)], batch)  # one phase is a plain mixture
 
 
-def unfilled(
-    dataset: PhasedDataset, name: str, epoch: int, first_phase: int, train_tokens: int
-) -> int:
-    """Tokens of a finished epoch that no row of its phases could hold."""
-    lengths = [mixture.seq_len for _, mixture in dataset.phases]
-    changes = [c for c in dataset.changes if c.component == name]  # the k-th leads to phase k + 1
+def unfilled(dataset: PhasedDataset, name: str, first_phase: int, train_tokens: int) -> int:
+    """Tokens of an epoch that no row of the phase in which it began could hold."""
     mixture = dataset.phases[first_phase][1]
     assert isinstance(mixture, MixtureDataset)
     part = mixture.components[mixture.names.index(name)]
     rows = len(part.whole) if isinstance(part, Continued) else rows_of_pass(part)
-    count = train_tokens - rows * lengths[first_phase]
-    phase = first_phase
-    while phase < len(changes) and changes[phase].epoch == epoch:
-        left = changes[phase].left_blocks
-        block = changes[phase].block_tokens
-        count += left * (block % lengths[phase + 1] - block % lengths[phase])
-        phase += 1
-    return count
+    return train_tokens - rows * mixture.seq_len
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(runs())
 def test_no_token_comes_twice_in_an_epoch_and_every_token_is_accounted_for(caches, run):
     phases, shuffle, batch, removed, held = run
+    held = held and len(phases) > 1  # a run of one length holds out blocks of a size of their own
     try:
+        block = block_of(phases, shuffle)
         dataset = make(caches, phases, shuffle, batch, removed, held)
     except ConfigError as error:
-        assert error.field in ("io_block_size", "one_in")  # noqa: PT017
+        assert error.field in ("io_block_size", "one_in", "shuffle.strands")  # noqa: PT017
         return
     delivered = epochs_of(dataset, 100)
     for name, cache in caches.items():
         epochs = sorted(e for n, e in delivered if n == name)
         assert epochs == list(range(len(epochs)))  # no epoch is left out
         whole = TokenSeqDataset(cache, phases[0][1], removed=filtered(removed))
-        block = block_of(phases, shuffle)
         blocks = whole.full_blocks(block // phases[0][1])
         train_tokens = cache.num_tokens - whole.removed_tokens - held * (blocks // 4) * block
         for epoch in epochs:
@@ -188,9 +184,14 @@ def test_no_token_comes_twice_in_an_epoch_and_every_token_is_accounted_for(cache
                 c.skipped_tokens for c in dataset.changes if (c.component, c.epoch) == (name, epoch)
             )
             if epoch < epochs[-1]:  # it is over
-                lost = unfilled(dataset, name, epoch, numbers[0], train_tokens)
+                lost = unfilled(dataset, name, numbers[0], train_tokens)
                 assert lost >= 0
                 assert tokens.size + skipped + lost == train_tokens
+        for change in dataset.changes:
+            length = change.seq_len
+            before = phases[[step for step, _ in phases].index(change.step) - 1][1]
+            unfilled_in_blocks = change.left_blocks * (block % length - block % before)
+            assert 0 <= change.skipped_tokens - unfilled_in_blocks < length
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -229,13 +230,13 @@ def test_the_first_phase_is_the_run_without_phases(caches, shuffle, removed, hel
 def test_a_phase_does_not_know_of_later_ones(caches, run, more, length):
     phases, shuffle, batch, removed, held = run
     longer = [*phases, (phases[-1][0] + more, length)]
-    if block_of(phases, shuffle) != block_of(longer, shuffle):
-        return
     held = held and len(phases) > 1  # a run of one length holds out blocks of a size of their own
     try:
+        if block_of(phases, shuffle) != block_of(longer, shuffle):
+            return
         short, long = (make(caches, p, shuffle, batch, removed, held) for p in (phases, longer))
     except ConfigError as error:
-        assert error.field in ("io_block_size", "one_in")  # noqa: PT017
+        assert error.field in ("io_block_size", "one_in", "shuffle.strands")  # noqa: PT017
         return
     for (step, dataset), (_, other) in zip(short.phases, long.phases, strict=False):
         begin, end = (
@@ -248,20 +249,23 @@ def test_a_phase_does_not_know_of_later_ones(caches, run, more, length):
     assert long.changes[: len(short.changes)] == short.changes
 
 
-def test_what_is_skipped_is_about_a_block_a_strand(tmp_path):
+def test_what_is_skipped_fills_no_row(tmp_path):
+    """However many blocks were touched: with more strands than blocks all of them, from the start."""
     cache = numbered_cache(tmp_path / "c", [400_000], seed=0)
     source = {"a": TokenSeqDataset(cache, 16)}
     stages = [Stage(0, Blend({"a": 1}))]
-    for strands in (8, 64):
+    for strands in (8, 64, 2048):
         shuffles: dict[str, ShuffleConfig] = {"a": BraidShuffleConfig(strands=strands)}
         dataset = phased(source, [(0, 16), (1000, 128)], shuffles, stages, BatchSchedule(8))
         (change,) = dataset.changes
         assert (change.step, change.component, change.seq_len, change.epoch) == (1000, "a", 128, 0)
         assert change.drawn == 8000
-        assert 0 < change.skipped_tokens <= 1.5 * strands * CHUNK
-        tail = 400_000 % CHUNK
-        left = 400_000 - 8000 * 16 - change.skipped_tokens - change.left_blocks * CHUNK
-        assert 0 <= left <= tail
+        assert (change.left_blocks < 20) == (strands == 2048)
+        left_tokens = 400_000 - 8000 * 16 - change.left_blocks * CHUNK
+        assert (change.left_rows, change.skipped_tokens) == divmod(left_tokens, 128)
+        seen = [tokens for _, tokens in epochs_of(dataset, 3130)["a", 0]]
+        tokens = np.concatenate(seen)
+        assert np.unique(tokens).size == tokens.size == 400_000 - change.skipped_tokens
 
 
 @pytest.mark.parametrize("max_epochs", [0.3, 1.0, 2.0])

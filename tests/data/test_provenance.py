@@ -239,7 +239,7 @@ def test_no_token_comes_twice_in_an_epoch(caches):
     assert isinstance(late, MixtureDataset)
     for part in late.components:  # an epoch goes on behind the change
         assert isinstance(part, Continued)
-        assert part.rest is not None
+        assert part.rest
     for key, tokens in drawn.items():
         every = np.concatenate(tokens)
         assert np.unique(every).size == every.size, key

@@ -38,7 +38,7 @@ from headrace.mix.policies.registry import plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, check_components
-from headrace.order.order import Identity, OpenWindow, Order, Repeat
+from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
 from headrace.order.shuffle_config import BATCHED, BatchedOrders
 from headrace.store.cache import TokenCache
 from headrace.store.generations import appended_to
@@ -412,8 +412,8 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
 class Braids:
     """Ordinals of a mixture's components to rows and localities, in one pass where their orders can be mapped together.
 
-    Such a component is one order that repeats for ever, or the rest of an epoch and then the whole again and again
-    (:class:`~headrace.data.phased.Continued`). Price: 0.5 us per row in batches of 1,024.
+    Such a component is one order that repeats for ever, or the parts of an epoch that is finished and then the whole
+    again and again (:class:`~headrace.data.phased.Continued`). Price: 0.5 us per row in batches of 1,024.
 
     Attributes:
         held: bool: which components are mapped together with others.
@@ -435,10 +435,11 @@ class Braids:
             [dataset.are_own_rows for dataset in self.below]
         )
         self._first_part = np.cumsum(counts) - counts
-        self._second = counts > 1
-        self._two = bool(self._second.any())
-        # ordinals below belong to the first of two parts
-        self._rest_ends = np.asarray([parts[1].first if len(parts) > 1 else 0 for parts in runs])
+        # By component, the ordinals at which its second part begins, its third, and so on
+        self._begins = np.full((int(counts.max(initial=1)) - 1, len(runs)), MAX_LENGTH, np.int64)
+        for component, parts in enumerate(runs):
+            for number, part in enumerate(parts[1:]):
+                self._begins[number, component] = part.first
         self._first, self._epoch, self._entry, self._table_of = np.zeros(
             (4, len(self.below)), np.int64
         )
@@ -463,8 +464,8 @@ class Braids:
     def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
         """The part that serves each ordinal."""
         part = self._first_part[component]
-        if self._two:
-            part = part + (self._second[component] & (ordinal >= self._rest_ends[component]))
+        for begins in self._begins:
+            part = part + (ordinal >= begins[component])
         return part
 
     def resolve(

@@ -1,4 +1,4 @@
-"""``PhasedDataset``: rows of another length from a step on; each source continues with what no row has touched yet.
+"""``PhasedDataset``: rows of another length from a step on; each source continues with what no row has had yet.
 
 The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
 """
@@ -14,13 +14,15 @@ from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.columns import columns_of
-from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
+from headrace.data.dataset import OrderedRun, PlannedDataset, ReorderedDataset, WrappingDataset
+from headrace.data.further_rows import FurtherDataset
 from headrace.data.provenance import Explained
 from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import OpenWindow, Order
+from headrace.order.rising import starts
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class PhaseChange:
         drawn: Examples that were drawn from the component before, in the whole run.
         left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
         block_tokens: Tokens of a block.
-        skipped_tokens: Tokens of rows that were never delivered in this epoch: the remainders of touched blocks.
+        left_rows: Rows of the new length that what is left of touched blocks fills; they follow these blocks.
+        skipped_tokens: Tokens of this epoch that fill no row of the new length, less those that filled none of the old
+            one: less than a row of what is left, and what rows do not fill of blocks.
     """
 
     step: int
@@ -45,6 +49,7 @@ class PhaseChange:
     drawn: int
     left_blocks: int
     block_tokens: int
+    left_rows: int
     skipped_tokens: int
 
 
@@ -182,27 +187,31 @@ class Continued(WrappingDataset):
 
     Args:
         first: Ordinal of its first example: the number that earlier phases drew.
-        rest: The remainder of the epoch, shuffled; None if there is none.
+        rest: The parts of the remainder of the epoch, each shuffled, one after the other.
         whole: All of it, shuffled.
         epoch: The epoch of ``rest``, or else of the first pass over ``whole``.
     """
 
     def __init__(
-        self, first: int, rest: PlannedDataset | None, whole: PlannedDataset, epoch: int
+        self, first: int, rest: Sequence[PlannedDataset], whole: PlannedDataset, epoch: int
     ) -> None:
         self.first = first
-        self.rest = rest
+        self.rest = tuple(rest)
         self.whole = whole
         self.epoch = epoch
         self.base = whole
-        self.rest_rows = 0 if rest is None else len(rest)
-        self.whole_epoch = epoch + (rest is not None)
+        self._begins = starts(np.array([len(part) for part in self.rest], np.int64))
+        self.rest_rows = int(self._begins[-1])
+        self.whole_epoch = epoch + (self.rest_rows > 0)
 
     def at(self, ordinal: int) -> tuple[PlannedDataset, int, int]:
-        """The position of an ordinal: in ``rest`` or ``whole``, the examples drawn from it before, and the epoch."""
+        """The position of an ordinal: in a part of ``rest`` or in ``whole``, the examples drawn from it before, and the
+        epoch.
+        """
         drawn = ordinal - self.first
-        if self.rest is not None and drawn < self.rest_rows:
-            return self.rest, drawn, self.epoch
+        if drawn < self.rest_rows:
+            part = int(np.searchsorted(self._begins, drawn, side="right")) - 1
+            return self.rest[part], drawn - int(self._begins[part]), self.epoch
         passes, position = divmod(drawn - self.rest_rows, len(self.whole))
         return self.whole, position, self.whole_epoch + passes
 
@@ -223,25 +232,28 @@ class Continued(WrappingDataset):
         return self.whole.shuffle_order()
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        full_order = self.whole.pass_order()
-        rest = None if self.rest is None else self.rest.pass_order()
-        if full_order is None or (self.rest is not None and rest is None):
-            return ()
-        last = full_order._replace(first=self.first + self.rest_rows, epoch=self.whole_epoch)
-        return (
-            (last,) if rest is None else (rest._replace(first=self.first, epoch=self.epoch), last)
-        )
+        epochs = [self.epoch] * len(self.rest) + [self.whole_epoch]
+        first = (self.first + self._begins).tolist()
+        runs: list[OrderedRun] = []
+        for part, begin, epoch in zip((*self.rest, self.whole), first, epochs, strict=True):
+            run = part.pass_order()
+            if run is None:
+                return ()
+            runs.append(run._replace(first=begin, epoch=epoch))
+        return runs
 
     def open_window(self) -> OpenWindow:
-        windows = [side.open_window() for side in (self.whole, self.rest) if side is not None]
+        windows = [part.open_window() for part in (self.whole, *self.rest)]
         return max(windows, key=lambda window: (window.rows, window.blocks))
 
     def describe(self) -> dict[str, Any]:
-        rest = None if self.rest is None else self.rest.describe()
+        # Further rows follow from what was drawn before, which the earlier phases describe: untouched blocks and whole
+        # epochs are described, and the epoch of the first of these
+        rest = [part.describe() for part in self.rest if not has_further_rows(part)]
         return {
             "first": self.first,
-            "epoch": self.epoch,
-            "rest": rest,
+            "epoch": self.epoch if rest else self.whole_epoch,
+            "rest": rest[0] if rest else None,
             "whole": self.whole.describe(),
         }
 
@@ -250,13 +262,24 @@ class Continued(WrappingDataset):
     ) -> Rows:
         drawn = indices - self.first
         passes, position = np.divmod(drawn - self.rest_rows, len(self.whole))
-        if self.rest is None or int(drawn.min(initial=self.rest_rows)) >= self.rest_rows:
+        if int(drawn.min(initial=self.rest_rows)) >= self.rest_rows:
             return self.whole.locate(position, self.whole_epoch + passes)
-        in_rest = drawn < self.rest_rows
         located = Rows(np.empty_like(indices), np.empty_like(indices), np.empty(indices.size))
-        rest = self.rest.locate(drawn[in_rest], np.full(int(in_rest.sum()), self.epoch))
-        full_rows = self.whole.locate(position[~in_rest], self.whole_epoch + passes[~in_rest])
-        for field, early, late in zip(located, rest, full_rows, strict=True):
-            field[in_rest] = early
-            field[~in_rest] = late
+        part_of = np.searchsorted(self._begins, drawn, side="right") - 1
+        for number in np.unique(part_of).tolist():
+            chosen = part_of == number
+            if number < len(self.rest):
+                in_part = drawn[chosen] - self._begins[number]
+                rows = self.rest[number].locate(in_part, np.full(in_part.size, self.epoch))
+            else:
+                rows = self.whole.locate(position[chosen], self.whole_epoch + passes[chosen])
+            for field, values in zip(located, rows, strict=True):
+                field[chosen] = values
         return located
+
+
+def has_further_rows(dataset: PlannedDataset) -> bool:
+    """Whether a dataset, below its orders, has the further rows of another one."""
+    while isinstance(dataset, ReorderedDataset):
+        dataset = dataset.base
+    return isinstance(dataset, FurtherDataset)

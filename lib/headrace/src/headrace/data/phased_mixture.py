@@ -3,36 +3,41 @@
 :mod:`headrace.mix.phases` explains phases. Each is an ordinary mixture with the same draws. The first is the mixture
 that there would be without phases, row for row (unless blocks are held out, because their size depends on all lengths).
 In later phases, a component is a :class:`~headrace.data.phased.Continued`: it begins with the blocks that the previous
-phase did not touch, and continues with whole epochs.
+phase did not touch, then comes what it left of touched ones, and it continues with whole epochs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
+from jaxtyping import Int64
 
 from headrace.data.component import component_sides, split_sides, subset_side
 from headrace.data.dataset import PlannedDataset
+from headrace.data.further_rows import FurtherDataset
+from headrace.data.left_tokens import LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedTokenDataset
-from headrace.data.phased import Continued, PhaseChange, PhasedDataset
+from headrace.data.phased import Continued, PhaseChange, PhasedDataset, has_further_rows
 from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
+from headrace.mix.phases import RowsOfBlocks, phase_block, rows_in_touched_blocks, untouched_blocks
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.compose import Compose
 from headrace.order.holdout import ValidationConfig
-from headrace.order.order import Identity, Order
+from headrace.order.intervals import Intervals
+from headrace.order.order import Identity, Order, Slice
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import Shuffle, ShuffleConfig, shuffle_of
 from headrace.order.subset import SubsetConfig
+from headrace.order.windows import rows_outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +145,19 @@ def _next_mixture(
     )  # strands and laps of a phase follow its own batches
     batch = BatchSchedule({0: size, **{s - step: n for s, n in recipe.batch.points if s > step}})
     stored = {name: course.cut(length, first=False) for name, course in courses.items()}
-    rests = {name: course.rest(stored[name]) for name, course in courses.items()}
-    started = {name: cut for name, cut in rests.items() if cut.rows}
-    shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in started.items()}
-    rest = _shuffled(started, shuffles, recipe, batch, derive(recipe.seed, "phase", number))
+    of_phase = derive(recipe.seed, "phase", number)
+    rests = {name: course.rests(stored[name]) for name, course in courses.items()}
+    # The untouched blocks of all components share one budget of strands, and so does what is left of touched ones
+    shuffled_rests: dict[str, list[PlannedDataset]] = {name: [] for name in courses}
+    for part, seed in ((0, of_phase), (1, derive(of_phase, "left"))):
+        started = {name: cuts[part] for name, cuts in rests.items() if cuts[part].rows}
+        shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in started.items()}
+        for name, rest in _shuffled(started, shuffles, recipe, batch, seed).items():
+            shuffled_rests[name].append(rest)
     shuffles = {name: course.sized(length, stored[name].rows) for name, course in courses.items()}
     reshuffled = _shuffled(stored, shuffles, recipe, batch, recipe.seed)
     components = {
-        name: course.enter(stored[name], rests[name], reshuffled[name], rest.get(name))
+        name: course.enter(stored[name], rests[name], reshuffled[name], shuffled_rests[name])
         for name, course in courses.items()
     }
     limits = {
@@ -174,6 +184,8 @@ class _Cut(NamedTuple):
     """Rows of a block."""
     block_behind: Callable[[int], int]
     """See :func:`~headrace.mix.phases.untouched_blocks`."""
+    rows_behind: Callable[[int], Int64[np.ndarray, " n"]]
+    """See :func:`~headrace.mix.phases.rows_in_touched_blocks`."""
 
     @property
     def rows(self) -> int:
@@ -194,7 +206,8 @@ class _Course:
         self._name = name
         self._shuffle = shuffle
         self._validation = validation
-        self._left: Order = Identity(0)
+        self._blocks: Order = Identity(0)
+        self._left = Intervals.empty()
         self._block_tokens = 0
         if len(recipe.phases) == 1:  # blocks matter only where rows change their length
             train = component_sides(name, dataset, validation)[0]
@@ -224,7 +237,12 @@ class _Course:
             return _blocks_first(self._train, Identity(0), 1)
         rows = self._block_tokens // seq_len
         tokens = self._block_tokens
-        stored = self._dataset if first else self._dataset.with_rows(seq_len, block_tokens=tokens)
+        stored = self._dataset
+        if not first:
+            stored = self._dataset.with_rows(seq_len, block_tokens=tokens)
+            if self._left.total >= seq_len:
+                stored = stored.with_further(LeftRows(stored, self._left))
+        self._stored = stored
         blocks = stored.full_blocks(rows)
         if self._validation is None:
             return _Cut(
@@ -232,6 +250,7 @@ class _Course:
                 Identity(blocks),
                 rows,
                 partial(stored.windows.block_behind, block_tokens=tokens),
+                partial(stored.windows.rows_behind, block_tokens=tokens),
             )
         train = split_sides(stored, self._validation, block_tokens=tokens)[0]
         return _blocks_first(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
@@ -244,57 +263,103 @@ class _Course:
 
     def begin(self, whole: _Cut, shuffled: PlannedDataset) -> None:
         """Enters the first phase."""
-        self._component = Continued(0, None, shuffled, 0)
-        self._cuts = (whole, whole)
+        self._component = Continued(0, (), shuffled, 0)
+        self._parts = ((shuffled, whole),)
 
     def change(self, step: int, seq_len: int, drawn: int) -> PhaseChange:
         """Leaves a phase after ``drawn`` examples in the whole run."""
         dataset, position, epoch = self._component.at(drawn)
-        cut = self._cuts[dataset is not self._component.rest]
+        old_seq_len = self._component.seq_len
         self._drawn = drawn
         self._epoch = epoch
-        skipped = 0
-        self._left = Identity(0)
-        if dataset is self._component.rest or position > 0:
-            untouched = untouched_blocks(
-                dataset.shuffle_order() or Identity(len(dataset)),
-                drawn=position,
-                epoch=epoch,
-                blocks=len(cut.blocks),
-                block_behind=cut.block_behind,
-            )
-            self._left = Compose(cut.blocks, untouched)
-            skipped = (cut.rows - position - len(untouched) * cut.block) * self._component.seq_len
-            self._epoch += len(untouched) == 0  # nothing to finish
+        self._blocks = Identity(0)
+        left = [Intervals.empty()]
+        parts = [part for part, _ in self._parts]
+        reached = parts.index(dataset)
+        # Of the parts of a rest that come behind the one that was reached, nothing was drawn. What comes behind the
+        # rest is another epoch; and an epoch of which nothing was drawn has no rest
+        open_parts = self._parts[reached:-1]
+        if dataset is self._component.whole and position > 0:
+            open_parts = self._parts[-1:]
+        for part, cut in open_parts:
+            left.append(self._leave(part, cut, position if part is dataset else 0, epoch))
+        self._left = Intervals.union(left)
+        blocks = len(self._blocks)
+        rows = self._left.total // seq_len
+        skipped = self._left.total - rows * seq_len
+        if blocks:
+            skipped += blocks * (self._block_tokens % seq_len - self._block_tokens % old_seq_len)
+        self._epoch += bool(open_parts) and blocks + rows == 0  # nothing to finish
         return PhaseChange(
-            step, self._name, seq_len, epoch, drawn, len(self._left), self._block_tokens, skipped
+            step, self._name, seq_len, epoch, drawn, blocks, self._block_tokens, rows, skipped
         )
 
-    def rest(self, whole: _Cut) -> _Cut:
-        """The remainder of the epoch, cut like the whole."""
-        rows = RowsOfBlocks(self._left, block=whole.block, n=whole.rows)
-        return _blocks_first(whole.dataset.reordered(rows), self._left, whole.block)
+    def _leave(self, part: PlannedDataset, cut: _Cut, position: int, epoch: int) -> Intervals:
+        """Leaves a part of an epoch at a position: notes its untouched blocks, and returns the tokens of all other rows
+        that were not drawn.
+        """
+        order = part.shuffle_order() or Identity(len(part))
+        if has_further_rows(part):
+            positions = np.arange(position, len(part))
+            rows = order.at(positions, np.full_like(positions, epoch))
+        else:
+            blocks = len(cut.blocks)
+            untouched = untouched_blocks(
+                order, drawn=position, epoch=epoch, blocks=blocks, block_behind=cut.block_behind
+            )
+            self._blocks = Compose(cut.blocks, untouched)
+            rows = rows_in_touched_blocks(
+                order,
+                drawn=position,
+                epoch=epoch,
+                block=cut.block,
+                blocks=blocks,
+                rows_behind=cut.rows_behind,
+            )
+        numbered = cut.dataset.block_aligned(cut.block) if self._shuffle.in_blocks else cut.dataset
+        return tokens_of_rows(numbered, rows)
+
+    def rests(self, whole: _Cut) -> tuple[_Cut, _Cut]:
+        """The remainder of the epoch: its untouched blocks, cut like the whole, and what is left of others."""
+        rows = RowsOfBlocks(self._blocks, block=whole.block, n=whole.rows)
+        untouched = _blocks_first(whole.dataset.reordered(rows), self._blocks, whole.block)
+        left: PlannedDataset = whole.dataset.reordered(Slice(whole.rows, 0, 0))
+        if self._left.total >= self._stored.seq_len:
+            left = FurtherDataset(self._stored)
+        return untouched, _blocks_first(left, Identity(0), whole.block)
 
     def enter(
         self,
         whole: _Cut,
-        rest: _Cut,
+        rests: Sequence[_Cut],
         shuffled: PlannedDataset,
-        shuffled_rest: PlannedDataset | None,
+        shuffled_rests: Sequence[PlannedDataset],
     ) -> Continued:
         """Enters the next phase."""
-        self._cuts = (rest, whole)
-        self._component = Continued(self._drawn, shuffled_rest, shuffled, self._epoch)
+        cuts = [cut for cut in rests if cut.rows]
+        self._parts = (*zip(shuffled_rests, cuts, strict=True), (shuffled, whole))
+        self._component = Continued(self._drawn, shuffled_rests, shuffled, self._epoch)
         return self._component
 
 
 def _blocks_first(dataset: PlannedDataset, blocks: Order, block: int) -> _Cut:
-    return _Cut(dataset, blocks, block, partial(_block_behind, block))
+    return _Cut(
+        dataset,
+        blocks,
+        block,
+        partial(_block_behind, block),
+        partial(_rows_behind, len(blocks), block, len(dataset)),
+    )
 
 
 def _block_behind(block: int, row: int) -> int:
     """The first full block of ``block`` rows after the first ``row`` rows."""
     return -(-row // block)
+
+
+def _rows_behind(blocks: int, block: int, rows: int, row: int) -> Int64[np.ndarray, " n"]:
+    """The rows from ``row`` on that are in no full block after it."""
+    return rows_outside(row, min(_block_behind(block, row), blocks), blocks, block, rows)
 
 
 def _shuffled(

@@ -16,6 +16,7 @@ gaps are that rare, 2 - f if they are close (f: share of tokens removed), 1 + (1
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, remove, remove_others
+from headrace.data.further_rows import with_further
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
@@ -58,6 +60,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     incomplete_documents = 0
     unit = 1
     _rows: RowsT
+    _further: RowSource | None = None
 
     def __init__(
         self,
@@ -98,7 +101,13 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def sources(self) -> Sequence[RowSource]:
-        return (self._rows,)
+        return (self._rows,) if self._further is None else (self._further,)
+
+    def with_further(self, further: RowSource) -> Self:
+        """This dataset, whose source has further rows behind its own; see :mod:`headrace.data.further_rows`."""
+        other = copy.copy(self)
+        other._further = with_further(self._rows, further)
+        return other
 
     @property
     def seq_len(self) -> int:

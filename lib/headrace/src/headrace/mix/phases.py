@@ -1,13 +1,18 @@
 """Context phases: the length of rows changes at a step, and each source continues with what no row has touched yet.
 
 This is possible because blocks are ranges of *tokens*, the same in all phases, and rows are cut within blocks. An order
-draws rows from many blocks at a time. When the length changes, the untouched blocks are the rest of the epoch: a new
-shuffle covers them, with rows of the new length. The remainders of touched blocks are skipped, and counted. Later
-epochs are ordinary ones.
+draws rows from many blocks at a time. When the length changes, the rest of the epoch is delivered in two parts:
 
-Invariants: no token occurs twice in an epoch, whatever the phases; phases before a change do not depend on it. Price:
-skipped tokens, about one block per strand, at most two (a braid), or less than a window (a block shuffle); a table of
-two ranges per strand, made once per phase.
+1. The blocks that no row has touched: a new shuffle covers them, with rows of the new length.
+2. What was not drawn of the blocks that were touched, and of the ends of stored arrays that fill no block: a stream of
+   tokens with gaps, cut into rows of the new length, which continue across the gaps.
+
+Later epochs are ordinary ones.
+
+Invariants: no token occurs twice in an epoch, whatever the phases, and all occur but the few that cannot fill a row,
+which are counted; phases before a change do not depend on it. Price, once per phase: a table of two ranges per strand,
+and 24 bytes and 1 us for each row in part 2: a braid's open blocks, at most two per strand, or a window of a block
+shuffle.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Bool, Int64
 
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
@@ -25,6 +31,7 @@ from headrace.order.permutation import INVERSES, PERMUTATIONS
 MAX_UNFILLED = 0.01
 """Share of a block that may be left unfilled by rows of any phase, if a larger block avoids it."""
 _LARGEST_BLOCK = 16
+_SCAN = 1 << 16  # positions that are looked at together
 
 
 def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> int:
@@ -108,6 +115,79 @@ def untouched_blocks(
         )
         raise ConfigError(problem, field="shuffle", value=type(order).__name__, cure=cure)
     return Slice(blocks, min(block_behind(touched), blocks))
+
+
+def rows_in_touched_blocks(
+    order: Order,
+    *,
+    drawn: int,
+    epoch: int,
+    block: int,
+    blocks: int,
+    rows_behind: Callable[[int], Int64[np.ndarray, " m"]],
+) -> Int64[np.ndarray, " n"]:
+    """The rows that an order's first draws leave of the blocks that they touch, and those that are in no full block:
+    all that is left of the epoch but the blocks of :func:`untouched_blocks`.
+
+    Args:
+        order: A shuffle, as for :func:`untouched_blocks`.
+        drawn: Number of positions of the epoch that were drawn.
+        epoch: The epoch.
+        block: Rows of a block.
+        blocks: Number of full blocks; later rows are in no block.
+        rows_behind: For sequential orders: the rows behind a number of rows that are in no untouched block.
+
+    Example:
+        >>> from headrace.order import BlockShuffle
+        >>> order = BlockShuffle(102, io_block_size=10, window_blocks=2, seed=0)
+        >>> sizes = {"drawn": 55, "epoch": 0, "blocks": 10}
+        >>> left = untouched_blocks(order, **sizes, block_behind=lambda row: -(-row // 10))
+        >>> rows = rows_in_touched_blocks(order, **sizes, block=10, rows_behind=lambda row: np.arange(row, 102))
+        >>> len(left) * 10 + rows.size == 102 - 55, np.intersect1d(rows, order(np.arange(55))).size
+        (True, 0)
+    """
+    if not isinstance(order, BlockOrder):
+        touched = order.touched_rows(drawn)
+        assert touched is not None  # untouched_blocks has refused it
+        positions = np.arange(drawn, touched)
+        open_rows = order.at(positions, np.full_like(positions, epoch))
+        return np.sort(np.concatenate([open_rows, rows_behind(touched)]))
+    n = len(order)
+    family, of, key = order.block_permutation(epoch)
+    touched_blocks = order.touched_blocks(drawn, epoch)
+
+    def is_touched(row: Int64[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
+        number = row // block
+        in_full = number < of
+        virtual = np.full_like(row, of)  # the partial block comes last
+        if of:
+            virtual[in_full] = INVERSES[family](number[in_full], of, key)
+        return touched_blocks.has(virtual)
+
+    # Rows of no full block, as the order counts blocks, that are in blocks which nothing has touched
+    others = np.arange(blocks * block, n)
+    untouched = others[~is_touched(others)]
+    # All other rows are in touched blocks. A shuffle goes through its blocks one by one, so most of them are near the
+    # position that was reached; and where strands begin within a block, the rest of it is drawn last
+    touched_rows = touched_blocks.total * block
+    if touched_blocks.has(np.array([of]))[0]:
+        touched_rows -= (of + 1) * block - n
+    missing = touched_rows - drawn
+    found = [untouched]
+    low = drawn
+    high = n
+    step = max(missing, _SCAN)
+    while missing > 0 and low < high:
+        middle = min(low + step, high)
+        behind = max(high - step, middle)
+        positions = np.concatenate([np.arange(low, middle), np.arange(behind, high)])
+        rows = order.at(positions, np.full_like(positions, epoch))
+        rows = rows[is_touched(rows)]
+        found.append(rows)
+        missing -= rows.size
+        low = middle
+        high = behind
+    return np.sort(np.concatenate(found))
 
 
 class UntouchedBlocks(Order):

@@ -91,11 +91,13 @@ class BlockShuffle(KeyedShuffle):
         return np.where(tail, virtual, physical)
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
-        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions, as whole windows."""
+        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions, as whole windows. The
+        partial block at the end is the last.
+        """
         windows = -(-drawn // (self.io_block_size * self.window_blocks))
-        return Intervals(
-            np.zeros(1, np.int64), np.array([min(windows * self.window_blocks, self.num_blocks)])
-        )
+        touched = min(windows * self.window_blocks, self.num_blocks)
+        touched += drawn > self.num_blocks * self.io_block_size
+        return Intervals(np.zeros(1, np.int64), np.array([touched]))
 
     def block_permutation(self, epoch: int) -> tuple[str, int, int]:
         """Family, length and key of the permutation of blocks."""

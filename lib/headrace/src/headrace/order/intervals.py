@@ -157,6 +157,28 @@ class Intervals:
         at = np.searchsorted(self._offsets, rank, side="right") - 1
         return self.start[at] + (rank - self._offsets[at])
 
+    def has(self, numbers: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+        """Which of the numbers, in any order, are in the set.
+
+        Example:
+            >>> Intervals(np.array([3, 10]), np.array([5, 12])).has(np.array([11, 5, 3])).tolist()
+            [True, False, True]
+        """
+        if self.start.size == 0:
+            return np.zeros(numbers.size, bool)
+        at = np.searchsorted(self.start, numbers, side="right") - 1
+        return (at >= 0) & (numbers < self.stop[at])
+
+    def split_at(self, borders: Int64[np.ndarray, " b"]) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and stops of the ranges, divided where they cross borders.
+
+        Example:
+            >>> Intervals(np.array([3]), np.array([9])).split_at(np.array([0, 5, 9]))
+            (array([3, 5]), array([5, 9]))
+        """
+        crossing = np.setdiff1d(borders[self.has(borders)], self.start)
+        return np.sort(np.append(self.start, crossing)), np.sort(np.append(self.stop, crossing))
+
     def mask(self, first: int, stop: int) -> Bool[np.ndarray, " n"]:
         """Which of the numbers ``first .. stop`` are in the set.
 

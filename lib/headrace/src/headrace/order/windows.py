@@ -117,6 +117,46 @@ class Windows:
         inside = row - int(self.first_block[part])
         return earlier_blocks + min(-(-inside * self.seq_len // block_tokens), int(blocks[part]))
 
+    def rows_behind(self, row: int, block_tokens: int) -> Int64[np.ndarray, " n"]:
+        """The rows from ``row`` on that are in none of the full blocks from :meth:`block_behind` on, rising.
+
+        Example:
+            >>> rows = Windows(np.array([10, 7, 9]), 2)  # blocks of 4; rows 4 and 7 are in none
+            >>> [rows.rows_behind(row, 4).tolist() for row in (0, 1, 5, 9)]
+            [[4, 7], [1, 4, 7], [7], [9]]
+        """
+        if self.block_tokens is not None:
+            block = self.block_behind(row, block_tokens)
+            return rows_outside(row, block, self.num_blocks, self.rows_per_block, self.num_rows)
+        rows_per_block = block_tokens // self.seq_len
+        first_row = self.first_block[:-1]
+        end = self.first_block[1:]
+        blocks_end = first_row + self._part_tokens // block_tokens * rows_per_block
+        # The block that the row is in, and what is left of each part behind its blocks
+        part = int(np.searchsorted(end, row, side="right"))
+        started = np.zeros(0, np.int64)
+        if part < end.size:
+            inside = row - int(first_row[part])
+            block_end = int(first_row[part]) + -(-inside // rows_per_block) * rows_per_block
+            started = np.arange(row, min(block_end, int(blocks_end[part])))
+        begin = np.maximum(blocks_end, row)
+        count = np.maximum(end - begin, 0)
+        ends = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+        return np.concatenate([started, ends])
+
+
+def rows_outside(
+    row: int, block: int, blocks: int, rows_per_block: int, rows: int
+) -> Int64[np.ndarray, " n"]:
+    """The rows ``row .. rows`` that are in none of the blocks ``block .. blocks``; full blocks come first.
+
+    Example:
+        >>> rows_outside(3, block=2, blocks=4, rows_per_block=2, rows=10).tolist()
+        [3, 8, 9]
+    """
+    started = np.arange(row, block * rows_per_block)
+    return np.concatenate([started, np.arange(max(row, blocks * rows_per_block), rows)])
+
 
 class WindowsTable:
     """The windows of several sources, searched in one pass: the cost does not depend on their number.

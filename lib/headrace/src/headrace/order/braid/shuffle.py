@@ -188,7 +188,9 @@ class BraidShuffle(Order):
             blocks = np.unique(drawn_rows // int(self._spec.block[0]))
             of, key = self.block_permutation(epoch)[1:]
             return Intervals.of_numbers(
-                np.sort(np.where(blocks < of, unpermute(blocks % of, of, key), blocks))
+                np.sort(
+                    np.where(blocks < of, unpermute(blocks % max(of, 1), max(of, 1), key), blocks)
+                )
             )
         start = [np.zeros(0, np.int64)]
         stop = [np.zeros(0, np.int64)]
