@@ -544,6 +544,8 @@ WIDER = {
 """Wrong values that are not refused since, or with more that could be given, or whose cure was none."""
 AMENDED = "knows no stages"
 """What ``least_consumed`` was refused for with amendments, which it takes since: unequal weights are said there now."""
+PACKED = "Keep one seq_len, or leave packing out"
+"""What packed components were told whose ``seq_len`` changes, as it may since."""
 REFUSED = [
     c
     for c in ERRORS.get("cases", [])
@@ -551,6 +553,7 @@ REFUSED = [
     and not (
         "policy=least_consumed" in c.get("settings", ()) and AMENDED in c["outcome"]["message"]
     )
+    and PACKED not in c["outcome"].get("message", "")
 ]
 
 

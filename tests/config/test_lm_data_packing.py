@@ -194,10 +194,6 @@ def test_the_forecast_is_what_the_loader_reads(cache):
             ["components.a.packing={packing_length: 4096}"],
             "is not a field here",
         ),  # the capacity is seq_len
-        (
-            ["components.a.packing={}", "seq_len={0: 64, 10: 128}"],
-            "does not go with a seq_len that changes",
-        ),
     ],
 )
 def test_what_cannot_be_is_named(cache, settings, said):

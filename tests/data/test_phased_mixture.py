@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.mixture import MixtureDataset
+from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.phased_mixture import RunRecipe, run_dataset
 from headrace.data.strands import shuffle_components
@@ -404,3 +405,147 @@ def test_a_component_may_come_in_with_a_later_stage(caches):
     for rows in delivered.values():
         tokens = np.concatenate([row for _, row in rows])
         assert np.unique(tokens).size == tokens.size
+
+
+PACKINGS = [
+    {},
+    {"algorithm": "bfd"},
+    {"algorithm": "wrap"},
+    {"algorithm": "next_fit", "max_documents": 3},
+    {"long": "drop"},
+    {"long": "truncate"},
+    {"min_fill": 0.6},
+    {"unit": 2, "long": "drop"},
+]
+
+
+def packed_tokens_of(mixture: MixtureDataset, indices: np.ndarray) -> list[np.ndarray]:
+    """The tokens of each example, without padding: tokens of these caches are their own numbers."""
+    located = mixture.locate(indices)
+    found = []
+    for source, row in zip(located.source.tolist(), located.row.tolist(), strict=True):
+        pieces = mixture.sources[source].pieces(np.array([row]))
+        cache = mixture.components[source].caches()[0]
+        begin = np.concatenate([[0], np.cumsum(cache.part_tokens)])[pieces.array] + pieces.start
+        runs = zip(begin.tolist(), pieces.size.tolist(), strict=True)
+        found.append(np.concatenate([np.arange(b, b + n) for b, n in runs]))
+    return found
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+@given(
+    steps=st.lists(st.integers(1, 60), max_size=3, unique=True).map(sorted),
+    lengths=st.lists(st.sampled_from([16, 24, 40, 64, 100, 128]), min_size=4, max_size=4),
+    packing=st.sampled_from(PACKINGS),
+    shuffle=st.sampled_from([*SHUFFLES, True]),
+    removed=st.booleans(),
+    held=st.booleans(),
+)
+def test_packed_rows_change_their_length_and_no_document_is_lost(
+    caches, tmp_path_factory, steps, lengths, packing, shuffle, removed, held
+):
+    phases = list(zip([0, *steps], lengths, strict=False))
+    plans = tmp_path_factory.getbasetemp() / "plans"
+    if "unit" in packing:  # parts of an odd number of documents are refused
+        caches = {"b": caches["b"]} if caches["b"].num_documents % 2 == 0 else {}
+    sources = {
+        n: PackedTokenDataset(
+            c, phases[0][1], name=n, removed=filtered(removed), plans=plans, **packing
+        )
+        for n, c in caches.items()
+    }
+    if not sources:
+        return
+    batch = BatchSchedule(8)
+    split = ValidationConfig(9, by="documents") if held else None
+    weights = Blend(dict.fromkeys(sources, 1))
+    try:
+        dataset = phased(
+            sources, phases, dict.fromkeys(sources, shuffle), weights, batch, validation=split
+        )
+    except ConfigError as error:
+        assert error.field == "shuffle.strands"  # noqa: PT017
+        return
+    delivered = defaultdict(list)
+    for step, mixture in dataset.phases:
+        assert isinstance(mixture, MixtureDataset)
+        begin, end = (8 * s for s in (step, dataset.at_step(step)[1] or max(120, step + 60)))
+        indices = np.arange(begin, end)
+        component, ordinal = mixture.draws.route(indices)
+        tokens = packed_tokens_of(mixture, indices)
+        for d, i, of_row in zip(component.tolist(), ordinal.tolist(), tokens, strict=True):
+            part = mixture.components[d]
+            epoch = part.at(i)[2] if isinstance(part, Continued) else i // rows_of_pass(part)
+            delivered[mixture.names[d], epoch].append((mixture.seq_len, of_row))
+    for name, source in sources.items():
+        epochs = sorted(e for n, e in delivered if n == name)
+        assert epochs == list(range(len(epochs)))
+        train = source.holdout_documents(9)[0] if held else source
+        for epoch in epochs:
+            tokens = np.concatenate([row for _, row in delivered[name, epoch]])
+            assert np.unique(tokens).size == tokens.size
+            if epoch < epochs[-1]:
+                begun_with = train.with_rows(delivered[name, epoch][0][0])
+                skipped = sum(
+                    c.skipped_tokens
+                    for c in dataset.changes
+                    if (c.component, c.epoch) == (name, epoch)
+                )
+                assert tokens.size + skipped == begun_with.plan.counts.packed_tokens
+                if packing in ({}, {"algorithm": "bfd"}, {"algorithm": "wrap"}):
+                    assert skipped == 0
+
+
+def test_packed_rows_that_change_are_held_out_by_documents(caches):
+    source = {"b": PackedTokenDataset(caches["b"], 16)}
+    with pytest.raises(ConfigError) as caught:
+        phased(
+            source,
+            [(0, 16), (3, 32)],
+            {"b": BraidShuffleConfig()},
+            Blend({"b": 1}),
+            BatchSchedule(8),
+            validation=ValidationConfig(4),
+        )
+    assert (caught.value.field, caught.value.value) == ("validation.by", "blocks")
+
+
+def test_the_loader_delivers_packed_rows_of_each_phase(caches):
+    source = {"b": PackedTokenDataset(caches["b"], 16)}
+    phases = [(0, 16), (5, 64), (12, 32)]
+    dataset = phased(source, phases, {"b": BraidShuffleConfig()}, Blend({"b": 1}), BatchSchedule(8))
+    with DataLoader(dataset, row_order="stream") as loader:
+        for step in range(40):
+            begin, size = dataset.batch_schedule.rows_at(step)
+            wanted = dataset.read(np.arange(begin, begin + size))
+            batch = loader.batch_at(step)
+            assert np.array_equal(np.asarray(batch.tokens), wanted.tokens)
+            assert np.array_equal(np.asarray(batch.segment_ids), np.asarray(wanted.segment_ids))
+
+
+@pytest.mark.parametrize("steps", [(3,), (2, 6), (3, 20)])
+def test_pairs_stay_together_when_rows_change_their_length(tmp_path, steps):
+    sizes = np.random.default_rng(0).integers(1, 20, 200)
+    ends = np.cumsum(sizes).tolist()
+    documents = [np.arange(end - n, end) for n, end in zip(sizes.tolist(), ends, strict=True)]
+    cache = write_cache(tmp_path / "pairs", [documents[:90], documents[90:]], vocab_size=1 << 20)
+    source = {"p": PackedTokenDataset(cache, 40, unit=2, long="drop")}
+    phases = [(0, 40), *zip(steps, (64, 48), strict=False)]
+    dataset = phased(source, phases, {"p": BraidShuffleConfig()}, Blend({"p": 1}), BatchSchedule(4))
+    pair_of = np.repeat(np.arange(200) // 2, sizes)
+    pair_sizes = np.bincount(pair_of)
+    seen = []
+    for step, mixture in dataset.phases:
+        assert isinstance(mixture, MixtureDataset)
+        (part,) = mixture.components
+        stop = dataset.at_step(step)[1] or 40
+        for row, i in zip(
+            packed_tokens_of(mixture, np.arange(4 * step, 4 * stop)),
+            range(4 * step, 4 * stop),
+            strict=True,
+        ):
+            pairs, counts = np.unique(pair_of[row], return_counts=True)
+            assert np.array_equal(counts, pair_sizes[pairs])
+            epoch = part.at(i)[2] if isinstance(part, Continued) else i // rows_of_pass(part)
+            seen += pairs.tolist() if epoch == 0 else []
+    assert sorted(seen) == list(range(100))

@@ -166,7 +166,7 @@ class LmDataConfig:
         check_seed(self.seed)
         check_shuffle(self.shuffle, "shuffle")
         packing = {name: component.packing for name, component in self.components.items()}
-        check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
+        check_packing(packing, split_documents=self.split_documents)
         for name in self.columns or {}:
             check_column_name(name)
         for name, component in self.components.items():
@@ -341,9 +341,11 @@ class LmDataConfig:
     ) -> tuple[PlannedDataset, PlannedDataset]:
         """Training and validation side of a component."""
         from headrace.data.component import component_sides
+        from headrace.data.packed import PackedTokenDataset
 
         block = None
-        if self.validation is not None and len(self.phases) > 1:
+        packed = isinstance(dataset, PackedTokenDataset)  # whose documents are held out
+        if self.validation is not None and len(self.phases) > 1 and not packed:
             lengths = [length for _, length in self.phases]
             block = phase_block(
                 dataset.cache.layout.chunk_elements, lengths, self._shuffle(name).io_block_size

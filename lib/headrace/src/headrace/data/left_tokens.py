@@ -1,7 +1,7 @@
 """What is left of an epoch as a set of tokens: from rows of one length, and into rows of another.
 
 Tokens are numbered through all parts of the cache. Rows cut from a set continue across its gaps and across the ends of
-parts, so that fewer tokens are left out than a row holds. Price: 24 bytes and 1 us per row.
+parts, so that fewer tokens are left out than a row holds. Price: 24 bytes and 0.4 us per row.
 """
 
 from __future__ import annotations

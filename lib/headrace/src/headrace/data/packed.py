@@ -194,6 +194,10 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         """
         return self._rows.blocks_per_row()
 
+    def packs_of(self, plan: PackPlan) -> PackedRows:
+        """The rows of another plan for documents of this cache."""
+        return PackedRows(self.cache, plan, self._rows.name, self._opened)
+
     def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> PackedTokenDataset:
         """The same documents in rows of another length.
 
@@ -247,6 +251,11 @@ class PackedRows:
     def num_rows(self) -> int:
         return len(self._plan)
 
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return self._plan.counts.packed_tokens
+
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         items, item_counts = self._plan.of_packs(rows)
         row = np.repeat(np.arange(rows.size), item_counts)
@@ -258,6 +267,14 @@ class PackedRows:
         array = np.searchsorted(self._first_token, start, side="right") - 1
         start = start - self._first_token[array]
         return Pieces(row, column, array, start, size)
+
+    def items(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        """Document of each item of rows, its first token in the stream of all parts, and its tokens."""
+        items, _ = self._plan.of_packs(rows)
+        document = np.asarray(self._plan.items.document[items], np.int64)
+        return document, self._start[items], np.asarray(self._plan.items.size[items], np.int64)
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         items, item_counts = self._plan.of_packs(rows)

@@ -11,17 +11,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.component import component_sides, split_sides, subset_side
 from headrace.data.dataset import PlannedDataset
-from headrace.data.further_rows import FurtherDataset
+from headrace.data.further_rows import FurtherDataset, FurtherRows
+from headrace.data.left_packs import LeftPieces, pack_left, pieces_of_packs
 from headrace.data.left_tokens import LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
+from headrace.data.packed import PackedRows, PackedTokenDataset
 from headrace.data.phased import Continued, PhaseChange, PhasedDataset, has_further_rows
 from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import placed, shuffle_components
@@ -89,7 +90,10 @@ def run_dataset(
     for name, source in sources.items():
         shuffle = shuffle_of(recipe.shuffles[name])
         with placed([name], recipe.own_shuffles, shuffle):
-            courses[name] = _Course(name, source, shuffle, recipe)
+            if isinstance(source, PackedTokenDataset) and len(recipe.phases) > 1:
+                courses[name] = _PackedCourse(name, source, shuffle, recipe)
+            else:
+                courses[name] = _Course(name, source, shuffle, recipe)
     mixture = _first_mixture(courses, recipe)
     if len(recipe.phases) == 1:
         return mixture
@@ -207,7 +211,7 @@ class _Course:
         self._shuffle = shuffle
         self._validation = validation
         self._blocks: Order = Identity(0)
-        self._left = Intervals.empty()
+        self._has_left = False
         self._block_tokens = 0
         if len(recipe.phases) == 1:  # blocks matter only where rows change their length
             train = component_sides(name, dataset, validation)[0]
@@ -220,7 +224,7 @@ class _Course:
                 value=True,
                 cure="Use the braided shuffle (the default) or a block shuffle with more than one seq_len.",
             )
-        self._dataset = cast("TokenSeqDataset", dataset)  # what is packed keeps one length
+        self._dataset = cast("TokenSeqDataset", dataset)
         lengths = [length for _, length in recipe.phases]
         self._block_tokens = phase_block(
             dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size
@@ -237,12 +241,7 @@ class _Course:
             return _blocks_first(self._train, Identity(0), 1)
         rows = self._block_tokens // seq_len
         tokens = self._block_tokens
-        stored = self._dataset
-        if not first:
-            stored = self._dataset.with_rows(seq_len, block_tokens=tokens)
-            if self._left.total >= seq_len:
-                stored = stored.with_further(LeftRows(stored, self._left))
-        self._stored = stored
+        stored = self._dataset if first else self._stored
         blocks = stored.full_blocks(rows)
         if self._validation is None:
             return _Cut(
@@ -273,20 +272,19 @@ class _Course:
         self._drawn = drawn
         self._epoch = epoch
         self._blocks = Identity(0)
-        left = [Intervals.empty()]
         parts = [part for part, _ in self._parts]
-        reached = parts.index(dataset)
         # Of the parts of a rest that come behind the one that was reached, nothing was drawn. What comes behind the
         # rest is another epoch; and an epoch of which nothing was drawn has no rest
-        open_parts = self._parts[reached:-1]
+        open_parts = self._parts[parts.index(dataset) : -1]
         if dataset is self._component.whole and position > 0:
             open_parts = self._parts[-1:]
-        for part, cut in open_parts:
-            left.append(self._leave(part, cut, position if part is dataset else 0, epoch))
-        self._left = Intervals.union(left)
+        left = [
+            self._leave(part, cut, position if part is dataset else 0, epoch)
+            for part, cut in open_parts
+        ]
+        rows, skipped = self._cut_left(left, seq_len)
+        self._has_left = rows > 0
         blocks = len(self._blocks)
-        rows = self._left.total // seq_len
-        skipped = self._left.total - rows * seq_len
         if blocks:
             skipped += blocks * (self._block_tokens % seq_len - self._block_tokens % old_seq_len)
         self._epoch += bool(open_parts) and blocks + rows == 0  # nothing to finish
@@ -294,37 +292,45 @@ class _Course:
             step, self._name, seq_len, epoch, drawn, blocks, self._block_tokens, rows, skipped
         )
 
-    def _leave(self, part: PlannedDataset, cut: _Cut, position: int, epoch: int) -> Intervals:
+    def _leave(self, part: PlannedDataset, cut: _Cut, position: int, epoch: int) -> Any:
         """Leaves a part of an epoch at a position: notes its untouched blocks, and returns the tokens of all other rows
         that were not drawn.
         """
-        order = part.shuffle_order() or Identity(len(part))
         if has_further_rows(part):
-            positions = np.arange(position, len(part))
-            rows = order.at(positions, np.full_like(positions, epoch))
-        else:
-            blocks = len(cut.blocks)
-            untouched = untouched_blocks(
-                order, drawn=position, epoch=epoch, blocks=blocks, block_behind=cut.block_behind
-            )
-            self._blocks = Compose(cut.blocks, untouched)
-            rows = rows_in_touched_blocks(
-                order,
-                drawn=position,
-                epoch=epoch,
-                block=cut.block,
-                blocks=blocks,
-                rows_behind=cut.rows_behind,
-            )
+            return tokens_of_rows(cut.dataset, _rows_from(part, position, epoch))
+        blocks = len(cut.blocks)
+        order = part.shuffle_order() or Identity(len(part))
+        untouched = untouched_blocks(
+            order, drawn=position, epoch=epoch, blocks=blocks, block_behind=cut.block_behind
+        )
+        self._blocks = Compose(cut.blocks, untouched)
+        rows = rows_in_touched_blocks(
+            order,
+            drawn=position,
+            epoch=epoch,
+            block=cut.block,
+            blocks=blocks,
+            rows_behind=cut.rows_behind,
+        )
         numbered = cut.dataset.block_aligned(cut.block) if self._shuffle.in_blocks else cut.dataset
         return tokens_of_rows(numbered, rows)
+
+    def _cut_left(self, left: Sequence[Any], seq_len: int) -> tuple[int, int]:
+        """Cuts the component into rows of a new length, and what was left behind them. Returns the rows of what was
+        left, and its tokens that are in none.
+        """
+        tokens = Intervals.union(cast("Sequence[Intervals]", left))
+        stored = self._dataset.with_rows(seq_len, block_tokens=self._block_tokens)
+        rows, skipped = divmod(tokens.total, seq_len)
+        self._stored = stored.with_further(LeftRows(stored, tokens)) if rows else stored
+        return rows, skipped
 
     def rests(self, whole: _Cut) -> tuple[_Cut, _Cut]:
         """The remainder of the epoch: its untouched blocks, cut like the whole, and what is left of others."""
         rows = RowsOfBlocks(self._blocks, block=whole.block, n=whole.rows)
         untouched = _blocks_first(whole.dataset.reordered(rows), self._blocks, whole.block)
         left: PlannedDataset = whole.dataset.reordered(Slice(whole.rows, 0, 0))
-        if self._left.total >= self._stored.seq_len:
+        if self._has_left:
             left = FurtherDataset(self._stored)
         return untouched, _blocks_first(left, Identity(0), whole.block)
 
@@ -340,6 +346,63 @@ class _Course:
         self._parts = (*zip(shuffled_rests, cuts, strict=True), (shuffled, whole))
         self._component = Continued(self._drawn, shuffled_rests, shuffled, self._epoch)
         return self._component
+
+
+class _PackedCourse(_Course):
+    """A packed component. Packs of two lengths share no blocks, so all that is left of an epoch is packed anew."""
+
+    def __init__(
+        self, name: str, dataset: PackedTokenDataset, shuffle: Shuffle, recipe: RunRecipe
+    ) -> None:
+        if recipe.validation is not None and recipe.validation.by == "blocks":
+            raise ConfigError(
+                f"cuts documents, and component {name!r} packs them into rows of several lengths",
+                field="validation.by",
+                value="blocks",
+                cure="Hold out documents: validation.by=documents.",
+            )
+        self._name = name
+        self._shuffle = shuffle
+        self._blocks = Identity(0)
+        self._has_left = False
+        train = component_sides(name, dataset, recipe.validation)[0]
+        self._packed = cast(PackedTokenDataset, train)
+        first_length = recipe.phases[0][1]
+        chunk = dataset.cache.layout.chunk_elements
+        self._block_tokens = (
+            chunk if shuffle.io_block_size is None else shuffle.io_block_size * first_length
+        )
+
+    def cut(self, seq_len: int, *, first: bool) -> _Cut:
+        rows = max(self._block_tokens // seq_len, 1)
+        return _blocks_first(self._packed if first else self._stored, Identity(0), rows)
+
+    def sized(self, seq_len: int, rows: int | None) -> Shuffle:
+        if rows is None:  # the first phase, which is what it would be alone
+            return self._shuffle
+        return self._shuffle.resized(max(self._block_tokens // seq_len, 1), rows)
+
+    def _leave(self, part: PlannedDataset, cut: _Cut, position: int, epoch: int) -> LeftPieces:
+        source = cut.dataset.sources[0]
+        if isinstance(source, FurtherRows):
+            source = source.further if has_further_rows(part) else source.rows
+        return pieces_of_packs(cast(PackedRows, source), _rows_from(part, position, epoch))
+
+    def _cut_left(self, left: Sequence[LeftPieces], seq_len: int) -> tuple[int, int]:
+        pieces = LeftPieces.join(left)
+        stored = self._packed.with_rows(seq_len)
+        packs = pack_left(stored, pieces)
+        self._stored = stored if packs is None else stored.with_further(packs)
+        if packs is None:
+            return 0, pieces.total
+        return packs.num_rows, pieces.total - packs.packed_tokens
+
+
+def _rows_from(part: PlannedDataset, position: int, epoch: int) -> Int64[np.ndarray, " n"]:
+    """The rows of a part of an epoch from a position on."""
+    positions = np.arange(position, len(part))
+    order = part.shuffle_order() or Identity(len(part))
+    return order.at(positions, np.full_like(positions, epoch))
 
 
 def _blocks_first(dataset: PlannedDataset, blocks: Order, block: int) -> _Cut:

@@ -11,7 +11,7 @@ Later epochs are ordinary ones.
 
 Invariants: no token occurs twice in an epoch, whatever the phases, and all occur but the few that cannot fill a row,
 which are counted; phases before a change do not depend on it. Price, once per phase: a table of two ranges per strand,
-and 24 bytes and 1 us for each row in part 2: a braid's open blocks, at most two per strand, or a window of a block
+and 24 bytes and 3 us for each row in part 2: a braid's open blocks, at most two per strand, or a window of a block
 shuffle.
 """
 

@@ -199,19 +199,11 @@ class PackingConfig:
         return PackSpec(capacity, algorithm, long, self.min_fill, block_tokens, units)
 
 
-def check_packing(
-    packing: Mapping[str, PackingConfig | None], *, phases: int, split_documents: bool
-) -> None:
-    """Raises ConfigError if the packing of components, by name, is incompatible with several row lengths in a run, or
-    with unpacked rows that are split into documents.
+def check_packing(packing: Mapping[str, PackingConfig | None], *, split_documents: bool) -> None:
+    """Raises ConfigError if the packing of components, by name, is incompatible with unpacked rows that are split into
+    documents.
     """
     packed = [name for name, how in packing.items() if how is not None]
-    if packed and phases > 1:
-        raise ConfigError(
-            "does not go with a seq_len that changes",
-            field=f"components.{packed[0]}.packing",
-            cure="Keep one seq_len, or leave packing out: rows of a stream go on where the phase before stopped.",
-        )
     if packed and split_documents and len(packed) < len(packing):
         plain = next(name for name, how in packing.items() if how is None)
         raise ConfigError(
