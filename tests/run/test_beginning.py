@@ -13,7 +13,6 @@ from headrace.errors import PlanMismatchError
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.order.shuffle_config import BraidShuffleConfig
-from headrace.run.beginning import Beginning
 from headrace.run.manifest import RunManifest, began_with, open_run
 from headrace.store.cache import TokenCache
 from headrace.store.tombstones import remove_documents
@@ -35,7 +34,7 @@ def test_a_silent_config_starts_with_version_2(config, tmp_path):
     manifest = open_run(str(tmp_path), loader)
     assert manifest.fingerprint == RunManifest.of(config.of_braid_version(2).loader()).fingerprint
     assert manifest.fingerprint != RunManifest.of(config.of_braid_version(1).loader()).fingerprint
-    assert began_with(str(tmp_path)) == Beginning(None, {"a": [], "b": []}, {"a": [], "b": []})
+    assert began_with(str(tmp_path))[:3] == (None, {"a": [], "b": []}, {"a": [], "b": []})
 
 
 def test_a_silent_config_goes_on_with_version_1_where_the_run_began_with_it(config, tmp_path):
@@ -44,7 +43,7 @@ def test_a_silent_config_goes_on_with_version_1_where_the_run_began_with_it(conf
     assert "version" not in str(
         manifest.resolved["dataset"]
     )  # as manifests were before there was a second
-    assert began_with(str(tmp_path)) == Beginning(1, {"a": [], "b": []}, {"a": [], "b": []})
+    assert began_with(str(tmp_path))[:3] == (1, {"a": [], "b": []}, {"a": [], "b": []})
     loader = config.loader()
     before = np.asarray(config.loader().batch_at(3).tokens)
     assert open_run(str(tmp_path), loader, 3).fingerprint == manifest.fingerprint

@@ -17,8 +17,8 @@ from headrace.config.writing import given_fields
 from headrace.errors import PlanMismatchError
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.run.changes import amendment_between, last_anchor, run_changes
-from headrace.run.manifest import RunManifest
+from headrace.run.changes import amendment_between, run_changes
+from headrace.run.manifest import RunManifest, last_checkpoint
 from headrace.testing import random_documents, write_cache
 
 NAMES = ("web", "code", "math", "books")
@@ -168,7 +168,7 @@ def test_fields_read_back():
 
 def test_the_last_checkpoint(caches, tmp_path):
     manifest = open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
-    assert last_anchor(str(tmp_path), manifest) == 0
+    assert last_checkpoint(str(tmp_path), manifest) is None
     manifest.state(20)
     manifest.state(30)
-    assert last_anchor(str(tmp_path), manifest) == 30
+    assert last_checkpoint(str(tmp_path), manifest) == 30

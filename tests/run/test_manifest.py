@@ -187,9 +187,10 @@ def test_changes_that_are_more_than_declared_stages(tmp_path, loader, problem):
 
 def test_an_amendment_needs_the_step(tmp_path):
     open_run(str(tmp_path), mixture([FIRST]))
-    with pytest.raises(PlanMismatchError, match="how many steps are done was not said") as caught:
+    with pytest.raises(PlanMismatchError, match="knows of no checkpoint") as caught:
         open_run(str(tmp_path), mixture([FIRST, SECOND], ("a", "b")))
-    assert caught.value.cure == "Give open_run the step of the checkpoint."
+    assert "open_run(folder, loader, 0)" in (caught.value.cure or "")
+    assert open_run(str(tmp_path), mixture([FIRST, SECOND], ("a", "b")), 0).history
 
 
 class Served:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from headrace.errors import format_count
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headrace.config.lm_data import LmDataConfig
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.run.changes import RunChanges
     from headrace.run.manifest import RunManifest
@@ -91,11 +92,11 @@ def _compare_run(
 
     from headrace.cli.options import load_as_begun
     from headrace.errors import check_at_least
-    from headrace.mix.stage_config import AmendmentConfig
-    from headrace.run.changes import last_anchor, newer_generations, newer_tombstones, run_changes
+    from headrace.run.changes import newer_generations, newer_tombstones, run_changes
+    from headrace.run.manifest import last_checkpoint
 
     check_at_least("--step", step, 0, "Give the number of steps that are done.")
-    steps_done = last_anchor(run, manifest) if step is None else step
+    steps_done = (last_checkpoint(run, manifest) or 0) if step is None else step
     with working("comparing"):
         edited = load_as_begun(config, settings, run)
         changes = run_changes(manifest, edited, steps_done)
@@ -115,23 +116,48 @@ def _compare_run(
             json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False)
         )
     else:
-        _show_changes(Console(highlight=False, soft_wrap=True), changes, run, steps_done, resolved)
+        console = Console(highlight=False, soft_wrap=True)
+        _show_changes(console, changes, run, resolved)
         if newer:
-            typer.echo(
-                "Documents that this run still trains on have been removed since. To leave them out, add:"
-            )
-            typer.echo(_written(AmendmentConfig(max(steps_done, 1), remove=newer)))
+            typer.echo("Documents that this run still trains on have been removed since.")
         if appended:
-            typer.echo(
-                "Documents that this run does not train on have been appended since. To include them, add:"
-            )
-            typer.echo(_written(AmendmentConfig(max(steps_done, 1), extend=appended)))
+            typer.echo("Documents that this run does not train on have been appended since.")
+        _show_amendments(console, changes, edited, steps_done, newer, appended)
     return not changes.same
 
 
-def _show_changes(
-    console: Console, changes: RunChanges, run: str, step: int, resolved: bool
+def _show_amendments(
+    console: Console,
+    changes: RunChanges,
+    edited: LmDataConfig,
+    steps_done: int,
+    removed: dict[str, int | list[int]],
+    appended: dict[str, int | list[int]],
 ) -> None:
+    """Shows the amendments of the config that would make all changes that a run can make, to be pasted as they are."""
+    from dataclasses import replace
+
+    from rich.text import Text
+
+    from headrace.mix.stage_config import AmendmentConfig
+
+    amendment = changes.amendment
+    if amendment is None and not removed and not appended:
+        return
+    declared = list(edited.amendments)
+    if amendment is None:
+        last = max((one.step for one in declared), default=0)
+        amendment = AmendmentConfig(max(steps_done, last + 1))
+    amendment = replace(amendment, remove=removed, extend=appended)
+    # What has no place for the old mixture beside the new one has to be put back.
+    restore = amendment.weights or amendment.drop or (amendment.add and edited.weights is not None)
+    add = "write all amendments so" if declared else "add"
+    doing = f"restore the mixture and {add}" if restore else add
+    console.print(f"To make this change from step {amendment.step:,} on, {doing}:")
+    console.print(Text(_written([*declared, amendment]), "bold"))
+
+
+def _show_changes(console: Console, changes: RunChanges, run: str, resolved: bool) -> None:
     from rich.text import Text
 
     if changes.fields is None:
@@ -152,17 +178,11 @@ def _show_changes(
         console.print(
             f"The run and the config differ by amendments, from step {changes.first_step:,} on."
         )
-    elif changes.amendment is not None and not changes.refused:
-        console.print(f"To make this change from step {step:,} on, restore the mixture and add:")
-        console.print(Text(_written(changes.amendment), "bold"))
     elif changes.refused:
-        if changes.amendment is not None:
-            console.print("An amendment can make these changes (after restoring the mixture):")
-            console.print(Text(_written(changes.amendment), "bold"))
         console.print("A run cannot make these changes; undo them, or use another folder:")
         for line in changes.refused[:_SHOWN_FIELDS]:
             console.print(Text(f"  {line}"))
-    else:
+    elif changes.amendment is None:
         console.print("They are different runs: restore the run's config, or use another folder.")
 
 
@@ -170,12 +190,12 @@ def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(amendment).items() if value or name == "step"}
 
 
-def _written(amendment: AmendmentConfig) -> str:
-    """An amendment as written in a config.
+def _written(amendments: list[AmendmentConfig]) -> str:
+    """Amendments as written in a config.
 
     Example:
         >>> from headrace.mix.stage_config import AmendmentConfig
-        >>> print(_written(AmendmentConfig(60, weights={"web": 2}, drop=["code"])))
+        >>> print(_written([AmendmentConfig(60, weights={"web": 2}, drop=["code"])]))
         amendments:
         - step: 60
           weights: {web: 2}
@@ -183,9 +203,26 @@ def _written(amendment: AmendmentConfig) -> str:
     """
     import yaml
 
+    # Blends written in several lines have YAML's anchors where an object occurs twice: plain values have none.
+    plain = json.loads(json.dumps([_fields_of(amendment) for amendment in amendments]))
+    for amendment in plain:
+        for name in ("add", "weights"):
+            if name in amendment:
+                amendment[name] = _with_steps(amendment[name])
     return yaml.safe_dump(
-        {"amendments": [_fields_of(amendment)]}, sort_keys=False, default_flow_style=None
+        {"amendments": plain}, sort_keys=False, default_flow_style=None, width=1000
     ).rstrip()
+
+
+def _with_steps(value: Any) -> Any:
+    """A (nested) mapping whose keys are steps where they look like them, as users write them."""
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return {
+        int(name) if name.isdecimal() else name: _with_steps(inner)
+        for name, inner in fields.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from headrace.data.buckets import BucketsConfig, expected_repeats
 from headrace.errors import ConfigError
 from headrace.mix.blend import is_size_rule
 from headrace.mix.repeats import REPEAT, blend_of
-from headrace.mix.stage_config import added_later
+from headrace.mix.stage_config import weights_at_begin
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
@@ -59,11 +59,8 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
     weights = config.weights
     _check_places(config, groups)
     if weights is None and not config.stages:
-        later = added_later(config.amendments)
         written = {n: c.weight for n, c in config.components.items()}
-        weights = {
-            n: 1 if w is None else w for n, w in written.items() if w is not None or n not in later
-        }
+        weights = weights_at_begin(written, config.amendments)
         components = {n: dataclasses.replace(c, weight=None) for n, c in components.items()}
     replace = dataclasses.replace
     return {

@@ -38,6 +38,7 @@ from headrace.config.component import (
 from headrace.config.extended import extended
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
+from headrace.config.source_order import in_order_of_run
 from headrace.config.typed import check_fields
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
@@ -414,11 +415,19 @@ class LmDataConfig:
         return run
 
     def as_begun(
-        self, braid_version: int | None, *has: Mapping[str, Sequence[int]]
+        self,
+        braid_version: int | None,
+        tombstones: Mapping[str, Sequence[int]],
+        generations: Mapping[str, Sequence[int]] | None = None,
+        begun: Mapping[str, Any] | None = None,
     ) -> LmDataConfig:
-        """This config, with settings it leaves open taken from the start of a run (:mod:`headrace.run.beginning`)."""
+        """This config, with settings it leaves open taken from the start of a run (:mod:`headrace.run.beginning`), and
+        its sources in the order of that.
+        """
         config = self if braid_version is None else self.of_braid_version(braid_version)
-        return replace(config, components=components_as_begun(config.components, *has))
+        config = in_order_of_run(config, begun or {})
+        components = components_as_begun(config.components, tombstones, generations)
+        return replace(config, components=components)
 
     def of_braid_version(self, version: int) -> LmDataConfig:
         """This config with this braid version wherever it sets none; itself if nothing changes."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from headrace.config.component import ComponentConfig
+from headrace.config.source_order import in_order_of_run
 from headrace.data.documents import stored_documents, token_ranges
 from headrace.data.pairs import is_of_pairs
 from headrace.errors import ConfigError, did_you_mean
@@ -117,12 +118,14 @@ def components_as_begun(
 def dataset_as_begun(
     run: RunDataset,
     instead: Mapping[str, TokenCache] | None,
-    beginning: tuple[int | None, _Numbers, _Numbers],
+    beginning: tuple[int | None, _Numbers, _Numbers, Mapping[str, Any] | None],
 ) -> RunDataset | None:
     """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are the config's, or
     ``instead``; see :class:`headrace.run.beginning.Beginning`.
     """
-    (version, *began), config, described = beginning, run.config, run.describe()
+    version, tombstones_then, generations_then, begun = beginning
+    config = in_order_of_run(run.config, begun or {})
+    described = run.describe()
     removed = described.get("tombstones", {})
     first = described.get("phases", [{"dataset": described}])[0]["dataset"]
     newest = (
@@ -135,11 +138,12 @@ def dataset_as_begun(
             for name in config.components
             if name in then and then[name] != now.get(name, [])
         }
-        for then, now in zip(began, newest, strict=True)
+        for then, now in zip((tombstones_then, generations_then), newest, strict=True)
     )
     first_config = config.as_begun(version, tombstones, generations)
     own_caches = {name: cache for name, cache in (instead or {}).items() if name not in generations}
-    return None if first_config == config else first_config.dataset(own_caches)
+    is_same = first_config == config and config is run.config
+    return None if is_same else first_config.dataset(own_caches)
 
 
 def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from headrace import DataLoader, HeadraceError, LmDataConfig, RunLog, load_config, open_run
 from headrace.demo import Transformer, make_optimizer, train_step
 from headrace.report import gather, write_report
-from headrace.run import LoaderState, RunManifest
+from headrace.run import LoaderState
 
 
 def save(path: Path, state: Any) -> None:
@@ -39,16 +39,14 @@ def save(path: Path, state: Any) -> None:
         old.unlink()
 
 
-def restore(folder: Path, fresh: Any, manifest: RunManifest) -> tuple[Any, int]:
-    """The newest checkpoint's model and optimizer, and the steps that are done; ``fresh`` if there is none."""
+def restore(folder: Path, fresh: Any) -> tuple[Any, LoaderState | None]:
+    """The model, the optimizer and the state of the data in the newest checkpoint; ``fresh`` if there is none."""
     newest = max(folder.glob("step-*.eqx"), default=None)
     if newest is None:
-        return fresh, 0
+        return fresh, None
     *state, data = eqx.tree_deserialise_leaves(newest, (*fresh, LoaderState.like()))
-    loader_state = LoaderState.from_pytree(data)
-    manifest.check(loader_state)  # refused, with the difference, if run.yaml now means other data
     print(f"resumes from {newest}")
-    return tuple(state), loader_state.step
+    return tuple(state), LoaderState.from_pytree(data)
 
 
 def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) -> bool:
@@ -62,8 +60,10 @@ def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) 
         config.vocab_size, dim=128, layers=2, heads=4, key=jax.random.key(config.seed)
     )
     fresh = (model, optimizer.init(eqx.filter(model, eqx.is_array)))
-    manifest = open_run(run, loader)
-    state, step = restore(run / "checkpoints", fresh, manifest)
+    state, reached = restore(run / "checkpoints", fresh)
+    # refused, with the difference, if run.yaml now means other data for a step that is done
+    manifest = open_run(run, loader, reached or 0)
+    step = 0 if reached is None else reached.step
     state = eqx.filter_shard(
         state, NamedSharding(loader.placement.sharding.mesh, PartitionSpec())
     )  # on every device

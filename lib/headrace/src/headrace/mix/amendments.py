@@ -226,6 +226,20 @@ def weights_by_place(tree: Mapping[str, Any]) -> dict[BlendPath, Any]:
     }
 
 
+def without_sources(tree: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """A (nested) blend without some sources, and without groups that are empty then.
+
+    Example:
+        >>> without_sources({"web": {"weight": 2, "blend": {"cc": 1}}, "code": 1}, ["cc"])
+        {'code': 1}
+    """
+    result = dict(tree)
+    for entry_path, is_group in _entries(tree):
+        if not is_group and entry_path[-1] in names:
+            result = _put(result, entry_path, None)
+    return result
+
+
 def _find(
     tree: Mapping[str, Any],
     name: str,

@@ -12,11 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from headrace.errors import ConfigError
-from headrace.mix.amendments import added_sources, amend, check_disjoint, extend, newcomer_name
+from headrace.mix.amendments import (
+    added_sources,
+    amend,
+    check_disjoint,
+    extend,
+    newcomer_name,
+    weights_by_place,
+)
 from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_of_sizes
 from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
 from headrace.mix.repeats import with_rows
-from headrace.mix.schedule import BatchSchedule, CountedTokens
+from headrace.mix.schedule import BatchSchedule, CountedTokens, weight_from_config
 from headrace.mix.stages import Stage, check_components
 
 
@@ -141,7 +148,7 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     """
     _check_one_place(config)
     later = added_later(config.amendments)
-    mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config, later)]
+    mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config)]
     for number, amendment in enumerate(config.amendments):
         if amendment.changes_mixture:
             mixtures.append(_amended(mixtures[-1], amendment, number, config.components))
@@ -174,7 +181,7 @@ def _check_one_place(config: MixtureConfig) -> None:
         )
 
 
-def _planned(config: MixtureConfig, later: set[str]) -> list[_Mixture]:
+def _planned(config: MixtureConfig) -> list[_Mixture]:
     """The mixtures without the amendments."""
     batch = config.batch
     phases = config.phases
@@ -195,13 +202,55 @@ def _planned(config: MixtureConfig, later: set[str]) -> list[_Mixture]:
             None if config.num_steps is None else tokens_of_steps(config.num_steps, batch, phases)
         )
         return [_Mixture(0, dict(config.weights), "", "weights", ("num_steps", tokens))]
-    # a component without a weight counts 1, unless it is an amendment that brings it in
-    plain = {
-        n: 1.0 if w is None else w
-        for n, w in config.components.items()
-        if w is not None or n not in later
-    }
+    plain = weights_at_begin(config.components, config.amendments)
     return [_Mixture(0, plain, "", "components")]
+
+
+def weights_at_begin(
+    components: Mapping[str, Any], amendments: Sequence[AmendmentConfig]
+) -> dict[str, Any]:
+    """The weights of the components with which a run begins, from their own; None counts 1.
+
+    Components that an amendment brings in are left out. Their own weight may be given, if it is the amendment's.
+
+    Raises:
+        ConfigError: it is another.
+
+    Example:
+        >>> amendments = [AmendmentConfig(60, add={"math": 2})]
+        >>> weights_at_begin({"web": 3, "code": None, "math": 2}, amendments)
+        {'web': 3, 'code': 1.0}
+    """
+    later = added_later(amendments)
+    # the first amendment that adds a component, and the weight with which it does
+    added: dict[str, tuple[str, Any]] = {}
+    for number, amendment in enumerate(amendments):
+        for place, weight in weights_by_place(amendment.add).items():
+            field = f"amendments[{number}].add.{'.blend.'.join(place)}"
+            added.setdefault(place[-1], (field, weight))
+    begin: dict[str, Any] = {}
+    for name, weight in components.items():
+        if name not in later:
+            begin[name] = 1.0 if weight is None else weight
+        elif weight is not None and name not in added:  # in the new blend of a group that has it
+            begin[name] = weight
+        elif weight is not None and not is_same_weight(weight, added[name][1]):
+            field, brought = added[name]
+            raise ConfigError(
+                f"has the weight {weight} in components.{name}, as if it were in the mixture already",
+                field=field,
+                value=brought,
+                cure=f"Use weights for it if it is; if it is new, leave out components.{name}.weight.",
+            )
+    return begin
+
+
+def is_same_weight(one: Any, other: Any) -> bool:
+    """Whether two weights, as configs give them, are equal."""
+    try:
+        return weight_from_config(one) == weight_from_config(other)
+    except ConfigError:  # of a group, or a rule
+        return one == other
 
 
 def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:

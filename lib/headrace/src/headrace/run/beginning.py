@@ -18,11 +18,13 @@ class Beginning(NamedTuple):
         braid_version: 1 if all braids have it; None: the latest.
         tombstones: Generation of the tombstones of each cache, by component; empty: no tombstones.
         generations: Number of generations of each cache, by component; empty: one.
+        config: Fields of its config, whose order of sources a run keeps; None: it had no config.
     """
 
     braid_version: int | None
     tombstones: Mapping[str, Sequence[int]]
     generations: Mapping[str, Sequence[int]]
+    config: Mapping[str, Any] | None = None
 
 
 def beginning_of(resolved: Mapping[str, Any]) -> Beginning:

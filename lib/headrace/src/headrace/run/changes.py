@@ -15,11 +15,12 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
+from headrace.errors import ConfigError
 from headrace.mix.amendments import number_of_each, weights_by_place
 from headrace.mix.blend import is_size_rule
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.run.differences import config_differences, differences
-from headrace.run.manifest import Anchors, RunManifest
+from headrace.run.manifest import RunManifest
 from headrace.store.cache import TokenCache
 from headrace.store.generations import generations_of
 from headrace.store.tombstones import tombstones_of
@@ -75,15 +76,34 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
         return RunChanges(first is None, fields, resolved, first)
     if (first := manifest.amends(edited_manifest)) is not None or manifest.config is None:
         return RunChanges(False, fields, resolved, first)
-    began = decode(LmDataConfig, manifest.config)
+    began = _as_declared(decode(LmDataConfig, manifest.config), edited)
+    # after what is declared: amendments stand in the order of their steps
+    step = max(step, 1, *(amendment.step + 1 for amendment in began.amendments))
     amendment = amendment_between(began, edited, step)
     amended = edited if amendment is None else _amended(began, edited, amendment)
-    if amendment is not None and _manifest_of(amended).amends(manifest) == amendment.step:
+    if amendment is not None and _manifest_of(amended).amends(manifest) is not None:
         return RunChanges(False, fields, resolved, None, amendment)
     refused = config_differences(
         manifest.config, given_fields(replace(amended, amendments=began.amendments))
     )
     return RunChanges(False, fields, resolved, None, amendment, refused)
+
+
+def _as_declared(began: LmDataConfig, edited: LmDataConfig) -> LmDataConfig:
+    """The run's config with the amendments that an edited one declares, and the components that these add."""
+    if edited.amendments == began.amendments:
+        return began
+    added = added_later(edited.amendments)
+    new = {
+        name: replace(part, weight=None)
+        for name, part in edited.components.items()
+        if name in added and name not in began.components
+    }
+    try:
+        components = {**began.components, **new}
+        return replace(began, components=components, amendments=edited.amendments)
+    except ConfigError:  # they do not fit the run
+        return began
 
 
 def amendment_between(
@@ -171,10 +191,13 @@ def _as_stored(*values: Any) -> Any:
 
 
 def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, int | list[int]]:
-    """The newest generation of tombstones of each component that the run does not use yet, in the form of an
-    amendment's ``remove``: a list for a component of several caches.
+    """The newest generation of tombstones of each component that neither the run nor an amendment of the config uses
+    yet, in the form of an amendment's ``remove``: a list for a component of several caches.
     """
     recorded = manifest.resolved["dataset"].get("tombstones", {})
+    declared: dict[str, list[int]] = {}
+    for amendment in config.amendments:
+        declared |= {name: number_of_each(number) for name, number in amendment.remove.items()}
     newer: dict[str, int | list[int]] = {}
     for name, cache in config.open_caches().items():
         newest = [len(tombstones_of(member)) for member in cache.members]
@@ -182,7 +205,8 @@ def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, i
             one["generation"]
             for _, one in sorted(recorded.get(name, {}).items(), key=lambda item: int(item[0]))
         ]
-        if newest > (of_run[-1] if of_run else [0] * len(newest)):
+        reached = declared.get(name, of_run[-1] if of_run else [0] * len(newest))
+        if newest > reached:
             newer[name] = newest if newest[1:] else newest[0]
     return newer
 
@@ -204,11 +228,6 @@ def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
         if newest != reached[name]:
             newer[name] = newest if newest[1:] else newest[0]
     return newer
-
-
-def last_anchor(folder: str, manifest: RunManifest) -> int:
-    """The last step at which a checkpoint was made in a run's folder; 0 if there is none."""
-    return max(Anchors(folder, manifest, None).load(), default=0)
 
 
 def _manifest_of(config: LmDataConfig) -> RunManifest:

@@ -33,6 +33,7 @@ from headrace.errors import (
     check_at_least,
     check_path,
 )
+from headrace.mix.amendments import sources_of, weights_by_place, without_sources
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
 from headrace.mix.schedule import MAX_STEP, weight_from_config
@@ -298,6 +299,8 @@ def _mixture_amended(
     )
     old_stages = old.pop("stages")
     new_stages = new.pop("stages")
+    # Sources that are new and have no weight in an old stage are not in it until they get one.
+    drawn = [_take_out_newcomers(stage, old["names"]) for stage in new_stages[: len(old_stages)]]
     new["names"] = new["names"][: len(old["names"])]  # new components come last
     components = old["components"]
     for part in ("components", "limits"):  # components that only the new stages use may be new
@@ -309,10 +312,38 @@ def _mixture_amended(
                 name: part["whole"] for name, part in mixture["components"].items()
             }
     added = [int(stage["step"]) for stage in new_stages[len(old_stages) : len(old_stages) + 1]]
-    steps = added if weighed is None else [*added, weighed]
+    steps = [*added, *(step for step in (*drawn, weighed) if step is not None)]
     return (
         min(steps) if steps and new_stages[: len(old_stages)] == old_stages and new == old else None
     )
+
+
+def _take_out_newcomers(stage: dict[str, Any], known: Sequence[str]) -> int | None:
+    """Takes sources that are not known out of a described stage that does not draw from them at its begin.
+
+    Returns the first step at which it does, or after which it may; None if there are no such sources.
+    """
+    newcomers = [name for name in sources_of(stage["weights"]) if name not in known]
+    first_drawn: list[int] = []
+    for place, weight in weights_by_place(stage["weights"]).items():
+        if place[-1] not in newcomers:
+            continue
+        if len(place) > 1:  # its group has a share, whatever its own weight
+            return None
+        curve = weight_from_config(weight)
+        breaks = {stage["step"], *(step for step in curve.breaks if step > stage["step"])}
+        at = np.asarray(sorted(breaks | {step + 1 for step in breaks}))
+        drawn = at[curve.at(at) > 0]
+        first_drawn.append(int(drawn[0]) if drawn.size else MAX_STEP)
+    if not first_drawn or min(first_drawn) <= stage["step"]:
+        return None
+    if "components" in stage:
+        stage["components"] = [name for name in stage["components"] if name in known]
+    stage["weights"] = without_sources(stage["weights"], newcomers)
+    for part in ("max_share", "row_tokens"):
+        if part in stage:
+            stage[part] = {name: stage[part][name] for name in stage[part] if name in known}
+    return min(first_drawn)
 
 
 def _loss_weights_differ(
@@ -433,22 +464,25 @@ def _digest(anchors: Mapping[str, Anchor]) -> str:
 
 
 def open_run(
-    folder: str | os.PathLike[str], loader: Described, step: int | None = None
+    folder: str | os.PathLike[str], loader: Described, step: int | LoaderState | None = None
 ) -> RunManifest:
     """Starts a run in ``folder``, or checks that the run there is the same one.
+
+    An amendment must begin at a step that is not done yet, and is then recorded.
 
     Args:
         folder: Path or URL of the run's folder.
         loader: The run's loader.
-        step: Number of completed steps. Required for an amendment, which must begin at this step or later and is then
-            recorded. Prepares the loader for this step, with an anchor of the folder or by counting.
+        step: Number of completed steps, or the state in the checkpoint from which the run goes on; None: those of the
+            last checkpoint that the folder knows of (:meth:`RunManifest.state`). If it is given, the loader is prepared
+            for it, with an anchor of the folder or by counting.
 
     Returns:
         The manifest; its :meth:`~RunManifest.state` saves an anchor in the folder at each checkpoint.
 
     Raises:
-        PlanMismatchError: the folder has another run (the message shows the differences), or an amendment changes the
-            past.
+        PlanMismatchError: the folder has another run (the message shows the differences), the state belongs to another
+            run, or an amendment changes the past.
 
     Example:
         >>> import headrace.testing, tempfile
@@ -463,12 +497,22 @@ def open_run(
         raise ConfigError(
             "is not a loader", field="loader", value=loader, cure="Give config.loader()."
         )
-    step = None if step is None else steps_done(step)
     folder = os.fspath(folder)
-    manifest = _opened(folder, _as_begun(folder, loader), step)
+    mine = _as_begun(folder, loader)
+    if isinstance(step, LoaderState):
+        # before anything is recorded: the state is of the run in the folder, before or after the amendment
+        (RunManifest.load(folder) or mine).check(step)
+        step = step.step
+    step = None if step is None else steps_done(step)
+    manifest = _opened(folder, mine, step)
     anchors = Anchors(folder, manifest, loader)
     anchors.use(step)
     return replace(manifest, anchors=anchors)
+
+
+def last_checkpoint(folder: str, manifest: RunManifest) -> int | None:
+    """Steps that were done at the last checkpoint that a run's folder knows of; None if it knows of none."""
+    return max(Anchors(folder, manifest, None).load(), default=None)
 
 
 def steps_done(step: int) -> int:
@@ -489,7 +533,9 @@ def _as_begun(folder: str, loader: Described) -> RunManifest:
 def began_with(folder: str | None) -> Beginning | None:
     """What the run in a folder was started with; None if there is none."""
     manifest = None if folder is None else RunManifest.load(folder)
-    return None if manifest is None else beginning_of(manifest.resolved)
+    if manifest is None:
+        return None
+    return beginning_of(manifest.resolved)._replace(config=manifest.config)
 
 
 def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
@@ -501,22 +547,28 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
         return stored
     if (first := mine.amends(stored)) is None:
         stored.check_same(mine, folder)
-    elif step is None or first < step:
-        progress = (
-            "how many steps are done was not said" if step is None else f"{step} steps are done"
-        )
-        cure = (
-            "Give open_run the step of the checkpoint."
-            if step is None
-            else f"Begin it at step {step} or later."
-        )
-        raise PlanMismatchError(
-            f"may touch the past: {progress}", field="amendments.step", value=first, cure=cure
-        )
+    else:
+        _check_future(first, step, folder, stored)
     history = (*stored.history, {"fingerprint": stored.fingerprint, "until_step": first})
     amended = replace(mine, history=history)
     amended.save(folder)
     return amended
+
+
+def _check_future(first: int, step: int | None, folder: str, stored: RunManifest) -> None:
+    """Raises PlanMismatchError unless an amendment from step ``first`` on changes only what is not done yet."""
+    done = last_checkpoint(folder, stored) if step is None else step
+    if done is not None and first >= done:
+        return
+    problem = f"may touch the past: {done} steps are done"
+    cure = f"Begin it at step {done} or later."
+    if done is None:
+        problem = f"may touch the past: {folder} knows of no checkpoint"
+        cure = "Give the steps that are done: open_run(folder, loader, 0), or those of your checkpoint."
+    elif step is None:
+        problem = f"{problem} at the last checkpoint"
+        cure = f"{cure} If you go back to an earlier checkpoint, say so: open_run(folder, loader, {first})."
+    raise PlanMismatchError(problem, field="amendments.step", value=first, cure=cure)
 
 
 def _plain(value: object) -> int | float:
