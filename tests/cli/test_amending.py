@@ -212,7 +212,7 @@ def test_a_source_that_is_there_is_not_added(caches):
     path.write_text(config_text(caches, fields))
     with pytest.raises(ConfigError) as caught:
         load_config(str(path)).resolved_stages()
-    assert (caught.value.field, caught.value.value) == ("amendments[0].add.math", 2)
+    assert caught.value.field == "amendments[0].add.math"
     assert "components.math.weight" in (caught.value.cure or "")
 
 

@@ -237,9 +237,8 @@ def weights_at_begin(
         elif weight is not None and not is_same_weight(weight, added[name][1]):
             field, brought = added[name]
             raise ConfigError(
-                f"has the weight {weight} in components.{name}, as if it were in the mixture already",
+                f"brings it in with weight {brought}, and components.{name} has {weight}, as if it were in already",
                 field=field,
-                value=brought,
                 cure=f"Use weights for it if it is; if it is new, leave out components.{name}.weight.",
             )
     return begin
