@@ -25,7 +25,7 @@ from headrace.errors import (
 from headrace.ingest.build import BuildReport, build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
-from headrace.store import files
+from headrace.store import owned
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_ledger
 
@@ -348,8 +348,8 @@ def test_restart_takes_the_records_of_the_parts_first(
     write(tmp_path / "corpus", write_jsonl)
     parts = build(tmp_path / "corpus", tmp_path / "cache").parts_built
     removed: list[str] = []
-    real = files.remove_tree
-    monkeypatch.setattr(files, "remove_tree", lambda url: removed.append(url) or real(url))
+    real = owned.remove_tree
+    monkeypatch.setattr(owned, "remove_tree", lambda url: removed.append(url) or real(url))
     build(tmp_path / "corpus", tmp_path / "cache", restart=True)
     names = [r.removeprefix(f"{tmp_path}/cache/") for r in removed if not r.endswith(".tmp")]
     assert {n.split("/")[-1] for n in names[:parts]} == {"part.json"}

@@ -5,7 +5,6 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,12 +12,11 @@ import pytest
 
 from headrace.errors import CacheError
 from headrace.ingest import repair as repairing
-from headrace.ingest import schedule
 from headrace.ingest.build import build_cache
 from headrace.ingest.repair import repair
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import files
+from headrace.store import owned
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.verify import Damage, verify
 
@@ -172,11 +170,7 @@ def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
         counted = partial(interrupted_after, iter(range(stop)))
         with monkeypatch.context() as patch:
             patch.setattr(repairing, "write_part_record", counted(repairing.write_part_record))
-            interrupted = SimpleNamespace(
-                **{**vars(files), "remove_tree": counted(files.remove_tree)}
-            )
-            for module in (repairing, schedule):  # and not the lease
-                patch.setattr(module, "files", interrupted)
+            patch.setattr(owned, "remove_tree", counted(owned.remove_tree))
             patch.setattr(os, "rename", counted(os.rename))
             try:
                 repair(str(root), verify(str(root), deep=True).damages)

@@ -45,8 +45,8 @@ def test_renames_and_deletions(tmp_path, calls):
     durable.rename(tmp_path / "a" / "inner", tmp_path / "b" / "inner")
     assert calls == ["rename inner", "sync b", "sync a"]
     calls.clear()
-    files.remove_tree(str(tmp_path / "b"))
-    files.remove_tree(str(tmp_path / "b"))  # nothing is there
+    durable.remove(tmp_path / "b")
+    durable.remove(tmp_path / "b")  # nothing is there
     assert calls == [f"sync {tmp_path.name}"]
     (tmp_path / "link").symlink_to(tmp_path / "a")
     durable.remove(tmp_path / "link")

@@ -94,15 +94,6 @@ def test_named_writers_may_write_one_file_together(tmp_path):
     assert os.listdir(tmp_path) == ["manifest.json"]
 
 
-def test_remove_tree_takes_files_folders_and_nothing(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "c").write_bytes(b"1")
-    (tmp_path / "d").write_bytes(b"1")
-    for name in ("a", "d", "not there"):
-        files.remove_tree(f"{tmp_path}/{name}")
-    assert os.listdir(tmp_path) == []
-
-
 def test_unknown_schemes_say_which_there_are():
     with pytest.raises(ConfigError, match="fsspec does not know") as caught:
         files.filesystem("nope://x/y")
@@ -114,7 +105,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     def missing(url, **options):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(files, "url_to_fs", missing)
+    monkeypatch.setattr(files, "fsspec_client", missing)
     with pytest.raises(ConfigError, match="nothing here can open s3:// paths") as caught:
         files.filesystem("s3://bucket/x")
     assert (caught.value.cure or "").endswith("pip install 'headrace[s3]'")

@@ -278,7 +278,7 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
     with pytest.raises(CacheError, match="taken over"):
         taking.__exit__(None, None, None)
     assert owner(root) == "somebody"
-    files.remove_tree(files.join(root, LEASE_NAME))
+    files.delete_keys(files.join(root, LEASE_NAME))
     slot = lease_module._RemoteSlot
     now = time.time()
     settling = []

@@ -45,7 +45,7 @@ def loader(cache, **options):
 def write(remote, blocks):
     """A cache of an earlier release, without ledger.bin: ``zarr.json`` and indices are asked for."""
     write_cache(remote.root, [rows(blocks * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    files.remove_tree(files.join(remote.root, TABLE_NAME))
+    files.delete_keys(files.join(remote.root, TABLE_NAME))
     return TokenCache.open(remote.root)
 
 

@@ -277,7 +277,7 @@ def rewrite(cache, change):
 )
 def test_a_damaged_shard_is_named_with_array_chunk_and_step(own_cache, policy, change, why):
     url = rewrite(own_cache, change)
-    files.remove_tree(
+    files.delete_keys(
         files.join(own_cache.path, TABLE_NAME)
     )  # with it, indices are asked for where chunks are not
     with pytest.raises(ReadError, match=why) as caught:
@@ -299,7 +299,7 @@ def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(ow
 
 
 def test_a_lost_shard_is_named(own_cache, policy):
-    files.remove_tree(files.join(data_url(own_cache.path, "00000"), "c", "1"))
+    files.delete_keys(files.join(data_url(own_cache.path, "00000"), "c", "1"))
     with pytest.raises(ReadError, match=r"NOT_FOUND: it is missing, shard file .*/c/1\b"):
         list(loader(own_cache))
 

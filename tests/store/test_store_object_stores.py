@@ -46,7 +46,7 @@ def test_a_cache_there_gives_the_batches_of_one_here(root, tmp_path):
 def test_a_part_is_written_anew_over_what_a_killed_writer_left(root):
     """The files are TensorStore's, and fsspec must see and delete them."""
     part = files.join(root, "parts", "00000")
-    files.remove_tree(part)
+    files.delete_keys(part)
     assert files.tree_bytes(part) == 0
     killed = PartWriter(root, "00000", LAYOUT)
     killed.append(np.ones(1000, np.uint8), np.array([1000]))
@@ -55,7 +55,7 @@ def test_a_part_is_written_anew_over_what_a_killed_writer_left(root):
     cache = write_cache(root, [[np.array([1, 2, 3])]], layout=LAYOUT)
     assert cache.tokens(0, 3).tolist() == [1, 2, 3]
     assert not files.exists(files.join(data_url(root, "00000"), "c", "1"))
-    files.remove_tree(root)
+    files.delete_keys(root)
     assert not files.exists(files.join(root, "ledger.json"))
     assert files.tree_bytes(root) == 0
 
@@ -85,7 +85,7 @@ def test_missing_and_unfinished_caches(root):
 
 def test_a_lost_shard_is_an_error(root):
     cache = write_cache(root, PARTS, layout=LAYOUT)
-    files.remove_tree(files.join(data_url(root, "00001"), "c", "0"))
+    files.delete_keys(files.join(data_url(root, "00001"), "c", "0"))
     with pytest.raises(ReadError, match="cannot be read") as caught:
         TokenCache.open(root).tokens(0, cache.num_tokens)
     assert caught.value.value == data_url(root, "00001")

@@ -109,7 +109,7 @@ def test_indices_that_do_not_all_fit_are_asked_for_again(remote, monkeypatch):
     layout = CacheLayout("uint8", chunk_elements=16, shard_chunks=2)
     here = np.arange(256, dtype=np.uint8)
     write_cache(remote.root, [[here]], layout=layout)
-    files.remove_tree(files.join(remote.root, TABLE_NAME))  # with it, no index is asked for
+    files.delete_keys(files.join(remote.root, TABLE_NAME))  # with it, no index is asked for
     monkeypatch.setattr(sharded, "_indices", sharded._Kept(3 * 32))  # room for three of eight
     array = TokenCache.open(remote.root).parts[0].data
     for _ in range(2):
@@ -171,7 +171,7 @@ def test_a_build_of_another_length_is_told(remote):
     with pytest.raises(CacheError, match="but the ledger has 5 elements"):
         StoredArray(cache.parts[0].data.url, 5, LAYOUT).read(0, 5).result()
     files.write_atomic(files.join(cache.parts[0].data.url, "zarr.json"), b"[")
-    files.remove_tree(files.join(remote.root, TABLE_NAME))  # with it, zarr.json is not asked for
+    files.delete_keys(files.join(remote.root, TABLE_NAME))  # with it, zarr.json is not asked for
     with pytest.raises(CacheError, match="cannot be opened"):
         TokenCache.open(remote.root).tokens(0, 1)
 

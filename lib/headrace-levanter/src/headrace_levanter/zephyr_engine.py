@@ -27,7 +27,7 @@ from headrace.errors import CacheError, ConfigError, HeadraceError, install_comm
 from headrace.ingest.pool import build_one_part
 from headrace.ingest.progress import Progress, Spent
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.ledger import read_part_record
 from headrace.store.parts import PartRecord
 from headrace.store.retry import use_policy
@@ -93,7 +93,7 @@ def build_on_zephyr(
     if waiting:
         cure = "Run the same command again."
         raise CacheError("were not built", field="parts", value=sorted(waiting), cure=cure)
-    files.remove_tree(attempts)
+    owned.remove_tree(attempts)
 
 
 def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
@@ -112,12 +112,12 @@ def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
         _, spent = build_one_part(job.part_builder(), task, attempt, lambda _: None)
     except HeadraceError as error:
         files.write_atomic(failed, task.name.encode())
-        files.remove_tree(attempt)
+        owned.remove_tree(attempt)
         return error
     if read_part_record(job.root, task.name) is None:
         publish(attempt, job.root, task.name)
     else:
-        files.remove_tree(attempt)
+        owned.remove_tree(attempt)
     return spent
 
 
@@ -125,14 +125,7 @@ def _finished(
     root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None
 ) -> Iterator[PartRecord]:
     """The records of parts that became complete since the last call; they are no longer ``waiting``."""
-    fs, folder = files.filesystem(files.join(root, "parts"))
-    try:
-        names = [
-            str(path).rstrip("/").rpartition("/")[2]
-            for path in fs.ls(folder, detail=False, refresh=True)
-        ]
-    except FileNotFoundError:  # nothing is complete yet
-        return
+    names = files.names_in(files.join(root, "parts"))
     for name in sorted(waiting.keys() & set(names)):
         record = read_part_record(root, name)
         if record is None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.ledger import prepare_types
 from headrace.store.log_segments import list_names
 
@@ -171,7 +171,7 @@ class EarlierRollouts:
 
     def remove(self, position: int) -> None:
         """Deletes a group."""
-        files.remove_tree(self._file(position))
+        owned.remove_tree(self._file(position))
 
     def _file(self, position: int) -> str:
         return files.join(self.folder or "", _GROUPS, f"{position:012d}.npz")

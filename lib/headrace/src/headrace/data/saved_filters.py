@@ -32,7 +32,7 @@ from headrace.order.intervals import Intervals, Removal
 from headrace.order.rising import RunningSums
 from headrace.store import files
 from headrace.store.layout import FILTERS_FOLDER
-from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged, names_in
+from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged
 
 _LOG = logging.getLogger(__name__)
 _RECORD = "filter.json"
@@ -154,7 +154,7 @@ def filter_findings(cache: str) -> list[tuple[str, str]]:
     """
     findings: list[tuple[str, str]] = []
     folder = files.join(cache, FILTERS_FOLDER)
-    for name in names_in(folder):
+    for name in files.names_in(folder):
         url = files.join(folder, name, _RECORD)
         if (raw := files.read_bytes(url)) is None:
             continue  # one to come

@@ -61,7 +61,7 @@ from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.generations import remove_generations
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease, check_vacant, lease
@@ -344,11 +344,11 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
         output
     ):  # left by a kill during an atomic write; object stores have no such files
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
-            files.remove_tree(files.join(output, f"{name}.tmp"))
+            owned.remove_tree(files.join(output, f"{name}.tmp"))
     if old_ledger is not None and (work.restart or began_in_vain(output, old_ledger, wanted)):
         _clear(output, old_ledger)
         old_ledger = None
-    files.remove_tree(
+    owned.remove_tree(
         files.join(output, ATTEMPTS_FOLDER)
     )  # a builder was killed while a part was built twice
     ledger, tasks, finished = _begin(output, wanted, old_ledger, work.listed)
@@ -444,11 +444,11 @@ def _clear(output: str, begun: Ledger) -> None:
     for name in {
         str(s["part"]) for s in begun.sources
     }:  # a part without its record is never taken for complete
-        files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
-    files.remove_tree(files.join(output, "parts"))
+        owned.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
+    owned.remove_tree(files.join(output, "parts"))
     remove_generations(output)
     for name in (ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
-        files.remove_tree(files.join(output, name))
+        owned.remove_tree(files.join(output, name))
 
 
 def unused_fields_of(records: Sequence[PartRecord]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from headrace.ingest.reshuffle import PLAIN_FOLDER, Reshuffling, clear
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
@@ -111,7 +111,7 @@ def build_shuffled(
                 ).run(held_lease)
             else:
                 report = report_of(output, old_ledger.parts, {})
-            files.remove_tree(plain)
+            owned.remove_tree(plain)
     except OSError as error:
         raise files.not_written(output, error) from error
     return replace(report, path=output, seconds=time.monotonic() - began)

@@ -28,7 +28,7 @@ from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
 from headrace.pack.saved_plans import PLANS_FOLDER
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.layout import FILTERS_FOLDER, CacheLayout
 from headrace.store.lease import lease
 from headrace.store.ledger import (
@@ -152,7 +152,7 @@ def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> N
         for name in sorted(
             {d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}
         ):
-            files.remove_tree(root + name)
+            owned.remove_tree(root + name)
             report.dropped.append(root + name)
 
 
@@ -194,7 +194,7 @@ def _rebuild(
     )
     listed = _listed(source)
     attempts = files.join(path, ATTEMPTS_FOLDER)
-    files.remove_tree(attempts)
+    owned.remove_tree(attempts)
     kind = source.kind_of(listed.values())
     layout = msgspec.convert(ledger.layout, CacheLayout)
     job = BuildJob(path, source, ledger.tokenizer, layout, kind, ledger.metadata.get("template"))
@@ -218,7 +218,7 @@ def _rebuild(
             report.left[name] = why
         else:
             report.rebuilt.append(name)
-    files.remove_tree(attempts)
+    owned.remove_tree(attempts)
 
 
 def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledger: Ledger) -> str:

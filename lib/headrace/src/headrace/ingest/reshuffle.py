@@ -52,7 +52,7 @@ from headrace.ingest.shuffle_plan import (
     cut_runs_and_slices,
     sizes_of,
 )
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
 from headrace.store.generations import remove_generations
@@ -191,7 +191,7 @@ def clear(output: str, begun: Ledger) -> None:
         TABLE_NAME,
         LEDGER_NAME,
     ):
-        files.remove_tree(files.join(output, name))
+        owned.remove_tree(files.join(output, name))
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class Reshuffling:
         output = self.output
         if files.is_local(output):  # what a kill within an atomic write left
             for name in (LEDGER_NAME, FILE_NAME):
-                files.remove_tree(files.join(output, f"{name}.tmp"))
-        files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
+                owned.remove_tree(files.join(output, f"{name}.tmp"))
+        owned.remove_tree(files.join(output, ATTEMPTS_FOLDER))
         old_ledger = read_ledger(output)
         sizes = sizes_of(self.cache, self.how, _recorded_runs(old_ledger).get("memory"))
         planned = _start_ledger(sizes, self.origin)
@@ -230,7 +230,7 @@ class Reshuffling:
         if reused < len(names):
             dealt = self._build(sizes, planned, old_ledger, records, held)
         if old_ledger is None or not old_ledger.finished or reused < len(names):
-            files.remove_tree(files.join(output, RUNS_FOLDER))
+            owned.remove_tree(files.join(output, RUNS_FOLDER))
             name = planned.tokenizer.get("file")
             if (
                 name
@@ -305,7 +305,7 @@ class Reshuffling:
         if recorded.get("memory") != sizes.memory:
             runs, slices = cut_runs_and_slices(sizes)
             recorded = {"memory": sizes.memory, "runs": runs, "slices": slices}
-            files.remove_tree(files.join(self.output, RUNS_FOLDER))
+            owned.remove_tree(files.join(self.output, RUNS_FOLDER))
             write_ledger(
                 self.output, structs.replace(wanted, metadata={**wanted.metadata, _RUNS: recorded})
             )

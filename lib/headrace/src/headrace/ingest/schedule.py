@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
 from headrace.ingest.progress import NOTHING, Progress, Spent
-from headrace.store import durable, files
+from headrace.store import durable, files, owned
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
 from headrace.store.parts import PartRecord
 from headrace.store.retry import RetryPolicy
@@ -170,7 +170,7 @@ class Scheduler:
             CacheError: the cache cannot be written, or workers are lost repeatedly.
         """
         attempts = files.join(self.job.root, ATTEMPTS_FOLDER)
-        files.remove_tree(attempts)
+        owned.remove_tree(attempts)
         waiting = deque(self.tasks)
         remaining = len(self.tasks)
         try:
@@ -192,7 +192,7 @@ class Scheduler:
         finally:
             self.workers.close()
         if self.second_attempts:
-            files.remove_tree(attempts)
+            owned.remove_tree(attempts)
 
     def _start(self, waiting: deque[Task]) -> None:
         slots = self.workers.slots()
@@ -256,7 +256,7 @@ class Scheduler:
                 del self._running[number]
                 self._say(-other.moved)
                 if winner.root == self.job.root:
-                    files.remove_tree(other.root)
+                    owned.remove_tree(other.root)
         if winner.root != self.job.root:
             publish(winner.root, self.job.root, winner.task.name)
         return event.record
@@ -273,8 +273,8 @@ def publish(attempt: str, root: str, name: str) -> None:
     """Moves a complete part from the folder of an attempt into the cache. Its record comes last."""
     source = part_folder(attempt, name)
     target = part_folder(root, name)
-    files.remove_tree(files.join(target, PART_RECORD_NAME))
-    files.remove_tree(target)
+    owned.remove_tree(files.join(target, PART_RECORD_NAME))
+    owned.remove_tree(target)
     if files.is_local(root):
         durable.make_folder(files.local_path(target).parent)
         durable.rename(files.local_path(source), files.local_path(target))
@@ -282,7 +282,9 @@ def publish(attempt: str, root: str, name: str) -> None:
         fs, path = files.filesystem(source)
         _, target_path = files.filesystem(target)
         with files.client_errors(target):
-            names = sorted(fs.find(path), key=lambda p: p.endswith(f"/{PART_RECORD_NAME}"))
+            names = sorted(
+                files.sizes_below(source), key=lambda p: p.endswith(f"/{PART_RECORD_NAME}")
+            )
             for one in names:
-                fs.cp_file(one, target_path.rstrip("/") + one[len(path.rstrip("/")) :])
-    files.remove_tree(attempt)
+                fs.cp_file(one, target_path + one[len(path) :])
+    owned.remove_tree(attempt)

@@ -29,7 +29,7 @@ from headrace.errors import CacheCorruptError
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import BuildPart
 from headrace.order.document_shuffle import DocumentShuffle
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
@@ -208,7 +208,7 @@ def deal_run(
 ) -> PartRecord:
     """Writes the documents of a run slice by slice; its record comes last."""
     folder = part_folder(root, task.name)
-    files.remove_tree(folder)
+    owned.remove_tree(folder)
     new_places = plan.new_places(np.arange(task.first, task.last))
     order = np.argsort(new_places)
     bounds = np.searchsorted(new_places[order], plan.slices).tolist()

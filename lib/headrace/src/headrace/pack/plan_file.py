@@ -37,7 +37,7 @@ from headrace.pack.starts import DocumentStarts
 from headrace.pack.stream import PackStream
 from headrace.progress import report, track
 from headrace.store import files
-from headrace.store.vectors import PiecedVector, VectorWriter, damaged, names_in
+from headrace.store.vectors import PiecedVector, VectorWriter, damaged
 
 PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
@@ -204,7 +204,7 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
         []
     """
     findings: list[tuple[str, str]] = []
-    for name in names_in(folder):
+    for name in files.names_in(folder):
         root = files.join(folder, name)
         if (raw := files.read_bytes(files.join(root, PLAN_NAME))) is None:
             continue

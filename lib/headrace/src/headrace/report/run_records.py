@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -313,7 +314,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _texts(folder: str) -> list[bytes]:
-    fs, path = files.filesystem(files.join(folder, FOLDER))
-    with files.client_errors(folder):
-        names = sorted(cast("list[str]", fs.glob(f"{path}/host-*.jsonl")))
-        return [cast(bytes, fs.cat_file(name)) for name in names]
+    inside = files.join(folder, FOLDER)
+    names = [name for name in files.names_in(inside) if fnmatchcase(name, "host-*.jsonl")]
+    texts = (files.read_bytes(files.join(inside, name)) for name in names)
+    return [text for text in texts if text is not None]

@@ -21,6 +21,9 @@ must reach the same server as the same user. These variables do that; Google's a
 ``AWS_ENDPOINT_URL_S3``,                another S3 server (MinIO, Ceph, R2, ...), read whenever an array is opened
 ``AWS_ENDPOINT_URL``
 ``AWS_REGION``, ``AWS_DEFAULT_REGION``  its region, if it cares; ``us-east-1`` if not set
+``AWS_PROFILE``, ``AWS_CONFIG_FILE``    a profile's ``endpoint_url`` and ``region``, where the variables above are not
+                                        set; ``s3.addressing_style = virtual`` for a server that knows its buckets by
+                                        their host names only (``BUCKET.HOST``)
 ======================================  ==============================================================================
 """
 
@@ -28,24 +31,25 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import importlib
 import json
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import tensorstore as ts
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
+from headrace.errors import CacheCorruptError, CacheError, ReadError
 from headrace.store import files, retry
 from headrace.store.failures import DamagedAnswerError
 from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, owner_of
+from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.pending import ArrayFuture, PendingRead, store_error
 from headrace.store.places import LocalPlaces
@@ -72,33 +76,50 @@ def kvstore_spec(url: str) -> dict[str, Any]:
         "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1))
     )
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
-    if files.is_local(url):
-        return {"driver": "file", "path": f"{files.absolute(str(files.local_path(url)))}/"}
-    parts = urlsplit(url)
-    path = parts.path.strip("/") + "/"
-    if parts.scheme in ("gs", "gcs"):
+    spec = Location.parse(url).kvstore()
+    if spec["driver"] == "gcs":
         _follow_gcs_emulator()
-        return {"driver": "gcs", "bucket": parts.netloc, "path": path}
-    if parts.scheme == "s3":
-        spec: dict[str, Any] = {"driver": "s3", "bucket": parts.netloc, "path": path}
-        if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-            region = (
-                os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-            )
-            spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region}
+    if spec["driver"] == "s3":
+        spec |= _s3_server(spec["bucket"], _s3_profile(*map(os.environ.get, _PROFILE_VARIABLES)))
         if os.environ.get("AWS_ACCESS_KEY_ID"):  # do not ask profiles and metadata servers first
             spec["aws_credentials"] = {"type": "environment"}
-        return spec
-    if parts.scheme in ("http", "https"):
-        return {
-            "driver": "http",
-            "base_url": f"{parts.scheme}://{parts.netloc}",
-            "path": "/" + path,
-        }
-    cure = "Use a local path, gs://, s3:// or https://."
-    raise ConfigError(
-        "has a scheme that token caches cannot be stored under", field="path", value=url, cure=cure
-    )
+    return spec
+
+
+_PROFILE_VARIABLES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CONFIG_FILE")
+
+
+@lru_cache(maxsize=16)
+def _s3_profile(*_environment: str | None) -> dict[str, Any]:
+    """The profile of the user's AWS config, which fsspec's client follows too; empty if there is none."""
+    try:
+        session: Any = importlib.import_module("botocore.session").Session()
+        errors: Any = importlib.import_module("botocore.exceptions")
+    except ImportError:
+        return {}
+    try:
+        return dict(session.get_scoped_config())
+    except errors.BotoCoreError:  # no such profile, as fsspec's client will tell
+        return {}
+
+
+def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Where TensorStore finds a bucket on a server other than Amazon's: below its name, or in its host name."""
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = named or profile.get("endpoint_url")
+    if not endpoint:
+        return {}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    found = {
+        "endpoint": endpoint.rstrip("/"),
+        "aws_region": region or profile.get("region") or "us-east-1",
+    }
+    settings = profile.get("s3")
+    if isinstance(settings, dict) and settings.get("addressing_style") == "virtual":
+        scheme, _, host = found["endpoint"].partition("://")
+        found["endpoint"] = f"{scheme}://{bucket}.{host}"
+        found["host_header"] = f"{bucket}.{host}"
+    return found
 
 
 def _follow_gcs_emulator() -> None:
@@ -167,7 +188,7 @@ class StoredArray:
         self._names = names
         # Nothing else is computed here: a run may open a million arrays and read few of them.
         self._working_folder = (
-            "" if url.startswith("/") or "://" in url else os.getcwd()
+            "" if url.startswith("/") or not files.is_local(url) else os.getcwd()
         )  # what a relative path means
         self._store: Any = None
         self._places: LocalPlaces | None = None

@@ -26,6 +26,7 @@ from headrace.store.chunk_names import (
 )
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger_table import TABLE_NAME, ColumnTable
+from headrace.store.location import Location
 from headrace.store.requests import Store, get
 
 
@@ -110,9 +111,9 @@ class ChunkPages:
         async def decode(stored: bytes) -> np.ndarray:
             return from_page(page, stored)
 
-        folder, _, name = self._table.url.rpartition("/")
+        folder, name = Location.parse(self._table.url).up()
         values = await get(
-            Store(kvstore_spec(folder)), name, slice(start, stop), decode, index=True
+            Store(kvstore_spec(str(folder))), name, slice(start, stop), decode, index=True
         )
         if values is None:
             raise FileNotFoundError(f"NOT_FOUND: {self._table.url} is missing")

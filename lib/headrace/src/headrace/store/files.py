@@ -7,6 +7,7 @@ Requests are retried as in :mod:`headrace.store.retry`, in addition to the clien
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import getpass
 import io
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
-from urllib.parse import urlsplit
 
+from fsspec import filesystem as fsspec_client
 from fsspec.asyn import sync
-from fsspec.core import split_protocol, url_to_fs
+from fsspec.core import url_to_fs
 
 from headrace.errors import (
     CacheCorruptError,
@@ -28,40 +29,42 @@ from headrace.errors import (
     install_command,
 )
 from headrace.store import durable, redirects, retry
+from headrace.store.location import Location
 
 T = TypeVar("T")
-_EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
+_MOST_DELETED = 500  # objects in one request
+_EXTRA_OF_SCHEME = {"gs": "gcs", "s3": "s3"}
 
 
 def is_local(url: str) -> bool:
     """Whether ``url`` is a path of this machine (no scheme, or ``file://``)."""
-    protocol, _ = split_protocol(url)
-    return protocol in (None, "file", "local")
+    return "://" not in url or Location.parse(url).is_local
 
 
 def is_web(url: str) -> bool:
     """Whether ``url`` is on a web server, which is read-only."""
-    return url.startswith(("http://", "https://"))
+    return "://" in url and Location.parse(url).is_web
 
 
 def local_path(url: str) -> Path:
     """The local path of a plain path or ``file://`` URL."""
-    return Path(split_protocol(url)[1]).expanduser()
+    return Location.parse(url).path()
 
 
 def absolute(url: str) -> str:
     """An absolute path or URL, independent of the working folder; without ``..``, which TensorStore refuses."""
-    path = url if url.startswith("/") else str(local_path(url).absolute())
-    return url if "://" in url else str(Path(path).resolve()) if ".." in Path(path).parts else path
+    return Location.parse(url).absolute()
 
 
 def join(root: str, *parts: str) -> str:
-    """``root/part/part``, with single slashes, for paths and URLs alike.
+    """``root/part/part``, with single slashes, for paths and URLs alike; the query of a web address stays behind it.
 
     Example:
         >>> join("gs://bucket/cache/", "ledger.json"), join("/", "tmp", "a")
         ('gs://bucket/cache/ledger.json', '/tmp/a')
     """
+    if "?" in root and is_web(root):
+        return str(Location.parse(root) / "/".join(part.strip("/") for part in parts))
     return "/".join([root.rstrip("/") if root else ".", *(p.strip("/") for p in parts)])
 
 
@@ -69,22 +72,28 @@ def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of ``url`` and the path on it.
 
     Raises:
-        ConfigError: the scheme is unknown, or its package is not installed (names the extra to install).
+        ConfigError: the scheme is unknown, its package is not installed (names the extra to install), or a client
+            would change the name.
     """
+    location = Location.parse(url)
+    location.check()
     try:
         # Listings are not cached: TensorStore and other machines write into the same folders.
-        options = {"client_kwargs": redirects.client_options()} if is_web(url) else {}
-        fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
+        if location.is_bucket:  # a key may contain what fsspec would parse in a URL
+            fs = fsspec_client(location.scheme, use_listings_cache=False)
+            path = location.on_fsspec()
+        else:
+            options = {"client_kwargs": redirects.client_options()} if location.is_web else {}
+            fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
     except ImportError as error:
-        scheme = split_protocol(url)[0] or ""
-        extra = _EXTRA_OF_PROTOCOL.get(scheme)
+        extra = _EXTRA_OF_SCHEME.get(location.scheme)
         cure = (
             install_command(f"headrace[{extra}]")
             if extra
             else f"Install the package that fsspec names: {error}"
         )
         raise ConfigError(
-            f"nothing here can open {scheme}:// paths", field="path", value=url, cure=cure
+            f"nothing here can open {location.scheme}:// paths", field="path", value=url, cure=cure
         ) from error
     except ValueError as error:
         cure = "Use a local path, gs://, s3:// or https://."
@@ -104,15 +113,15 @@ def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
         >>> asked_as("https://user:secret@host/x")
         'the user named in the URL'
     """
-    scheme = split_protocol(url)[0]
-    if scheme in ("s3", "s3a"):
+    location = Location.parse(url)
+    if location.scheme == "s3":
         return _asked_s3_as(environment)
-    if scheme in ("gs", "gcs"):
+    if location.scheme == "gs":
         return _asked_gcs_as(environment)
-    if scheme in ("http", "https"):
+    if location.is_web:
         return (
             "the user named in the URL"
-            if urlsplit(url).username
+            if "@" in location.bucket
             else "nobody (web servers are asked with no login)"
         )
     return f"the user {_user()} of this machine"
@@ -299,15 +308,9 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
     )
 
 
-def check_writable(output: str) -> None:
-    """Raises ConfigError for a read-only location."""
-    if is_web(output):
-        raise ConfigError(
-            "can be read from, not written to",
-            field="output",
-            value=output,
-            cure="Use a local path, gs:// or s3://.",
-        )
+def check_writable(output: str, field: str = "output") -> None:
+    """Raises ConfigError for a location that is read-only, or whose name would get changed on its way to the store."""
+    Location.parse(output).check_output(field)
 
 
 def not_written(output: str, error: OSError) -> CacheError:
@@ -377,28 +380,97 @@ def exists(url: str) -> bool:
     return True
 
 
-def remove_tree(url: str) -> None:
-    """Deletes a folder with its content, or a file, if it exists. Raises CacheError if it cannot be deleted."""
+def names_in(folder: str) -> list[str]:
+    """Names of files and folders in a folder, in order; empty if there is none.
+
+    Raises:
+        CacheError: it cannot be listed.
+
+    Example:
+        >>> names_in("nowhere")
+        []
+    """
     try:
-        if not is_local(url):
-            if exists(url):
-                fs, path = filesystem(url)
-                with client_errors(url):
-                    fs.rm(path, recursive=True)
-            return
-        durable.remove(local_path(url))
-    except OSError as error:
-        problem = f"cannot be deleted ({error.strerror or error})"
-        raise CacheError(problem, field="file", value=url, cure="Check its permissions.") from error
+        if is_local(folder):
+            return sorted(os.listdir(local_path(folder)))
+        fs, path = filesystem(folder)
+        with client_errors(folder):
+            entries = cast("list[str]", fs.ls(path, detail=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    start = f"{path.rstrip('/')}/"
+    inside = {entry[len(start) :].strip("/") for entry in entries if entry.startswith(start)}
+    return sorted(inside - {""})
+
+
+def sizes_below(folder: str) -> dict[str, int]:
+    """Bytes of each file below a remote folder, at any depth, by the path that its filesystem has for it. The folder
+    itself, which object stores may have as an empty object, counts as a file below it.
+    """
+    fs, path = filesystem(folder)
+    start = f"{path.rstrip('/')}/"
+    try:
+        with client_errors(folder):
+            found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return {
+        name: int(about.get("size") or 0) for name, about in found.items() if name.startswith(start)
+    }
 
 
 def tree_bytes(url: str) -> int:
     """Sum of the sizes of all files below ``url``, in bytes."""
+    if is_local(url):
+        return sum(file.stat().st_size for file in local_path(url).rglob("*") if file.is_file())
+    return sum(sizes_below(url).values())
+
+
+def delete_keys(url: str) -> None:
+    """Deletes a remote file, or all files below a remote folder, one key after the other. Use
+    :func:`headrace.store.owned.remove_tree`, which proves first that they may be deleted.
+    """
     fs, path = filesystem(url)
-    if not exists(url):
-        return 0
+    keys = [*sizes_below(url)]
+    if is_file(url):
+        keys.append(path)
+    for key in keys:
+        # A client library that took a key for a pattern or a version would delete more than this.
+        if key != path and not key.startswith(f"{path}/"):
+            cure = "Nothing of this listing was deleted. Check what answers at this address."
+            raise CacheError(f"is listed with {key!r}", field="file", value=url, cure=cure)
     with client_errors(url):
-        return int(fs.du(path))
+        for at in range(0, len(keys), _MOST_DELETED):
+            _delete(fs, keys[at : at + _MOST_DELETED])
+
+
+def is_file(url: str) -> bool:
+    """Whether there is a file at ``url``."""
+    if is_local(url):
+        return local_path(url).is_file()
+    try:
+        return _call(url, "info")["type"] == "file"
+    except FileNotFoundError:
+        return False
+
+
+def _delete(fs: Any, keys: Sequence[str]) -> None:
+    """Deletes objects of a filesystem by their exact names."""
+    if not getattr(fs, "async_impl", False):
+        for key in keys:
+            fs.rm_file(key)
+        return
+
+    async def delete() -> None:
+        if hasattr(fs, "_bulk_delete"):  # S3: a thousand in one request
+            await fs._bulk_delete(list(keys))
+            return
+        answers = await asyncio.gather(*(fs._rm_file(key) for key in keys), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, FileNotFoundError):
+                raise answer
+
+    retry.with_retries(lambda: sync(fs.loop, delete), transient)
 
 
 def open_source(path: str) -> IO[bytes]:

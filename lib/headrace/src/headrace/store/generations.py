@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.lease import lease
 from headrace.store.ledger import prepare_types
@@ -215,5 +215,5 @@ def generations_problem(root: str) -> tuple[int, str]:
 
 def remove_generations(root: str) -> None:
     """Deletes what was appended to a cache that is rebuilt, the list first."""
-    files.remove_tree(files.join(root, GENERATIONS_NAME))
-    files.remove_tree(files.join(root, FOLDER))
+    owned.remove_tree(files.join(root, GENERATIONS_NAME))
+    owned.remove_tree(files.join(root, FOLDER))

@@ -26,7 +26,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ from headrace.store import durable, files
 from headrace.store.array import kvstore_spec
 from headrace.store.failures import reason
 from headrace.store.ledger import LEDGER_NAME
+from headrace.store.location import Location
 
 LEASE_NAME = "lease.json"
 EXPIRY_S = 60.0
@@ -173,6 +174,7 @@ def lease(
         ...     print(sorted(os.listdir(folder)))
         ['lease.json']
     """
+    files.check_writable(root, field)
     slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
     now = _now()
     record = LeaseRecord(
@@ -181,10 +183,35 @@ def lease(
     _take(root, slot, record, field)
     held_lease = Lease(root, record, slot, field, cure)
     try:
-        yield held_lease
+        with owning(root, held_lease.check):
+            yield held_lease
     finally:
         held_lease.close()
     held_lease.check()
+
+
+_held: list[tuple[Location, Callable[[], None]]] = []
+
+
+@contextmanager
+def owning(root: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """While the block runs, this process may delete below a folder (:mod:`headrace.store.owned`).
+
+    Args:
+        root: Folder or URL.
+        check: Raises if that is no longer so.
+    """
+    entry = Location.parse(files.absolute(root)), check
+    _held.append(entry)
+    try:
+        yield
+    finally:
+        _held.remove(entry)
+
+
+def held_roots() -> list[tuple[Location, Callable[[], None]]]:
+    """The folders below which this process may delete, each with a function that raises if that is no longer so."""
+    return list(_held)
 
 
 class LeaseWatch:
@@ -225,7 +252,7 @@ class LeaseWatch:
     def _look(self, now: float) -> None:
         raw = self._slot.read()
         record = LeaseRecord.from_bytes(raw or b"")
-        if record is not None and not _is_gone(record):
+        if record is not None and not is_gone(record):
             if raw != self._raw or _is_local(record):
                 self._held = now
             self.holder = record
@@ -262,7 +289,7 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
 
 def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
     """Why a lease counts as held; empty if it is not held."""
-    if _is_gone(holder):
+    if is_gone(holder):
         return ""
     age = _now() - holder.renewed
     if -_AHEAD_S <= age <= holder.expiry_s:
@@ -281,7 +308,7 @@ def _is_local(holder: LeaseRecord) -> bool:
     return bool(_boot()) and (holder.host, holder.boot) == (socket.gethostname(), _boot())
 
 
-def _is_gone(holder: LeaseRecord) -> bool:
+def is_gone(holder: LeaseRecord) -> bool:
     """Whether the holder was a process of this machine that no longer runs."""
     if holder.host != socket.gethostname():
         return False
@@ -336,7 +363,7 @@ class _LocalSlot:
             if self.read() != expected:
                 return False
             if new is None:
-                files.remove_tree(self._file)
+                durable.remove(files.local_path(self._file))
             else:
                 files.write_atomic(self._file, new)
             return True
@@ -410,13 +437,12 @@ def check_vacant(output: str, *, but: str = "") -> None:
     It may contain one folder named ``but``, and the rest of a builder that was killed while writing its ledger. A
     folder with a ledger passes: if the caller saw none, another builder has just started, and :func:`lease` reports it.
     """
-    fs, path = files.filesystem(output)
     cure = "Choose a folder that is new or empty."
-    if not fs.exists(path):
+    if not files.exists(output):
         return
-    if not fs.isdir(path):
+    if files.is_file(output):
         raise CacheError("is a file", field="output", value=output, cure=cure)
-    names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    names = set(files.names_in(output))
     others = sorted(names - {LEASE_NAME, f"{LEASE_NAME}.tmp", f"{LEDGER_NAME}.tmp", but})
     if others and LEDGER_NAME not in names:
         listed = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")

@@ -278,10 +278,8 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
 
 def _count_elements(path: str, rows: int) -> dict[str, int]:
     """Elements of each field of a cache whose ledger lacks them, from the last offset."""
-    fs, root = files.filesystem(path)
-    folders = [str(entry["name"]) for entry in fs.ls(root, detail=True) if entry["type"] != "file"]
     counts: dict[str, int] = {}
-    for name in sorted(folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders):
+    for name in files.names_in(path):
         folder = files.join(path, name)
         if files.exists(files.join(folder, "offsets", "zarr.json")):
             layout = _layouts_of(folder)[1]

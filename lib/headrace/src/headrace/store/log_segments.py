@@ -174,11 +174,7 @@ def list_names(folder: str) -> list[str]:
             cure = "Move it away if it is a file of another program's; else let this user read it."
             problem = f"is no folder that can be read ({error.strerror or error})"
             raise CacheError(problem, field="rollouts", value=folder, cure=cure) from error
-    fs, path = files.filesystem(folder)
-    with files.client_errors(folder):
-        return sorted(
-            str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)
-        )
+    return files.names_in(folder)
 
 
 def segment_names(folder: str) -> list[str]:

@@ -13,13 +13,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import durable, files, retry
+from headrace.store import durable, files, owned, retry
 from headrace.store.array import check_same_process, kvstore_spec
 from headrace.store.layout import (
     MOST_NAMED_CHUNKS,
@@ -79,7 +79,7 @@ class PartWriter:
         self.root = root
         self.name = name
         self.layout = layout
-        files.remove_tree(part_folder(root, name))
+        owned.remove_tree(part_folder(root, name))
         self._tokens = _LeafWriter(root, name, TOKENS, layout, ragged=True)
         self._leaves = {
             spec.name: _LeafWriter(
@@ -140,7 +140,7 @@ class PartWriter:
 
     def abort(self) -> None:
         """Deletes what was written so far."""
-        files.remove_tree(part_folder(self.root, self.name))
+        owned.remove_tree(part_folder(self.root, self.name))
 
 
 class _LeafWriter:
@@ -406,14 +406,15 @@ def shard_sizes(url: str, shards: int) -> dict[int, int]:
                 }
         except (FileNotFoundError, NotADirectoryError):
             return {}
-    fs, path = files.filesystem(files.join(url, "c"))
+    folder = files.join(url, "c")
     if files.is_web(url):  # no listings
-        existing = [number for number in range(shards) if fs.exists(f"{path}/{number}")]
-        return {number: int(fs.info(f"{path}/{number}")["size"]) for number in existing}
-    try:
-        with files.client_errors(url):
-            entries = cast("list[dict[str, Any]]", fs.ls(path, detail=True))
-    except FileNotFoundError:
-        return {}
-    named = ((str(entry["name"]).rsplit("/", 1)[-1], entry) for entry in entries)
-    return {int(name): int(entry["size"]) for name, entry in named if name.isdigit()}
+        fs, _ = files.filesystem(folder)
+        paths = {
+            number: files.filesystem(files.join(folder, str(number)))[1] for number in range(shards)
+        }
+        return {
+            number: int(fs.info(path)["size"]) for number, path in paths.items() if fs.exists(path)
+        }
+    start = len(files.filesystem(folder)[1].rstrip("/")) + 1
+    named = ((path[start:], size) for path, size in files.sizes_below(folder).items())
+    return {int(name): size for name, size in named if name.isdigit()}

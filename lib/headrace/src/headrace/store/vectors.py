@@ -43,23 +43,6 @@ def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
     )
 
 
-def names_in(folder: str) -> list[str]:
-    """Names in a folder or below a URL; empty if there is none.
-
-    Example:
-        >>> names_in("nowhere")
-        []
-    """
-    fs, path = files.filesystem(folder)
-    try:
-        with files.client_errors(folder):
-            return sorted(
-                str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 class VectorWriter:
     """Writes a vector; when it is finished, it replaces an existing file.
 

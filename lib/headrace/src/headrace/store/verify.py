@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.array import StoredArray
 from headrace.store.array_files import file_findings
 from headrace.store.cache import CachePart, TokenCache
@@ -213,7 +213,7 @@ def invalidate(path: str, names: Sequence[str]) -> None:
             cure=cure,
         )
     for name in names:
-        files.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
+        owned.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
     if names and ledger.finished:
         write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
 

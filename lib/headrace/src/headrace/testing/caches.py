@@ -20,6 +20,7 @@ from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec, token_dtype
 from headrace.store.leaf import LeafPart
+from headrace.store.lease import owning
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
@@ -72,13 +73,14 @@ def write_cache(
     masks = {} if mask is None else {LeafSpec("loss_mask", "uint8", "ragged"): mask}
     masks |= leaves or {}
     records = []
-    for number, documents in enumerate(parts):
-        writer = PartWriter(root, f"{number:05d}", layout, [*masks])
-        if len(documents):
-            lengths = np.array([document.size for document in documents])
-            values = {spec.name: _values_of(documents, spec, of) for spec, of in masks.items()}
-            writer.append(np.concatenate(documents), lengths, values)
-        records.append(writer.close())
+    with owning(root):
+        for number, documents in enumerate(parts):
+            writer = PartWriter(root, f"{number:05d}", layout, [*masks])
+            if len(documents):
+                lengths = np.array([document.size for document in documents])
+                values = {spec.name: _values_of(documents, spec, of) for spec, of in masks.items()}
+                writer.append(np.concatenate(documents), lengths, values)
+            records.append(writer.close())
     specs = [spec.to_json() for spec in masks]
     write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=specs).complete(records))
     return TokenCache.open(root)

@@ -1,0 +1,273 @@
+"""A location: a path of this machine, or a bucket and an opaque key, or an address of a web server.
+
+Every reader and writer takes its spec from a :class:`Location`: TensorStore (:meth:`Location.kvstore`), fsspec
+(:meth:`Location.on_fsspec`), and whoever joins, compares or lists names. A text is parsed in one place only, here:
+
+- ``gs://BUCKET/KEY`` and ``s3://BUCKET/KEY``: the key is what was typed, letter by letter. ``#``, ``?``, ``%20``, ``[``
+  and ``{`` mean nothing in it.
+- ``http://HOST/PATH?QUERY``: a web address, as in a browser. The query, such as a signature, stays behind the path of
+  every file below it.
+- anything without a scheme, or with ``file://``: a local path, letter by letter.
+
+Invariant: a name that a client library would change on its way to the store is refused before anything is asked of it
+or written (:meth:`Location.check`, :meth:`Location.check_arrays`). Neither library keeps every key: TensorStore sends
+keys to S3 as they are, so that a server sees ``a%20b`` as ``a b`` and the rest behind ``#`` or ``?`` not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from headrace.errors import ConfigError
+
+MOST_KEY_BYTES = 1024
+"""Of a key in S3 and in GCS."""
+INNER_BYTES = 200
+"""Kept free below an output for the names of its own files."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_SCHEMES = {"gcs": "gs", "s3a": "s3", "local": "file"}  # other names of one scheme
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|arn:.*", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CHANGED_BY_CLIENTS = {"s3": re.compile(r"[\x00-\x20\x7f#?%]"), "gs": _CONTROL}
+"""What TensorStore does not send as it is."""
+_LEGAL_IN_WEB_PATHS = "%/:@!$&'()*+,;=~"
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a file or a folder is.
+
+    Attributes:
+        scheme: ``file``, ``gs``, ``s3``, ``http``, ``https``, or another one of fsspec's.
+        bucket: The bucket, or the host of a web server with its port; empty for local paths.
+        key: The key, the path on the web server, or the local path.
+        query: The query of a web address, with its ``?``; else empty.
+        text: As it was typed.
+
+    Example:
+        >>> place = Location.parse("s3://bucket/run#1/a%20b")
+        >>> (place.bucket, place.key, str(place / "ledger.json"))
+        ('bucket', 'run#1/a%20b', 's3://bucket/run#1/a%20b/ledger.json')
+        >>> str(Location.parse("https://host/cache?sig=1") / "ledger.json")
+        'https://host/cache/ledger.json?sig=1'
+    """
+
+    scheme: str
+    bucket: str
+    key: str
+    query: str = ""
+    text: str = ""
+
+    @staticmethod
+    def parse(text: str) -> Location:
+        """The location that a text names. Raises nothing: what cannot be used is told by :meth:`check`."""
+        return _parsed(str(text))
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of this machine."""
+        return self.scheme == "file"
+
+    @property
+    def is_web(self) -> bool:
+        """Whether it is on a web server, which is read-only."""
+        return self.scheme in ("http", "https")
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether its key is opaque: in S3 or GCS."""
+        return self.scheme in ("gs", "s3")
+
+    def absolute(self) -> str:
+        """The text, independent of the working folder; a local path without ``..``, which TensorStore refuses."""
+        if not self.is_local:
+            return self.text
+        path = self.key if self.key.startswith("/") else str(self.path().absolute())
+        return str(Path(path).resolve()) if ".." in Path(path).parts else path
+
+    def path(self) -> Path:
+        """The local path; ``~`` is the home folder, unless there is no such user."""
+        path = Path(self.key)
+        try:
+            return path.expanduser()
+        except RuntimeError:  # no user of that name: the name of a file that begins so
+            return path
+
+    def __truediv__(self, part: str) -> Location:
+        """The file or folder of this name, or of these names with slashes between them, below this one."""
+        inner = part.strip("/")
+        above = self.text.removesuffix(self.query) if self.query else self.text
+        joined = f"{above.rstrip('/') if above else '.'}/{inner}"
+        return _parsed(joined + self.query)
+
+    def up(self) -> tuple[Location, str]:
+        """The folder above it, and its name there."""
+        above = self.text.removesuffix(self.query) if self.query else self.text
+        folder, _, name = above.rstrip("/").rpartition("/")
+        return _parsed(folder + self.query), name
+
+    def folders_above(self) -> Iterator[Location]:
+        """The folders above it, from the innermost on, of a local path or within a bucket."""
+        if self.is_local:
+            for folder in self.path().absolute().parents:
+                yield _parsed(str(folder))
+        if self.is_bucket:
+            steps = self.key.rstrip("/").split("/")
+            for count in range(len(steps) - 1, 0, -1):
+                yield _parsed("/".join([f"{self.scheme}://{self.bucket}", *steps[:count]]))
+
+    def identity(self) -> tuple[str, str, str]:
+        """Equal for two spellings of one folder, as far as that can be told without looking."""
+        if self.is_local:
+            return self.scheme, "", os.path.abspath(self.path())
+        return self.scheme, self.bucket, self.key.rstrip("/")
+
+    def is_below(self, folder: Location) -> bool:
+        """Whether it lies strictly below a folder: a whole bucket is no output, so nothing is below it.
+
+        Example:
+            >>> Location.parse("s3://b/run#1").is_below(Location.parse("s3://b/run"))
+            False
+            >>> Location.parse("s3://b/run/#1").is_below(Location.parse("s3://b/run/"))
+            True
+        """
+        scheme, bucket, key = self.identity()
+        above = folder.identity()
+        return (scheme, bucket) == above[:2] and above[2] != "" and key.startswith(f"{above[2]}/")
+
+    def check(self, field: str = "path") -> None:
+        """Raises ConfigError for a name that no client takes to the store as it is."""
+        if self.is_web:
+            self._check_web(field)
+        if self.is_bucket:
+            self._check_key(field)
+
+    def _check_web(self, field: str) -> None:
+        if "#" in self.key + self.query:
+            cure = f"Write %23 for #: {self.text.replace('#', '%23')}"
+            raise self._refused(field, "has a #, and nothing behind it reaches a web server", cure)
+
+    def _check_key(self, field: str) -> None:
+        if not _BUCKET.fullmatch(self.bucket):
+            cure = f"Write {self.scheme}://BUCKET/KEY."
+            raise self._refused(field, "names no bucket", cure)
+        try:
+            size = len(self.key.encode())
+        except UnicodeEncodeError:
+            cure = "Rename it: keys are UTF-8."
+            raise self._refused(field, "has a key that is not UTF-8", cure) from None
+        if size > MOST_KEY_BYTES:
+            cure = f"Choose a name of at most {MOST_KEY_BYTES:,} bytes."
+            raise self._refused(field, f"has a key of {size:,} bytes", cure)
+        steps = self.key.split("/")
+        if {".", ".."}.intersection(steps):
+            cure = f"Write {self._tidied({'.', '..', ''})}, if that is what you mean."
+            raise self._refused(field, "has a step . or .., which means nothing in a bucket", cure)
+        if self.key.startswith("/"):
+            cure = f"Write {self._tidied({''})}, if that is what you mean."
+            raise self._refused(field, "has a key that begins with a slash", cure)
+        if self.scheme == "s3" and "?versionId=" in self.key:
+            cure = "Copy the object to another key: the client would read another one."
+            raise self._refused(field, "has ?versionId= in its key", cure)
+        if "\n" in self.key or "\r" in self.key:
+            cure = "Copy the object to a key without line breaks."
+            raise self._refused(field, "has a line break in its key", cure)
+
+    def check_arrays(self, field: str = "path") -> None:
+        """Raises ConfigError for a folder that a cache's arrays cannot be read from or written to."""
+        self.check(field)
+        if not self.is_bucket:
+            return
+        found = _CHANGED_BY_CLIENTS[self.scheme].search(self.key)
+        if found:
+            plain = re.sub(_CHANGED_BY_CLIENTS[self.scheme], "-", self.key)
+            cure = f"Choose another folder, such as {self.scheme}://{self.bucket}/{plain}"
+            problem = f"has {found[0]!r} in its key, which {_NAMES[self.scheme]} would get changed"
+            raise self._refused(field, problem, cure)
+        if "//" in self.key:
+            cure = f"Write {self._tidied({''})}, if that is what you mean."
+            raise self._refused(field, "has two slashes in its key", cure)
+
+    def check_output(self, field: str = "output") -> None:
+        """Raises ConfigError for a folder that nothing may be written to, before anything is written."""
+        if self.is_web:
+            cure = "Use a local path, gs:// or s3://."
+            raise self._refused(field, "can be read from, not written to", cure)
+        if self.is_local and "\0" in self.key:
+            raise self._refused(field, "has a zero byte in its name", "Choose another name.")
+        self.check_arrays(field)
+        if not self.is_bucket:
+            return
+        if not self.key.strip("/"):
+            cure = f"Name a folder in it: {self.scheme}://{self.bucket}/NAME"
+            raise self._refused(field, "is a whole bucket", cure)
+        size = len(self.key.encode())
+        if size > MOST_KEY_BYTES - INNER_BYTES:
+            cure = f"Choose a name of at most {MOST_KEY_BYTES - INNER_BYTES} bytes: what is written has longer keys."
+            raise self._refused(field, f"has a key of {size:,} bytes", cure)
+
+    def on_fsspec(self) -> str:
+        """The path on a filesystem of fsspec, without what libraries parse in a URL."""
+        return f"{self.bucket}/{self.key}".rstrip("/") if self.is_bucket else self.text
+
+    def kvstore(self) -> dict[str, Any]:
+        """TensorStore's key-value store for this folder, without what depends on the environment.
+
+        Raises:
+            ConfigError: TensorStore has no driver for the scheme, or would change the key.
+        """
+        self.check_arrays()
+        if self.is_local:
+            return {"driver": "file", "path": f"{self.absolute()}/"}
+        folder = self.key.rstrip("/") + "/" if self.key.strip("/") else ""
+        if self.scheme == "gs":
+            return {"driver": "gcs", "bucket": self.bucket, "path": folder}
+        if self.scheme == "s3":
+            return {"driver": "s3", "bucket": self.bucket, "path": folder}
+        if self.is_web:
+            return {
+                "driver": "http",
+                "base_url": f"{self.scheme}://{self.bucket}{self.query}",
+                "path": "/" + quote(folder, safe=_LEGAL_IN_WEB_PATHS),
+            }
+        cure = "Use a local path, gs://, s3:// or https://."
+        raise self._refused("path", "has a scheme that token caches cannot be stored under", cure)
+
+    def _tidied(self, without: set[str]) -> str:
+        steps = [step for step in self.key.split("/") if step not in without]
+        return f"{self.scheme}://{self.bucket}/{'/'.join(steps)}"
+
+    def _refused(self, field: str, problem: str, cure: str) -> ConfigError:
+        return ConfigError(problem, field=field, value=self.text, cure=cure)
+
+
+_NAMES = {"s3": "S3", "gs": "GCS"}
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Location:
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return Location("file", "", text, text=text)
+    scheme = match[1].lower()
+    scheme = _SCHEMES.get(scheme, scheme)
+    rest = match[2]
+    if scheme == "file":
+        return Location("file", "", rest, text=text)
+    bucket, _, key = rest.partition("/")
+    query = ""
+    if scheme in ("http", "https"):
+        bucket = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        key, mark, behind = rest[len(bucket) :].removeprefix("/").partition("?")
+        query = mark + behind
+    return Location(scheme, bucket, key, query, text)
