@@ -19,6 +19,7 @@ from fsspec.utils import glob_translate
 
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.store import files, retry
+from headrace.store.location import Location
 
 _VERSION_KEYS = (
     "etag",
@@ -30,6 +31,8 @@ _VERSION_KEYS = (
     "last_modified",
     "created",
 )
+_SPECIAL = re.compile(r"[*?\[{]")
+_ESCAPED = re.compile(r"\[([*?\[{])\]")
 _MAX_EXPANSIONS = 100_000
 _MAX_PAGES = 10_000  # folders of a web server that are listed: each takes a request
 logger = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[Entry]]"
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expands braces as in a shell; ``{`` without a choice is kept.
+    """Expands braces as in a shell; ``{`` without a choice is kept, and so is ``[{]``, the escape of a glob.
 
     Raises:
         ConfigError: there are more than 100,000.
@@ -58,6 +61,8 @@ def expand_braces(pattern: str) -> list[str]:
         ['a/x.txt', 'a/y1.txt', 'a/y2.txt']
         >>> expand_braces("shard-{08..10}.jsonl")
         ['shard-08.jsonl', 'shard-09.jsonl', 'shard-10.jsonl']
+        >>> expand_braces("[{]a,b}.txt")
+        ['[{]a,b}.txt']
     """
     patterns: list[str] = []
     waiting = [pattern]
@@ -81,7 +86,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 def _first_brace(path: str) -> tuple[str, list[str], str] | None:
     """The text before the first braces with a choice, the choices, and the text after."""
-    for opening in (m.start() for m in re.finditer(r"\{", path)):
+    for opening in (m.start() for m in re.finditer(r"(?<!\[)\{|\{(?!\])", path)):
         depth = 0
         commas = [opening]
         for at in range(opening, len(path)):
@@ -110,6 +115,43 @@ def _number_range(text: str) -> list[str] | None:
     width = max(len(match[1]), len(match[2])) if "0" in (match[1][0], match[2][0]) else 0
     step = 1 if last >= first else -1
     return [f"{n:0{width}d}" for n in range(first, last + step, step)]
+
+
+def kept_literal(path: str) -> str:
+    """A pattern in which the first folders that exist by just their name are escaped: they are meant literally.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     os.mkdir(f"{folder}/[v1]")
+        ...     kept_literal(f"{folder}/[v1]/*.txt").removeprefix(folder)
+        '/[[]v1]/*.txt'
+    """
+    steps = file_name(path).split("/")
+    query = path[len(file_name(path)) :]
+    for k, step in enumerate(steps):
+        if not _SPECIAL.search(step):
+            continue
+        if not files.exists("/".join(steps[: k + 1]) + query):
+            break
+        steps[k] = escaped(step)
+    return "/".join(steps) + query
+
+
+def escaped(name: str) -> str:
+    """The pattern that matches a name and nothing else.
+
+    Example:
+        >>> escaped("[v1]{a}?")
+        '[[]v1][{]a}[?]'
+    """
+    return _SPECIAL.sub(r"[\g<0>]", name)
+
+
+def _unescaped(pattern: str) -> str | None:
+    """The name that a pattern stands for; None if there may be others."""
+    plain = _ESCAPED.sub("", pattern)
+    return None if glob.has_magic(plain) else _ESCAPED.sub(r"\1", pattern)
 
 
 def has_magic(path: str) -> bool:
@@ -160,7 +202,9 @@ def stat_file(path: str) -> tuple[int | None, str]:
 def nearby(path: str) -> str:
     """The cure for a path that does not exist."""
     if has_magic(path):
-        return "The pattern matches no file."
+        return (
+            "The pattern matches no file. Write [*], [?], [[] and [{] for these letters in a name."
+        )
     if not files.is_local(path):
         return "Check the URL."
     parent = os.path.dirname(os.path.normpath(path)) or "."
@@ -225,24 +269,40 @@ def _list_remote(url: str) -> Listing | None:
 
 
 def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
-    if has_magic(url):
-        root = path[: min(path.find(c) for c in "*?[" if c in path)].rpartition("/")[0]
-        if files.is_web(url):
-            depth = None if "**" in path else path[len(root) :].count("/")
-            matches = re.compile(glob_translate(path)).match
-            infos = [info for info in _pages(fs, root, depth) if matches(info["name"])]
-        else:
-            infos = _within_folder(root, fs.glob(path, detail=True).values())
-        return ("files", list(_remote_entries(fs, infos))) if infos else None
+    if has_magic(url) and not fs.exists(path):
+        infos = list(_matching(fs, path, url))
+        return ("files", list(_remote_entries(fs, infos, url))) if infos else None
     if fs.isdir(path):
         infos = _pages(fs, path) if files.is_web(url) else fs.find(path, detail=True).values()
-        return "folder", list(_remote_entries(fs, infos))
+        return "folder", list(_remote_entries(fs, infos, url))
     return "files", [_remote_entry(url, fs.info(path))]
 
 
-def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, Any]]:
-    """Files in the listings of a web server below a folder, to a limited depth. A page may name anything, so entries
-    outside the folder are left out, and the number of requests is limited.
+def _matching(fs: Any, pattern: str, url: str) -> Iterator[dict[str, Any]]:
+    """What a pattern matches, among the listings of the folders that it may match in."""
+    steps: list[str] = []
+    for step in pattern.split("/")[:-1]:
+        name = _unescaped(step)
+        if name is None:
+            break
+        steps.append(name)
+    root = "/".join(steps)
+    depth = pattern.count("/") - len(steps) + 1
+    if "**" not in pattern:
+        infos = _pages(fs, root, depth, on_web=files.is_web(url))
+    elif files.is_web(url):
+        infos = _pages(fs, root)
+    else:
+        infos = _within_folder(root, fs.find(root, detail=True).values(), on_web=False)
+    matches = re.compile(glob_translate(pattern)).match
+    return (info for info in infos if matches(info["name"]))
+
+
+def _pages(
+    fs: Any, root: str, depth: int | None = None, *, on_web: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Files in the listings of a server below a folder, to a limited depth. A page of a web server may name anything,
+    so entries outside the folder are left out, and the number of requests is limited.
     """
     waiting = [(root, 1)]
     folders = 0
@@ -254,23 +314,26 @@ def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, A
                 f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure
             )
         folder, layer = waiting.pop()
-        for info in _within_folder(folder, fs.ls(folder, detail=True)):
+        for info in _within_folder(folder, fs.ls(folder, detail=True), on_web=on_web):
             if info["type"] == "directory":
                 waiting += [(info["name"], layer + 1)] if layer != depth else []
             else:
                 yield info
 
 
-def _within_folder(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _within_folder(
+    folder: str, infos: Iterable[dict[str, Any]], *, on_web: bool = True
+) -> list[dict[str, Any]]:
     """Entries of a listing that are below its folder; others are left out, and logged."""
     root = folder.rstrip("/") + "/" if folder else ""
     entries: list[dict[str, Any]] = []
     others: list[str] = []
     for info in infos:
         name = str(info["name"])
-        steps = re.split(r"[/\\]", unquote(name[len(root) :]).split("?")[0])
+        inner = name[len(root) :]
+        steps = re.split(r"[/\\]", unquote(inner).split("?")[0]) if on_web else []
         if name.startswith(root) and not {".", ".."}.intersection(steps):
-            entries += [info] if name != root else []
+            entries += [info] if inner.strip("/") else []
         elif name.rstrip("/") != root.rstrip("/"):
             others.append(name)
     if others:
@@ -283,12 +346,17 @@ def _within_folder(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[st
     return entries
 
 
-def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]], url: str) -> Iterator[Entry]:
+    place = Location.parse(url)
     for info in infos:
-        if info["type"] == "file" and not os.path.basename(info["name"]).startswith("."):
-            if info.get("size") is None:  # a listing of web pages: ask for each
-                info = fs.info(info["name"])
-            yield _remote_entry(fs.unstrip_protocol(info["name"]), info)
+        name = str(info["name"])
+        is_folder = info["type"] != "file" or (name.endswith("/") and not info.get("size"))
+        if is_folder or os.path.basename(name).startswith("."):
+            continue
+        if info.get("size") is None:  # a listing of web pages: ask for each
+            info = fs.info(name)
+        own = f"{place.scheme}://{name}" if place.is_bucket else fs.unstrip_protocol(name)
+        yield _remote_entry(own, info)
 
 
 def _remote_entry(url: str, info: dict[str, Any]) -> Entry:

@@ -37,7 +37,15 @@ from headrace.ingest.choices import (
     OnBadLine,
     SpecialTokensInText,
 )
-from headrace.ingest.listing import escape_undecodable, expand_braces, file_name, list_path, nearby
+from headrace.ingest.listing import (
+    escape_undecodable,
+    expand_braces,
+    file_name,
+    has_magic,
+    kept_literal,
+    list_path,
+    nearby,
+)
 from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
 
@@ -408,7 +416,9 @@ class SourceConfig:
     def _spelled_out(self, path: str) -> list[str]:
         if self.format == "python" or path.startswith(HF_SCHEME):
             return [path]
-        return [path] if files.is_local(path) and os.path.exists(path) else expand_braces(path)
+        if not (has_magic(path) or "{" in path) or files.exists(path):
+            return [path]
+        return expand_braces(kept_literal(path))
 
     def _classify(self, path: str) -> tuple[Format, Compression] | None:
         stem, compression = split_compression(file_name(path))
