@@ -31,7 +31,7 @@ from headrace.store.generations import (
     remove_generations,
 )
 from headrace.store.joined import open_cache, open_components
-from headrace.store.lease import lease
+from headrace.store.lease import lease, owning
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 
@@ -146,7 +146,8 @@ def test_problems_are_found(tmp_path: Path):
     assert generations_problem(root)[1].startswith(
         "is damaged, so that it is not known what was appended"
     )
-    remove_generations(root)
+    with owning(root):
+        remove_generations(root)
     assert generations_problem(root) == (1, "")
     assert generations_problem(str(tmp_path / "nothing")) == (1, "")
 

@@ -24,11 +24,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from headrace.errors import CacheError
-from headrace.store import files
+from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
 from headrace.store.leaf import CacheLeaf, fitting
-from headrace.store.lease import check_vacant
+from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import LEDGER_NAME as CACHE_LEDGER_NAME
 from headrace.store.levanter_layout import CHUNK, LEDGER_NAME, SHARD_CHUNKS, UNBOUNDED
 from headrace.store.ragged import ArrayWriter
@@ -61,12 +61,26 @@ def write_levanter(
     Raises:
         CacheError: the output contains something else, cannot be written, or an id does not fit the dtype.
     """
+    files.check_writable(output)
     _check_vacant(output)
+    with lease(output) as held_lease:
+
+        def moved(elements: int) -> None:
+            held_lease.check()
+            if advance is not None:
+                advance(elements)
+
+        return _written(cache, output, form, np.dtype(dtype), moved)
+
+
+def _written(
+    cache: TokenCache, output: str, form: Form, dtype: np.dtype[Any], advance: Callable[[int], None]
+) -> dict[str, Any]:
     ledger = _ledger(cache, form)
     files.write_atomic(files.join(output, LEDGER_NAME), _dump({**ledger, "is_finished": False}))
     for name in (TOKENS, *cache.leaves):
         leaf = cache.leaf(name)
-        stored = np.dtype(dtype) if name == TOKENS else leaf.dtype
+        stored = dtype if name == TOKENS else leaf.dtype
         if form == "consolidated":
             _write_leaf(leaf, files.join(output, name), stored, advance)
             continue
@@ -83,13 +97,13 @@ def write_levanter(
 
 
 def _write_leaf(
-    leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None] | None
+    leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None]
 ) -> None:
+    owned.remove_tree(folder)  # what an interrupted conversion left
     data = _writer(files.join(folder, "data"), dtype)
     for block in leaf.blocks():
         data.append(fitting(block, dtype, folder))
-        if advance is not None:
-            advance(block.size)
+        advance(block.size)
     data.close()
     offsets = _writer(files.join(folder, "offsets"), np.dtype(np.int64))
     for ends in chain([np.array([leaf.num_documents])], leaf.ends()):
@@ -176,14 +190,22 @@ def _dump(data: dict[str, Any]) -> bytes:
     return json.dumps(data, ensure_ascii=False).encode()
 
 
+def _is_unfinished(raw: bytes) -> bool:
+    """Whether a ledger is one of an interrupted conversion of headrace's."""
+    try:
+        ledger = json.loads(raw)
+        about = ledger["metadata"]["preprocessor_metadata"]
+        return "headrace" in about and not ledger["is_finished"]
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 def _check_vacant(output: str) -> None:
     """Refuses a folder with anything but an unfinished conversion."""
     url = files.join(output, LEDGER_NAME)
     raw = files.read_bytes(url)
     if raw is not None:
-        old_ledger = json.loads(raw)
-        is_headrace = "headrace" in old_ledger.get("metadata", {}).get("preprocessor_metadata", {})
-        if old_ledger.get("is_finished") or not is_headrace:
+        if not _is_unfinished(raw):
             raise CacheError(
                 "holds a cache of Levanter already",
                 field="output",

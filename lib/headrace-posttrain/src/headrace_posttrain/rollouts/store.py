@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +37,7 @@ import msgspec
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HostError
 from headrace.store import files
 from headrace.store.append_log import AppendLog
-from headrace.store.lease import LeaseWatch
+from headrace.store.lease import LeaseWatch, owning
 from headrace.store.log_segments import Record, list_names, segment_names
 from headrace_posttrain.rollouts.groups import ScoredGroup
 from headrace_posttrain.rollouts.rollout_index import RolloutIndex
@@ -368,10 +369,14 @@ class RolloutStore(RolloutIndex):
             earlier = [p for p in stored if None in self._groups[p].values()]
             if stored:
                 self._append(_FORGET, before_step, None)
-                for log in self._logs.values():
-                    log.drop(lambda record: self._used.get(record.key, before_step) < before_step)
-                for position in earlier:
-                    self._earlier.remove(position)
+                # Who holds the lease of the steps decides which groups are kept, also those of producers.
+                with nullcontext() if self.folder is None else owning(self.folder):
+                    for log in self._logs.values():
+                        log.drop(
+                            lambda record: self._used.get(record.key, before_step) < before_step
+                        )
+                    for position in earlier:
+                        self._earlier.remove(position)
             return len(stored)
 
     def rewind(self, to_step: int) -> None:

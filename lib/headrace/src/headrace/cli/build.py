@@ -224,12 +224,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def repair_parts(output: str) -> None:
     """Marks the damaged parts of a cache as incomplete, so that the build rebuilds them."""
-    from headrace.store.lease import lease
     from headrace.store.verify import damaged_parts, invalidate
 
     damaged = damaged_parts(output, deep=True)
-    with lease(output):
-        invalidate(output, damaged)
+    invalidate(output, damaged)
     typer.echo(f"{output}: {format_count(len(damaged), 'damaged part')}", err=True)
 
 

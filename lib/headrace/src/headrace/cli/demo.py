@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.options import check_local_folder
 from headrace.errors import ConfigError, install_command
 
 _EXTRA = ("optax", "matplotlib")  # what the demo needs beyond headrace itself
@@ -45,6 +46,7 @@ def command(
     """
     from rich.console import Console
 
+    check_local_folder(output)
     missing = [package for package in _EXTRA if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(

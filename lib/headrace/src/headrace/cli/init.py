@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
+from headrace.cli.options import check_local_folder
 from headrace.cli.shown import in_bytes
 from headrace.errors import check_path, format_count
 
@@ -144,6 +145,7 @@ def _check_output(folder: str, output: Path) -> None:
     from headrace.errors import ConfigError
     from headrace.store import files
 
+    check_local_folder(output)
     if output.exists() and not output.is_dir():
         raise ConfigError(
             "is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
@@ -12,6 +14,20 @@ from headrace.cli.exits import COMPLETE
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.erased import RunDataset
+
+
+def check_local_folder(output: Path) -> None:
+    """Raises ConfigError if a folder that must be on this machine is given as a URL, which a path would swallow."""
+    from headrace.errors import ConfigError
+
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", f"{output}/"):
+        cure = "Give a folder of this machine: --output FOLDER."
+        raise ConfigError(
+            "is a URL, and this is written on this machine only",
+            field="--output",
+            value=str(output),
+            cure=cure,
+        )
 
 
 ChunkLayout: TypeAlias = Literal["headrace", "levanter"]

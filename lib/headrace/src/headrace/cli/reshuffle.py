@@ -78,8 +78,10 @@ def command(
     """
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
+    from headrace.store import files
     from headrace.store.joined import open_cache
 
+    files.check_writable(output)
     source = open_cache(cache)
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes)
     cost = cost_of(source, how)

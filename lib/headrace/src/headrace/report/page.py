@@ -30,6 +30,7 @@ from headrace.report.blocks import Section
 from headrace.report.facts import ReportFacts
 from headrace.report.program_figures import figures_section
 from headrace.store import files
+from headrace.store.location import Location
 
 GENERATOR = "headrace report"
 _MARK = f'<meta name="generator" content="{GENERATOR}">'
@@ -140,6 +141,7 @@ def write_report(facts: ReportFacts, output: str) -> int:
 
 
 def _check_replaceable(output: str) -> None:
+    Location.parse(output).check_output_file("--output")
     if files.is_local(output) and files.local_path(output).is_dir():
         cure = f"Give a file: {files.join(output, 'report.html')}."
         raise ConfigError("is a folder", field="--output", value=output, cure=cure)

@@ -186,7 +186,7 @@ def _copy_array(
     advance: Callable[[int], None] | None,
 ) -> np.ndarray | None:
     """Writes the missing shards; each file completely or not at all. Returns the checksums of all chunks."""
-    created_array(url, layout.zarr_metadata(length), replace=False)
+    created_array(url, layout.zarr_metadata(length), resume=True)
     writer = ShardWriter(url, layout.zarr_metadata(length))
     there = set(shard_sizes(url, -(-length // layout.shard_elements)))
     shard = np.empty(min(layout.shard_elements, length), layout.dtype)

@@ -351,8 +351,10 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
 
     Raises:
         CacheError: the file cannot be written (permissions, disk full, ...).
+        ConfigError: it is on a web server, or a client would change its name.
     """
     pieces = [data] if isinstance(data, bytes) else data
+    Location.parse(url).check_output_file()
     try:
         if not is_local(url):
             _call(url, "pipe_file", b"".join(pieces))

@@ -11,7 +11,8 @@ Every reader and writer takes its spec from a :class:`Location`: TensorStore (:m
 
 Invariant: a name that a client library would change on its way to the store is refused before anything is asked of it
 or written (:meth:`Location.check`, :meth:`Location.check_arrays`). Neither library keeps every key: TensorStore sends
-keys to S3 as they are, so that a server sees ``a%20b`` as ``a b`` and the rest behind ``#`` or ``?`` not at all.
+keys to S3 as they are, so that a server sees ``a%20b`` as ``a b`` and the rest behind ``#`` or ``?`` not at all; on a
+local disk it takes a backslash for a slash.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Location:
 
     def _check_web(self, field: str) -> None:
         if "#" in self.key + self.query:
-            cure = f"Write %23 for #: {self.text.replace('#', '%23')}"
+            cure = f"Write %23 for #: {self.text.replace('#', '%23')}."
             raise self._refused(field, "has a #, and nothing behind it reaches a web server", cure)
 
     def _check_key(self, field: str) -> None:
@@ -186,13 +187,19 @@ class Location:
     def check_arrays(self, field: str = "path") -> None:
         """Raises ConfigError for a folder that a cache's arrays cannot be read from or written to."""
         self.check(field)
+        if self.is_local and "\\" in self.absolute():
+            cure = f"Choose another folder, such as {self.text.replace(chr(92), '-')}."
+            problem = "has a backslash in its path, which TensorStore takes for a slash"
+            raise self._refused(field, problem, cure)
         if not self.is_bucket:
             return
         found = _CHANGED_BY_CLIENTS[self.scheme].search(self.key)
         if found:
             plain = re.sub(_CHANGED_BY_CLIENTS[self.scheme], "-", self.key)
-            cure = f"Choose another folder, such as {self.scheme}://{self.bucket}/{plain}"
-            problem = f"has {found[0]!r} in its key, which {_NAMES[self.scheme]} would get changed"
+            cure = f"Choose another folder, such as {self.scheme}://{self.bucket}/{plain}."
+            problem = (
+                f"has {found[0]!r} in its key, which would not reach {_NAMES[self.scheme]} as it is"
+            )
             raise self._refused(field, problem, cure)
         if "//" in self.key:
             cure = f"Write {self._tidied({''})}, if that is what you mean."
@@ -209,12 +216,22 @@ class Location:
         if not self.is_bucket:
             return
         if not self.key.strip("/"):
-            cure = f"Name a folder in it: {self.scheme}://{self.bucket}/NAME"
+            cure = f"Name a folder in it: {self.scheme}://{self.bucket}/NAME."
             raise self._refused(field, "is a whole bucket", cure)
         size = len(self.key.encode())
         if size > MOST_KEY_BYTES - INNER_BYTES:
             cure = f"Choose a name of at most {MOST_KEY_BYTES - INNER_BYTES} bytes: what is written has longer keys."
             raise self._refused(field, f"has a key of {size:,} bytes", cure)
+
+    def check_output_file(self, field: str = "file") -> None:
+        """Raises ConfigError for a file that cannot be written under just this name."""
+        if self.is_web:
+            cure = "Use a local path, gs:// or s3://."
+            raise self._refused(field, "can be read from, not written to", cure)
+        if self.is_bucket and (not self.key or self.key.endswith("/")):
+            cure = f"Name a file: {self.text.rstrip('/')}/NAME."
+            raise self._refused(field, "names a folder, not a file", cure)
+        self.check(field)
 
     def on_fsspec(self) -> str:
         """The path on a filesystem of fsspec, without what libraries parse in a URL."""

@@ -231,7 +231,7 @@ class ArrayWriter:
     """Appends to a new array, one whole shard at a time, in bounded memory (one shard, plus that of writing it).
 
     Args:
-        url: Folder to create; existing content is replaced.
+        url: Folder to create; there must be no array.
         layout: Dtype, chunks and codecs.
         metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they are closed.
     """
@@ -249,7 +249,7 @@ class ArrayWriter:
         self._written = 0
         self._resizes = metadata is None
         metadata = layout.zarr_metadata(_UNBOUNDED) if metadata is None else metadata
-        self._store = created_array(url, metadata, replace=True)
+        self._store = created_array(url, metadata, resume=False)
         self._shards = ShardWriter(url, metadata)
 
     @property
@@ -358,8 +358,8 @@ def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
         )
 
 
-def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> Any:
-    """A TensorStore array to write to, under the policy of the process; an existing one is replaced or opened.
+def created_array(url: str, metadata: Mapping[str, Any], *, resume: bool) -> Any:
+    """A TensorStore array to write to, under the policy of the process; an existing one is opened to ``resume`` it.
 
     Raises:
         CacheError: it cannot be written.
@@ -367,9 +367,7 @@ def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> An
     """
     check_same_process()
     spec = {"driver": "zarr3", "kvstore": kvstore_spec(url), "metadata": metadata}
-    future = ts.open(
-        spec, create=True, open=not replace, delete_existing=replace, context=_writing_context()
-    )
+    future = ts.open(spec, create=True, open=resume, context=_writing_context())
     return written(future, url)
 
 

@@ -26,6 +26,7 @@ from jaxtyping import Integer
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
 from headrace.store import durable, files, retry
+from headrace.store.location import Location
 
 _PIECE_BYTES = 1 << 16
 _DIGEST = hashlib.sha256().digest_size
@@ -149,6 +150,7 @@ class VectorWriter:
                 durable.make_folder(path.parent)
                 self._file = path.open("wb")
             else:
+                Location.parse(self.url).check_output_file()
                 fs, path = files.filesystem(self.url)
                 with files.client_errors(self.url):
                     self._file = fs.open(path, "wb")

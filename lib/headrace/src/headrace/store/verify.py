@@ -32,6 +32,7 @@ from headrace.store.array_files import file_findings
 from headrace.store.cache import CachePart, TokenCache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
+from headrace.store.lease import lease
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
@@ -212,10 +213,13 @@ def invalidate(path: str, names: Sequence[str]) -> None:
             value=unknown[0],
             cure=cure,
         )
-    for name in names:
-        owned.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
-    if names and ledger.finished:
-        write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
+    if not names:
+        return
+    with lease(path, field="cache"):
+        for name in names:
+            owned.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
+        if ledger.finished:
+            write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
 
 
 def _opened(path: str) -> tuple[TokenCache, bool, bool]:
