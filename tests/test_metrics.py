@@ -114,7 +114,7 @@ def test_loader_stats_are_flat_json():
     assert LoaderStats.from_record(json.loads(json.dumps(stats.to_record()))) == stats
     assert (flat["batches"], flat["examples_requested"], flat["resident_bytes"]) == (3, 4, 7)
     assert all(isinstance(v, int | float) for v in flat.values())
-    names = {f.name for f in fields(LoaderStats)} - {"reads", "stalls"} | {
+    names = {f.name for f in fields(LoaderStats)} - {"reads", "sources", "stalls"} | {
         f.name for f in fields(ReadStats)
     }
     assert names <= set(flat)

@@ -59,6 +59,12 @@ resident_bytes               bytes    stored blocks in memory or in flight; at m
 hosts                        count    processes that the figures are of; see LoaderStats.over_hosts
 plan_s, read_s, gather_s,    seconds  where the loader's thread spent its time: planning, waiting for the store, waiting
 map_s, transfer_s                     for rows to be gathered, in functions of ``map``, handing arrays to the devices
+step                         count    steps whose batches the trainer has got; a resumed run goes on from its step
+sources/NAME/rows            rows     of the whole batches (all hosts) before ``step`` that are of this source, padding
+                                      left out; with sources/NAME/tokens computed from the plan when they are read
+sources/NAME/tokens          tokens   of these
+sources/NAME/epochs          ratio    tokens / tokens of one pass over the source; it is not there if that is unknown
+sources/NAME/weight          ratio    share that ``step`` draws from the source, before limits: 1 over all sources
 ===========================  =======  ==========================================================================
 """
 
@@ -67,12 +73,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from headrace.stalls import QueueStats, Stall, StallRule, WaitLog
 
-__all__ = ["LoaderStats", "ReadStats", "Stall", "StallRule"]
+__all__ = ["LoaderStats", "ReadStats", "SourceAt", "Stall", "StallRule"]
 
 
 @dataclass
@@ -135,10 +141,45 @@ class ReadStats:
 
 
 @dataclass(frozen=True)
+class SourceAt:
+    """One source of a run at a step.
+
+    Attributes:
+        weight: Its target share at the step, before budgets, in what the run counts, as ``share``.
+        share: Its share of all tokens so far.
+        rows_in_step: Its rows in the step's batch; 0 when the run is over.
+        rows: Its rows in all earlier steps.
+        tokens: Tokens of these.
+        epoch: The pass over the source that its next row belongs to, from 0.
+        epochs: ``tokens`` over the tokens of one pass; None if the source is never repeated.
+    """
+
+    weight: float
+    share: float
+    rows_in_step: int
+    rows: int
+    tokens: int
+    epoch: int
+    epochs: float | None
+
+    def figures(self) -> dict[str, float]:
+        """What logs of a run have of it, by name; see the module's table."""
+        figures: dict[str, float] = {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "weight": self.weight,
+        }
+        if self.epochs is not None:
+            figures["epochs"] = self.epochs
+        return figures
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """A snapshot of a loader's counters; see the module's table.
 
     Attributes:
+        sources: The sources of a mixture at ``step``, by name; empty for other datasets, and in records.
         stalls: The last stalls, oldest first; each prints as one line. The rest is in the table.
     """
 
@@ -164,18 +205,26 @@ class LoaderStats:
     hosts: int = 1
     host_wait_s: float = 0.0
     late_hosts: int = 0
+    step: int = 0
+    sources: Mapping[str, SourceAt] = field(default_factory=dict[str, SourceAt])
     stalls: tuple[Stall, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Flat dict of all counters by name, numbers only: without ``stalls``."""
-        flat = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("reads", "stalls")
-        }
+        """Flat dict of all counters by name, numbers only: without ``stalls`` and ``sources``."""
+        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NESTED}
         return {**flat, **self.reads.to_json()}
 
+    def figures_of_sources(self) -> dict[str, float]:
+        """Flat dict of the figures of all sources: ``sources/NAME/rows`` and so on."""
+        return {
+            f"sources/{name}/{figure}": value
+            for name, source in self.sources.items()
+            for figure, value in source.figures().items()
+        }
+
     def to_record(self) -> dict[str, Any]:
-        """All fields as JSON values, for :meth:`from_record`."""
-        return asdict(self)
+        """All fields but ``sources``, which follow from the plan, as JSON values, for :meth:`from_record`."""
+        return asdict(replace(self, sources={}))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> LoaderStats:
@@ -203,7 +252,7 @@ class LoaderStats:
         combined: dict[str, Any] = {
             f.name: max(getattr(s, f.name) for s in all_stats)
             for f in fields(cls)
-            if f.name not in ("reads", "stalls")
+            if f.name not in _NESTED
         }
         combined["reads"] = sum((s.reads for s in all_stats), ReadStats())
         for name in ("resident_bytes", "num_stalls", "hosts"):
@@ -213,6 +262,9 @@ class LoaderStats:
         combined["batches_per_s"] = min(s.batches_per_s for s in all_stats)
         combined["stalls"] = tuple(stalls)
         return cls(**combined)
+
+
+_NESTED = ("reads", "sources", "stalls")
 
 
 class _Phase:
@@ -268,10 +320,16 @@ class IterationStats:
         rule: Which waits are stalls.
         waits: The long waits of its thread, which explain stalls.
         replay: Whether its batches are replays; see ``DataLoader.headspace``.
+        step: Its first step.
     """
 
     def __init__(
-        self, rule: StallRule | None = None, waits: WaitLog | None = None, *, replay: bool = False
+        self,
+        rule: StallRule | None = None,
+        waits: WaitLog | None = None,
+        *,
+        replay: bool = False,
+        step: int = 0,
     ) -> None:
         self.reads = ReadStats()
         self.watch = Stopwatch()
@@ -281,6 +339,15 @@ class IterationStats:
         self.late_hosts = 0
         self._replay = replay
         self._replayed = 0
+        self._first_step = step
+        self._step_of_latest: int | None = None  # of the iterations that were added
+
+    @property
+    def step(self) -> int:
+        """The step after the last batch that the trainer got from the latest iteration."""
+        if self._step_of_latest is not None:
+            return self._step_of_latest
+        return self._first_step + self.queue.gets
 
     def absorb(self, other: IterationStats) -> None:
         """Adds the counters of another iteration."""
@@ -290,6 +357,8 @@ class IterationStats:
         self.host_wait_s += other.host_wait_s
         self.late_hosts += other.late_hosts
         self._replayed += other.queue.gets if other._replay else other._replayed
+        if not other._replay:
+            self._step_of_latest = other.step
 
     def snapshot(self, over_http: ReadStats, resident_bytes: int) -> LoaderStats:
         """The counters as they are now.
@@ -322,5 +391,6 @@ class IterationStats:
             replayed_batches=self._replayed,
             host_wait_s=self.host_wait_s,
             late_hosts=self.late_hosts,
+            step=self.step,
             stalls=queue.stalls,
         )

@@ -12,6 +12,7 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
@@ -24,6 +25,7 @@ from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
+from headrace.data.sources_at import SourcesAt
 from headrace.errors import (
     ConfigError,
     HeadraceError,
@@ -254,7 +256,7 @@ class DataLoader(BatchOrder):
         return self._iterate(self._checked_step(step), replayed=batches)
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
-        stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0)
+        stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)
         processes = tuple(
             sorted({device.process_index for device in self.placement.sharding.device_set})
         )
@@ -307,7 +309,8 @@ class DataLoader(BatchOrder):
         return self.iter_from_step(0)
 
     def stats(self, *, all_hosts: bool = False) -> LoaderStats:
-        """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`.
+        """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`. The figures of each source
+        are those of the latest iteration's step, and computed when they are read.
 
         Args:
             all_hosts: Whether to combine the counters of all processes of the loader's mesh, as
@@ -325,13 +328,16 @@ class DataLoader(BatchOrder):
         resident = sum(reader.resident_bytes for reader in list(self._readers))
         snapshot = total.snapshot(over_http, resident)
         if not all_hosts:
-            return snapshot
+            return self._with_sources(snapshot)
         records = gather(
             self.placement.sharding.device_set, json.dumps(snapshot.to_record()).encode()
         )
-        return LoaderStats.over_hosts(
-            {host: LoaderStats.from_record(json.loads(r)) for host, r in records.items()}
-        )
+        by_host = {host: LoaderStats.from_record(json.loads(r)) for host, r in records.items()}
+        return self._with_sources(LoaderStats.over_hosts(by_host))
+
+    def _with_sources(self, stats: LoaderStats) -> LoaderStats:
+        is_over = stats.step == self.num_steps
+        return replace(stats, sources=SourcesAt(self.planned, stats.step, is_over=is_over))
 
     def _fold_finished(self) -> None:
         """Sums up iterations that nobody refers to any more, so that memory does not grow with their number."""

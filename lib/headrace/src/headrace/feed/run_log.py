@@ -8,10 +8,12 @@
             state, losses = train_step(state, batch)
             log(step, train=losses)
 
-Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of four kinds:
+Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of five kinds:
 
 - ``start``: a process began: its host, the number of hosts, the time, the config as YAML (or null);
 - ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_json`, since ``start``;
+- ``sources``: the step, the time and, for each source of a mixture, rows, tokens, epochs and weight (``sources/...`` in
+  the table of :mod:`headrace.metrics`) after ``steps_done`` steps; with each tenth line of ``stats``, and the last;
 - ``stall``: a :class:`headrace.metrics.Stall`, once;
 - ``figures``: the step, the time, and figures of the program's own, as they are handed over: those of
   ``log(step, train={"kl": kl}, rollout=dataset.metrics(step))`` are ``train/kl``, ``rollout/reward_mean`` and so on.
@@ -35,6 +37,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +57,8 @@ FOLDER = "stats"
 FORMAT_VERSION = 1
 _OBJECT_BYTES = 1_000_000
 _OBJECT_EVERY_S = 30.0
+_SOURCES_EVERY = 10  # lines of counters: a source is 100 bytes, and there may be hundreds
+_OF_SOURCE = re.compile(r"((?:.*/)?)sources/(.+)/(rows|tokens|epochs|weight)")
 _LOG = logging.getLogger(__name__)
 
 Writer: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -122,6 +127,8 @@ class RunLog:
         self._next: int | None = None
         self._last: int | None = None
         self._written: int | None = None
+        self._lines = 0  # of counters
+        self._sources_at: int | None = None  # the step of the last line of sources
         self._stalls = 0 if loader is None else loader.stats().num_stalls
         self.failed = 0
         start: dict[str, Any] = {
@@ -155,6 +162,8 @@ class RunLog:
         """Writes the counters of the last finished step, and waits until everything is written."""
         if self._last is not None and self._last != self._written:
             self._write(self._last)
+        if self._last is not None and self._last != self._sources_at:
+            self._write_sources(self._last)
         self._guarded(self._sink.close)
 
     def __enter__(self) -> RunLog:
@@ -178,6 +187,18 @@ class RunLog:
         self._add(
             {"kind": "stats", "step": step, "time": time.time(), "stats": stats.to_json()}, *stalls
         )
+        if self._lines % _SOURCES_EVERY == 0:
+            self._write_sources(step)
+        self._lines += 1
+
+    def _write_sources(self, step: int) -> None:
+        stats = None if self._loader is None else self._loader.stats()
+        if stats is None or not stats.sources:
+            return
+        self._sources_at = step
+        sources = {name: source.figures() for name, source in stats.sources.items()}
+        record = {"kind": "sources", "step": step, "time": time.time()}
+        self._add({**record, "steps_done": stats.step, "sources": sources})
 
     def _add(self, *records: dict[str, Any]) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
@@ -266,9 +287,11 @@ class LogStats:
         writers: Each gets the step and the figures.
         every: Steps between two writes; the first call always writes.
         prefix: Prefix of the names of the loader's counters.
+        sources_every: Steps between two writes of the figures of each source, which may be hundreds; written with the
+            counters that are due.
 
     Raises:
-        ConfigError: ``every`` is below 1.
+        ConfigError: ``every`` or ``sources_every`` is below 1.
 
     Example:
         >>> import headrace.testing
@@ -282,9 +305,17 @@ class LogStats:
     """
 
     def __init__(
-        self, loader: HasStats | None, *writers: Writer, every: int = 10, prefix: str = "data/"
+        self,
+        loader: HasStats | None,
+        *writers: Writer,
+        every: int = 10,
+        prefix: str = "data/",
+        sources_every: int = 100,
     ) -> None:
         check_at_least("every", every, cure="Count in steps.")
+        check_at_least("sources_every", sources_every, cure="Count in steps.")
+        self._sources_every = sources_every
+        self._next_of_sources: int | None = None
         self._loader = loader
         self._writers = writers
         self._every = every
@@ -296,10 +327,12 @@ class LogStats:
         values = _named(figures)
         if self._loader is not None and (self._next is None or step >= self._next):
             self._next = step + self._every
-            values |= {
-                self._prefix + name: float(value)
-                for name, value in self._loader.stats().to_json().items()
-            }
+            stats = self._loader.stats()
+            counters = stats.to_json()
+            if self._next_of_sources is None or step >= self._next_of_sources:
+                self._next_of_sources = step + self._sources_every
+                counters |= stats.figures_of_sources()
+            values |= {self._prefix + name: float(value) for name, value in counters.items()}
         for write in self._writers if values else ():
             write(step, values)
 
@@ -370,7 +403,8 @@ def wandb_run(run: Any = None) -> Writer:
 
 
 def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) -> Writer:
-    """Sets gauges that Prometheus scrapes; serve them with ``prometheus_client.start_http_server``.
+    """Sets gauges that Prometheus scrapes; serve them with ``prometheus_client.start_http_server``. Figures of sources
+    have the source as a label: ``headrace_data_sources_rows{source="web"}``.
 
     Args:
         registry: A ``prometheus_client.CollectorRegistry``; None: the library's default one.
@@ -382,20 +416,28 @@ def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) ->
     client = _library("prometheus_client", "prometheus")
     registry = client.REGISTRY if registry is None else registry
     labels = dict(labels or {})
-    gauges: dict[str, Any] = {}
+    gauges: dict[str, Any] = {}  # by metric
+    series: dict[str, Any] = {}  # by figure
 
-    def gauge(name: str) -> Any:
-        if name not in gauges:
-            metric = f"headrace_{name.replace('/', '_')}"
-            new_gauge = client.Gauge(
-                metric, "See headrace.metrics.", tuple(labels), registry=registry
-            )
-            gauges[name] = new_gauge.labels(**labels) if labels else new_gauge
-        return gauges[name]
+    def series_of(name: str) -> Any:
+        if name not in series:
+            own_labels = dict(labels)
+            name_of_metric = name
+            if (of_source := _OF_SOURCE.fullmatch(name)) is not None:
+                before, own_labels["source"], figure = of_source.groups()
+                name_of_metric = f"{before}sources/{figure}"
+            metric = f"headrace_{name_of_metric.replace('/', '_')}"
+            if metric not in gauges:
+                gauges[metric] = client.Gauge(
+                    metric, "See headrace.metrics.", tuple(own_labels), registry=registry
+                )
+            gauge = gauges[metric]
+            series[name] = gauge.labels(**own_labels) if own_labels else gauge
+        return series[name]
 
     def write(step: int, figures: Mapping[str, float]) -> None:
         for name, value in {"step": step, **figures}.items():
-            gauge(name).set(value)
+            series_of(name).set(value)
 
     return write
 

@@ -203,6 +203,8 @@ class _Host:
     )
 
     def add(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "sources":
+            return  # the report computes them from the config, for every step
         if record["kind"] == "figures":
             self.add_figures(record["step"], record["figures"])
             return
@@ -289,6 +291,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "start": {"host": int, "hosts": int, "time": (int, float)},
     "stats": {"step": int, "time": (int, float), "stats": dict},
     "figures": {"step": int, "time": (int, float), "figures": dict},
+    "sources": {"step": int, "time": (int, float), "sources": dict},
     "stall": {"step": int, "wait_s": (int, float), "cause": str},
 }
 

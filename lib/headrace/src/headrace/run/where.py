@@ -13,39 +13,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from headrace.data.dataset import BatchOrder
-from headrace.data.mixture import MixtureDataset, mixture_of
+from headrace.data.mixture import mixture_of
+from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError, IndexOutOfRangeError, as_whole
+from headrace.metrics import SourceAt
 from headrace.run.manifest import RunManifest
 from headrace.store.cache import TokenCache
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
-
-
-@dataclass(frozen=True)
-class SourceAt:
-    """One source of a run at a step.
-
-    Attributes:
-        weight: Its target share at the step, before budgets, in what the run counts, as ``share``.
-        share: Its share of all tokens so far.
-        rows_in_step: Its rows in the step's batch; 0 when the run is over.
-        rows: Its rows in all earlier steps.
-        tokens: Tokens of these.
-        epoch: The pass over the source that its next row belongs to, from 0.
-        epochs: ``tokens`` over the tokens of one pass; None if the source is never repeated.
-    """
-
-    weight: float
-    share: float
-    rows_in_step: int
-    rows: int
-    tokens: int
-    epoch: int
-    epochs: float | None
 
 
 @dataclass(frozen=True)
@@ -120,54 +98,19 @@ def where(
     served, _ = dataset.at_step(step - 1 if over and step else step)
     if (mixture := mixture_of(served)) is None:
         raise ConfigError("is not a mixture", field="dataset", value=type(served).__name__)
-    names = mixture.names
-    rows = np.zeros(len(names), np.int64)
-    tokens = np.zeros(len(names), np.int64)
-    ends = [*(first for first, _ in dataset.phases[1:]), step]
-    for (first, phase), until in zip(dataset.phases, ends, strict=True):
-        end = min(step, until)
-        if end > first and (phase_mixture := mixture_of(phase)) is not None:
-            at_begin = _starts(phase_mixture, first)
-            at_end = _starts(phase_mixture, end)
-            rows += at_end - at_begin
-            tokens += phase_mixture.tokens_of(at_end) - phase_mixture.tokens_of(at_begin)
-    counts = np.zeros(len(names), np.int64) if over else mixture.draws.counts_at(step)
-    first_steps = np.asarray([stage.first_step for stage in mixture.stages])
+    sources = sources_at(dataset, step, is_over=over)
+    first_steps = [stage.first_step for stage in mixture.stages]
     stage = int(np.searchsorted(first_steps, step, side="right")) - 1
-    blend = mixture.stages[stage].blend
-    weights = dict(zip(blend.names, blend.at(np.asarray([step]))[0].tolist(), strict=True))
-    sources = {
-        name: SourceAt(
-            weight=weights.get(name, 0.0),
-            share=float(tokens[d] / max(int(tokens.sum()), 1)),
-            rows_in_step=int(counts[d]),
-            rows=int(rows[d]),
-            tokens=int(tokens[d]),
-            epoch=int(part.passes(rows[d : d + 1])[0]),
-            epochs=None
-            if (of_pass := mixture.tokens_of_pass(name)) is None
-            else int(tokens[d]) / of_pass,
-        )
-        for d, (name, part) in enumerate(zip(names, mixture.components, strict=True))
-    }
     return Whereabouts(
         step=step,
         num_steps=last,
         stage=stage,
         stage_name=mixture.stages[stage].name,
-        stage_step=int(first_steps[stage]),
+        stage_step=first_steps[stage],
         batch_size=int(mixture.batch_schedule.size_at(np.asarray([step]))[0]),
         seq_len=mixture.seq_len,
-        rows=int(rows.sum()),
-        tokens=int(tokens.sum()),
+        rows=sum(source.rows for source in sources.values()),
+        tokens=sum(source.tokens for source in sources.values()),
         fingerprint=RunManifest.of(order).fingerprint,
         sources=sources,
     )
-
-
-def _starts(mixture: MixtureDataset, step: int) -> Int64[np.ndarray, " d"]:
-    """Rows of each component before ``step``; ``step`` may be just after the last one."""
-    try:
-        return mixture.draws.starts_at(step)
-    except IndexOutOfRangeError:
-        return mixture.draws.starts_at(step - 1) + mixture.draws.counts_at(step - 1)
