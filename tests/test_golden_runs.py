@@ -639,6 +639,8 @@ def leave_out(answer: Any, names: tuple[str, ...]) -> Any:
         answer = {**answer, **was_packing(answer)} if "min_fill" in answer else answer
         names = (*names, "cure") if answer.get("rule") == REWORDED else names
         names = (*names, "remove") if answer.get("remove") == {} else names  # of an amendment
+        names = (*names, "validation") if "cache" in answer else names  # of a component
+        names = (*names, "rows") if "one_in" in answer else names  # of a split
         return {
             name: leave_out(inner, names) for name, inner in answer.items() if name not in names
         }

@@ -173,21 +173,22 @@ def test_the_schema_goes_to_a_file(headrace, plan, tmp_path):
 def test_from_levanter_prints_a_config_with_its_notes(headrace, tmp_path):
     theirs = tmp_path / "theirs.yaml"
     theirs.write_text(
-        "components: {web: {cache_dir: CACHES/web}}\nnum_validation_sequences: {web: 5}\n".replace(
+        "components: {web: {cache_dir: CACHES/web, tags: [t]}}\nnum_validation_sequences: {web: 5}\n".replace(
             "CACHES", "gs://b"
         )
     )
     done = headrace("config", "from-levanter", str(theirs))
     assert done.code == 0
-    assert "# missing num_validation_sequences.web: 5 rows" in done.out
+    assert "# differs num_validation_sequences.web: 5 rows" in done.out
     (tmp_path / "ours.yaml").write_text(done.out)
-    assert load_config(str(tmp_path / "ours.yaml")).components["web"].cache == "gs://b/web/train"
+    web = load_config(str(tmp_path / "ours.yaml")).components["web"]
+    assert (web.cache, web.validation) == ("gs://b/web/train", 5)
     assert headrace("config", "from-levanter", str(theirs), "--strict").code == 1
     facts = json.loads(headrace("config", "from-levanter", str(theirs), "--json").out)
     assert {note["kind"] for note in facts["notes"]} == {"differs", "missing"}
     written = headrace("config", "from-levanter", str(theirs), "-o", str(tmp_path / "out.yaml"))
     assert written.out == ""
-    assert "missing num_validation_sequences.web" in written.err
+    assert "differs num_validation_sequences.web" in written.err
     assert load_config(str(tmp_path / "out.yaml")) == load_config(str(tmp_path / "ours.yaml"))
 
 

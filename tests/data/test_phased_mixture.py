@@ -141,9 +141,14 @@ def make(caches, phases, shuffle, batch, removed, held, **more) -> PhasedDataset
     )
 
 
-def phased(sources, phases, shuffles, weights, batch, *, policy="quota", **more) -> PhasedDataset:
+def phased(
+    sources, phases, shuffles, weights, batch, *, policy="quota", validation=None, **more
+) -> PhasedDataset:
+    """The dataset of a run; ``validation`` is what is held out of each component."""
     plan = plan_of(weights, policy, [*sources], batch)
-    recipe = RunRecipe(plan, batch, tuple(phases), 5, shuffles, **more)
+    split = (validation, "validation")
+    held_out = {} if validation is None else dict.fromkeys(sources, split)
+    recipe = RunRecipe(plan, batch, tuple(phases), 5, shuffles, validation=held_out, **more)
     dataset = run_dataset(sources, recipe)
     if isinstance(dataset, PhasedDataset):
         return dataset

@@ -29,7 +29,6 @@ CHILDREN = {"x": {"cache_dir": "x", "pack": 2}, "y": {"cache_dir": "y"}}
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"num_validation_sequences": {"a": 8}}, "num_validation_sequences.a"),
         (
             {"format": {"type": "prebuilt", "loss_weights_key": "w"}},
             "components.a.format.loss_weights_key",
@@ -45,10 +44,7 @@ def test_what_would_train_on_other_tokens_or_by_other_weights_is_refused(stock, 
     from headrace_levanter.drop_in import fed
 
     data = {**stock, "train_weights": None}
-    if "num_validation_sequences" in change:
-        data |= change
-    else:
-        data["components"] = {change.pop("name", "a"): change}
+    data["components"] = {change.pop("name", "a"): change}
     with pytest.raises(ConfigError) as caught:
         fed(draccus.decode(LmDataConfig, data), seq_len=SEQ_LEN, batch_size=BATCH)
     assert caught.value.field == f"data.{field}"

@@ -182,10 +182,12 @@ def test_nothing_is_dropped_without_a_word(levanter):
         "components.only-evaluated",
         "permutation_type",
         "max_train_batches.hf",  # rows of a batch are not said
-        "num_validation_sequences.url",
     } | ({"components.todo.format"} if "supervised" in levanter["formats"] else set())
     differs = {note.field for note in found.notes if note.kind == "differs"}
+    assert config.components["url"].validation == 64
+    assert [*config.held_out] == ["url"]
     assert {
+        "num_validation_sequences.url",
         "shuffle",
         "auto_build_caches",
         "components.ids.format.loss_weights_key",

@@ -41,6 +41,7 @@ _OF_RUN = ("validation", "subset", "max_epochs", "amendments")
 _OF_COMPONENT = (
     "packing",
     "buckets",
+    "validation",
     "subset",
     "shuffle",
     "max_epochs",

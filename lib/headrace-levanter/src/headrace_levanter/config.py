@@ -126,7 +126,7 @@ class HeadraceDataConfig:
 
     def validation_sets(self, Pos: Any) -> Mapping[str, HeadraceDataset]:
         """The hold-out of each component, by name; empty if the config holds nothing out."""
-        if self.resolved.validation is None:
+        if not self.resolved.held_out:
             return {}
         datasets = self.resolved.validation_datasets(seq_len=Pos.size)
         return {

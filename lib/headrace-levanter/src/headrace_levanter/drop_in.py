@@ -119,6 +119,28 @@ class FedDataConfig(LmDataConfig):
         check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
         return FedMixture(self.rows, self.own, self.mixture_block_size)
 
+    def validation_sets(self, Pos: Any) -> Mapping[str, Any]:
+        """Levanter's validation sets; those of components of which rows are held out are headrace's: the rows that it
+        does not train on.
+        """
+        own = self._held_out(Pos.size)
+        held_out = {
+            name: HeadraceDataset(rows, 1, position_axis=Pos.name, row_order="stream")
+            for name, rows in own.items()
+        }
+        return {**super().validation_sets(Pos), **held_out}
+
+    def validation_grug_sets(self, *, seq_len: int) -> Mapping[str, Any]:
+        """The same as ``GrugLmExample``."""
+        held_out = {
+            name: HeadraceDataset(rows, 1, named=False, row_order="stream")
+            for name, rows in self._held_out(seq_len).items()
+        }
+        return {**super().validation_grug_sets(seq_len=seq_len), **held_out}
+
+    def _held_out(self, seq_len: int) -> Mapping[str, Any]:
+        return self.own.validation_datasets(seq_len=seq_len) if self.own.held_out else {}
+
 
 def fed(
     config: LmDataConfig,
@@ -181,6 +203,7 @@ def fed(
             COMPONENT: DirectDatasetComponent(datasets={"train": rows}),
         },
         "train_weights": {COMPONENT: 1.0},
+        "num_validation_sequences": None,  # headrace holds them out, and evaluates on them
         "mixture_block_size": math.gcd(
             *sizes
         ),  # Levanter's mixture then only reorders the rows of a batch

@@ -377,12 +377,17 @@ def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
         data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences"
     )
     for name, rows in held_out.items():
-        into.missing(
-            f"{prefix}num_validation_sequences.{name}",
-            f"{rows} rows held out of this component only: validation: {{one_in: N}} holds out one block in N of every"
-            " component; unless you set it, the whole component is trained on",
-            decides=True,
-        )
+        path = f"{prefix}num_validation_sequences.{name}"
+        number = whole_at(rows, path)
+        if name not in into.config["components"]:
+            into.differs(path, f"{name!r} is not a component trained on; left out")
+        elif number > 0:
+            into.config["components"][name]["validation"] = number
+            into.differs(
+                path,
+                f"{number:,} rows are held out, in blocks that a keyed hash selects; Levanter takes the last of a"
+                " shuffled order, so losses on them are those of other rows",
+            )
     if held_out and "shuffle_before_trainval_split" in data:
         into.differs(
             f"{prefix}shuffle_before_trainval_split",

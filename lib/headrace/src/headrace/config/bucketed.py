@@ -135,10 +135,11 @@ def _split(
         return {
             f"{name}/{part}": (_keeping(source, buckets, [k]), weight) for part, k, weight in parts
         }
-    if config.validation is not None and config.validation.by == "blocks":
+    split, path = source.validation_in(name, config.validation) or (None, "")
+    if split is not None and split.by == "blocks":
         raise ConfigError(
             f"would hold out blocks of one layer of {name!r} whose documents others train on",
-            field="validation.by",
+            field=f"{path}.by",
             value="blocks",
             cure="Hold out the same documents of all: validation.by: documents.",
         )

@@ -27,6 +27,7 @@ from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order import shuffle_config
+from headrace.order.holdout import ValidationConfig
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
@@ -69,6 +70,8 @@ class ComponentConfig:
         shuffle: How this component is shuffled; None: the config's setting.
         packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
             its tokens, regardless of documents.
+        validation: What to hold out of it: ``none``; a fraction below 1; a number of rows; or all settings of a split.
+            A number takes the seed from the config's setting, and a fraction its ``by``. None: the config's setting.
         subset: The part of its rows to train on, the same in every epoch; None: the config's setting.
         max_epochs: Most passes over it, possibly a fraction; None: the config's setting.
         max_tokens: Most tokens of it in the whole run; those of packed rows include padding, unless the config's
@@ -113,6 +116,7 @@ class ComponentConfig:
     source: SourceConfig | None = None
     shuffle: shuffle_config.ShuffleConfig | None = None
     packing: PackingConfig | None = None
+    validation: Literal["none"] | float | ValidationConfig | None = None
     subset: SubsetConfig | None = None
     max_epochs: float | None = None
     max_tokens: int | None = None
@@ -215,6 +219,33 @@ class ComponentConfig:
             return self.subset, f"components.{name}.subset"
         return None if default is None else (default, "subset")
 
+    def validation_in(
+        self, name: str, default: ValidationConfig | None
+    ) -> tuple[ValidationConfig, str] | None:
+        """What is held out of it, by its own setting or the config's, and the path of that field; None if nothing is.
+
+        Raises:
+            ConfigError: a number that is neither a fraction nor a number of rows.
+        """
+        path = f"components.{name}.validation"
+        if self.validation is None:
+            return None if default is None else (default, "validation")
+        if self.validation == "none":
+            return None
+        if isinstance(self.validation, ValidationConfig):
+            return self.validation, path
+        number = self.validation
+        seed = default.seed if default is not None else 0
+        by = default.by if default is not None else "blocks"
+        if 0 < number <= 0.5:
+            return ValidationConfig(fraction=number, by=by, seed=seed), path
+        if number >= 1 and number == int(number):
+            return ValidationConfig(rows=int(number), seed=seed), path
+        cure = "Write none, a fraction up to 0.5, or a number of rows, e.g. 1000."
+        raise ConfigError(
+            "is neither a fraction nor a number of rows", field=path, value=number, cure=cure
+        )
+
     def check(self, path: str, row_tokens: int) -> None:
         """Raises ConfigError for a value that can never be met; ``path`` is the component's, for the error."""
         if not self.caches:
@@ -226,6 +257,7 @@ class ComponentConfig:
             raise ConfigError(
                 "go with one cache, and there are several", field=f"{path}.replicas", cure=cure
             )
+        self.validation_in(path.removeprefix("components."), None)
         self.generation_counts(path)
         paths = [self.caches[0], *(self.replicas or [])]
         if twice := [one for n, one in enumerate(paths) if one in paths[:n]]:
@@ -326,6 +358,17 @@ def subsets_of(
         n: subset
         for n, component in components.items()
         if (subset := component.subset_in(n, default)) is not None
+    }
+
+
+def held_out_of(
+    components: Mapping[str, ComponentConfig], default: ValidationConfig | None
+) -> dict[str, tuple[ValidationConfig, str]]:
+    """The hold-out of each component that has one; see :meth:`ComponentConfig.validation_in`."""
+    return {
+        n: split
+        for n, component in components.items()
+        if (split := component.validation_in(n, default)) is not None
     }
 
 

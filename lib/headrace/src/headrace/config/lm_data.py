@@ -29,6 +29,7 @@ from headrace.config.component import (
     braid_of_version,
     check_strategy,
     counted_tokens,
+    held_out_of,
     left_out,
     log_counts_of_padding,
     open_caches,
@@ -103,7 +104,7 @@ class LmDataConfig:
         last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty rows, ``drop`` its
             rows, or ``fill`` it with the first rows again; see :mod:`headrace.mix.data_end`.
         policy: ``quota``, or the sequence of another system; see :mod:`headrace.mix.policies.registry`.
-        validation: What to hold out of every component; None: nothing.
+        validation: What to hold out of every component that has no setting of its own; None: nothing.
         subset: The part of every component to train on, the same in each epoch, as if sources were no larger (simulated
             epoching); None: all. Taken after the hold-out.
         tokenizer: Tokenizer of the caches; None: the one they were built with. Levanter's caches do not record theirs,
@@ -306,9 +307,10 @@ class LmDataConfig:
 
         datasets = self.datasets(instead)
         sides = {name: self._sides(name, dataset, None) for name, dataset in datasets.items()}
+        held_out = self.held_out
         return {
             n: account(
-                datasets[n], train, validation if self.validation else None, self._trained(n, train)
+                datasets[n], train, validation if n in held_out else None, self._trained(n, train)
             )
             for n, (train, validation) in sides.items()
         }
@@ -316,7 +318,8 @@ class LmDataConfig:
     def validation_datasets(
         self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
     ) -> dict[str, PlannedDataset]:
-        """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the shuffle.
+        """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the shuffle. Components of
+        which nothing is held out are left out.
 
         Args:
             instead: As in :meth:`open_caches`.
@@ -329,13 +332,18 @@ class LmDataConfig:
             return ByComponent(
                 self.compat.load().datasets(self, self.open_caches(instead), "validation")
             )
-        if self.validation is None:
+        held_out = self.held_out
+        if not held_out:
             raise ConfigError(
                 "is not set", field="validation", cure="Write validation: {one_in: 100}."
             )
-        return ByComponent(
-            {n: self._sides(n, ds, seq_len)[1] for n, ds in self.datasets(instead).items()}
-        )
+        datasets = {n: ds for n, ds in self.datasets(instead).items() if n in held_out}
+        return ByComponent({n: self._sides(n, ds, seq_len)[1] for n, ds in datasets.items()})
+
+    @property
+    def held_out(self) -> dict[str, tuple[ValidationConfig, str]]:
+        """The split of each component of which something is held out, and the path of the field that says so."""
+        return held_out_of(self.components, self.validation)
 
     def _sides(
         self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
@@ -346,12 +354,13 @@ class LmDataConfig:
 
         block = None
         packed = isinstance(dataset, PackedTokenDataset)  # whose documents are held out
-        if self.validation is not None and len(self.phases) > 1 and not packed:
+        split, path = self.held_out.get(name, (None, ""))
+        if split is not None and len(self.phases) > 1 and not packed:
             lengths = [length for _, length in self.phases]
             block = phase_block(
                 dataset.cache.layout.chunk_elements, lengths, self._shuffle(name).io_block_size
             )
-        return component_sides(name, dataset, self.validation, block_tokens=block, seq_len=seq_len)
+        return component_sides(name, dataset, split, path=path, block_tokens=block, seq_len=seq_len)
 
     def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
         from headrace.data.component import subset_side
@@ -385,7 +394,7 @@ class LmDataConfig:
             self.seed,
             {name: self._shuffle(name) for name in components},
             own_shuffles={name for name, c in components.items() if c.shuffle is not None},
-            validation=self.validation,
+            validation=self.held_out,
             subsets=subsets_of(self.components, self.subset),
             max_epochs=bounded
             if any(c.max_epochs is not None for c in components.values())

@@ -248,7 +248,12 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
 
     def holdout(
-        self, one_in: int = 100, *, seed: int = 0, io_block_size: int | None = None
+        self,
+        one_in: int = 100,
+        *,
+        seed: int = 0,
+        io_block_size: int | None = None,
+        groups: int | None = None,
     ) -> tuple[AsyncDataset[T_co], AsyncDataset[T_co]]:
         """Splits off a validation side: one block in ``one_in``, by a keyed hash; see :mod:`headrace.order.holdout`.
 
@@ -260,6 +265,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             seed: Integer seed.
             io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer chunks than
                 ``one_in``.
+            groups: Number of groups of ``one_in`` blocks of which one is held out; None: all.
 
         Returns:
             The train side and the validation side, both in stored order.
@@ -274,8 +280,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         self.check_stored_order()
         size = self.holdout_block_size(one_in) if io_block_size is None else io_block_size
         blocks = self.full_blocks(size) if size > 0 else None
-        train = TrainSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
-        validation = ValidationSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
+        split = {"one_in": one_in, "block": size, "seed": seed, "blocks": blocks, "groups": groups}
+        train = TrainSplit(n, **split)
+        validation = ValidationSplit(n, **split)
         aligned = self.block_aligned(size)
         return aligned.reordered(train), aligned.reordered(validation)
 

@@ -6,7 +6,8 @@ removed_tokens + dropped_tokens``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from headrace.data.rows import segments_of
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.order.holdout import ValidationConfig
+from headrace.order.holdout import HoldOut, ValidationConfig
 from headrace.order.order import Slice
 from headrace.order.seeds import derive
 from headrace.order.subset import LEAST_BLOCKS, Subset, SubsetConfig
@@ -107,10 +108,12 @@ def split_sides(
     *,
     block_tokens: int | None = None,
     seq_len: int | None = None,
+    how: HoldOut | None = None,
 ) -> tuple[PlannedDataset, PlannedDataset]:
     """Train and validation side, the same tokens whatever the length of rows (of packs: if documents are held out).
 
     Blocks of ``block_tokens`` are held out (None: the split's size), in rows of ``seq_len`` (None: the dataset's).
+    ``how`` says which, if that was decided for rows of another length.
 
     Raises:
         ConfigError: the split does not fit the dataset or the blocks; rows are longer than a block.
@@ -130,9 +133,8 @@ def split_sides(
             else (train.with_rows(seq_len), validation.with_rows(seq_len))
         )
     if block_tokens is None:
-        block_tokens = (
-            split.io_block_size or dataset.holdout_block_size(split.groups_of)
-        ) * dataset.seq_len
+        how = split.holdout(dataset)
+        block_tokens = how.block * dataset.seq_len
     elif split.io_block_size not in (None, block_tokens // dataset.seq_len):
         raise ConfigError(
             f"differs from the blocks of {block_tokens // dataset.seq_len} rows in which seq_len changes",
@@ -140,11 +142,12 @@ def split_sides(
             value=split.io_block_size,
             cure="Leave it out.",
         )
+    elif how is None:
+        how = split.holdout(dataset, block_tokens // dataset.seq_len)
     if seq_len not in (None, dataset.seq_len):
         dataset = dataset.with_rows(seq_len, block_tokens=block_tokens)
-    sides = dataset.holdout(
-        split.groups_of, seed=split.seed, io_block_size=block_tokens // dataset.seq_len
-    )
+    block = block_tokens // dataset.seq_len
+    sides = dataset.holdout(how.one_in, seed=split.seed, io_block_size=block, groups=how.groups)
     return cast("tuple[PlannedDataset, PlannedDataset]", sides)
 
 
@@ -153,20 +156,36 @@ def component_sides(
     dataset: TokenSeqDataset | PackedTokenDataset,
     split: ValidationConfig | None,
     *,
+    path: str = "validation",
     block_tokens: int | None = None,
     seq_len: int | None = None,
 ) -> tuple[PlannedDataset, PlannedDataset]:
-    """:func:`split_sides` of a component, which errors name; both sides are all of it if nothing is held out."""
+    """:func:`split_sides` of a component, which errors name; both sides are all of it if nothing is held out.
+
+    ``path`` is that of the split in the config.
+    """
     if split is None:
         return dataset, dataset
-    try:
+    with naming_split(name, path):
         return split_sides(dataset, split, block_tokens=block_tokens, seq_len=seq_len)
+
+
+@contextmanager
+def naming_split(name: str, path: str) -> Iterator[None]:
+    """Within it, errors of a split name the component, its place in the config, and how to hold nothing out of it."""
+    try:
+        yield
     except ConfigError as error:
         named = _about_documents(error, "")
-        field = f"validation.{named.field}" if named.field else "validation"
+        field = (named.field or "").removeprefix("validation.")
+        field = f"{path}.{field}" if field else path
         problem = f"{named.problem.rstrip('.')} (component {name!r})"
         value = {} if named.value is None else {"value": named.value}
-        raise ConfigError(problem, field=field, cure=named.cure, **value) from error
+        cure = (named.cure or "").rstrip(".")
+        cure += (
+            f"{'. ' if cure else ''}To hold out nothing of it: components.{name}.validation: none."
+        )
+        raise ConfigError(problem, field=field, cure=cure, **value) from error
 
 
 def subset_side(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.component import component_sides, split_sides, subset_side
+from headrace.data.component import component_sides, naming_split, split_sides, subset_side
 from headrace.data.dataset import PlannedDataset
 from headrace.data.further_rows import FurtherDataset, FurtherRows
 from headrace.data.left_packs import LeftPieces, pack_left, pieces_of_packs
@@ -32,7 +32,7 @@ from headrace.mix.phases import RowsOfBlocks, phase_block, rows_in_touched_block
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.compose import Compose
-from headrace.order.holdout import ValidationConfig
+from headrace.order.holdout import HoldOut, ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.order.order import Identity, Order, Slice
 from headrace.order.seeds import derive
@@ -50,6 +50,7 @@ class RunRecipe:
         shuffles: How each component is shuffled. If rows change their length, a block has the same tokens in all
             phases, and ``io_block_size`` counts rows of the first phase.
         own_shuffles: Components whose shuffle is set under their own name, for errors.
+        validation: What is held out of components, by name, with its path in the config.
         subsets: Subsets of components by name, with their path in the config; one phase only.
         max_epochs: Largest number of passes over components, one number or by name. An epoch that a change of length
             cuts short counts as one.
@@ -62,7 +63,9 @@ class RunRecipe:
     seed: int
     shuffles: Mapping[str, ShuffleConfig | Shuffle]
     own_shuffles: Collection[str] = ()
-    validation: ValidationConfig | None = None
+    validation: Mapping[str, tuple[ValidationConfig, str]] = dataclasses.field(
+        default_factory=dict[str, tuple[ValidationConfig, str]]
+    )
     subsets: Mapping[str, tuple[SubsetConfig, str]] = dataclasses.field(
         default_factory=dict[str, tuple[SubsetConfig, str]]
     )
@@ -206,15 +209,16 @@ class _Course:
         shuffle: Shuffle,
         recipe: RunRecipe,
     ) -> None:
-        validation = recipe.validation
+        validation, path = recipe.validation.get(name, (None, ""))
         self._name = name
         self._shuffle = shuffle
         self._validation = validation
+        self._held_out: HoldOut | None = None
         self._blocks: Order = Identity(0)
         self._has_left = False
         self._block_tokens = 0
         if len(recipe.phases) == 1:  # blocks matter only where rows change their length
-            train = component_sides(name, dataset, validation)[0]
+            train = component_sides(name, dataset, validation, path=path)[0]
             self._train = subset_side(name, train, *recipe.subsets.get(name, (None, "")))
             return
         if not shuffle.leaves_blocks:
@@ -234,6 +238,9 @@ class _Course:
                 validation.groups_of, seed=validation.seed
             )[0]
             self._validation = None
+        elif validation is not None:
+            with naming_split(name, path):
+                self._held_out = validation.holdout(dataset, self._block_tokens // lengths[0])
 
     def cut(self, seq_len: int, *, first: bool) -> _Cut:
         """All of it; in the first phase as it would be cut without others."""
@@ -251,7 +258,8 @@ class _Course:
                 partial(stored.windows.block_behind, block_tokens=tokens),
                 partial(stored.windows.rows_behind, block_tokens=tokens),
             )
-        train = split_sides(stored, self._validation, block_tokens=tokens)[0]
+        how = self._held_out
+        train = split_sides(stored, self._validation, block_tokens=tokens, how=how)[0]
         return _blocks_first(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
 
     def sized(self, seq_len: int, rows: int | None) -> Shuffle:
@@ -354,18 +362,19 @@ class _PackedCourse(_Course):
     def __init__(
         self, name: str, dataset: PackedTokenDataset, shuffle: Shuffle, recipe: RunRecipe
     ) -> None:
-        if recipe.validation is not None and recipe.validation.by == "blocks":
+        validation, path = recipe.validation.get(name, (None, ""))
+        if validation is not None and validation.by == "blocks":
             raise ConfigError(
                 f"cuts documents, and component {name!r} packs them into rows of several lengths",
-                field="validation.by",
+                field=f"{path}.by",
                 value="blocks",
-                cure="Hold out documents: validation.by=documents.",
+                cure=f"Hold out documents: components.{name}.validation={{one_in: 100, by: documents}}, or none.",
             )
         self._name = name
         self._shuffle = shuffle
         self._blocks = Identity(0)
         self._has_left = False
-        train = component_sides(name, dataset, recipe.validation)[0]
+        train = component_sides(name, dataset, validation, path=path)[0]
         self._packed = cast(PackedTokenDataset, train)
         first_length = recipe.phases[0][1]
         chunk = dataset.cache.layout.chunk_elements

@@ -14,7 +14,7 @@ that also contain held-out rows, and a corpus that grows is cut elsewhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -27,6 +27,18 @@ DEFAULT_ONE_IN = 100
 HoldOutBy: TypeAlias = Literal["blocks", "documents"]
 
 
+class HeldOutOf(Protocol):
+    """What a hold-out has to know of a dataset."""
+
+    def __len__(self) -> int: ...
+
+    def default_io_block_size(self) -> int: ...
+
+    def holdout_block_size(self, one_in: int) -> int: ...
+
+    def full_blocks(self, io_block_size: int) -> int: ...
+
+
 @dataclass(frozen=True)
 class ValidationConfig:
     """The config field ``validation``: a split of every component; see the module.
@@ -34,6 +46,8 @@ class ValidationConfig:
     Attributes:
         one_in: One block or document in this many is held out; default 100.
         fraction: Instead of ``one_in``: the share that is held out, at most 0.5. One in ``round(1 / fraction)``.
+        rows: Instead of ``one_in``: rows that are held out of each component, exactly; at most half of them. Where
+            ``seq_len`` changes: whole blocks, which hold at least so many rows of the first length.
         by: ``blocks`` keeps reads whole and cuts documents at the borders of blocks; ``documents`` keeps documents
             whole and costs reads (see :mod:`headrace.data.token_seq`).
         seed: Seed of the split only: runs with other seeds share their validation data.
@@ -50,16 +64,21 @@ class ValidationConfig:
 
     one_in: int | None = None
     fraction: float | None = None
+    rows: int | None = None
     by: HoldOutBy = "blocks"
     seed: int = 0
     io_block_size: int | None = None
 
     def __post_init__(self) -> None:
         derive(self.seed)
-        if self.one_in is not None and self.fraction is not None:
+        given = [n for n in ("one_in", "fraction", "rows") if getattr(self, n) is not None]
+        if given[1:]:
             raise ConfigError(
-                "is given beside one_in", field="validation.fraction", cure="Give one of them."
+                f"is given beside {given[0]}",
+                field=f"validation.{given[1]}",
+                cure="Give one of them.",
             )
+        check_at_least("validation.rows", self.rows, 1, "E.g. 1000.")
         check_at_least("validation.one_in", self.one_in, 2, "E.g. 100.")
         if self.fraction is not None and not 0 < self.fraction <= 0.5:
             raise ConfigError(
@@ -69,11 +88,43 @@ class ValidationConfig:
                 cure="E.g. 0.01.",
             )
         check_choice("validation.by", self.by, get_args(HoldOutBy))
+        if self.rows is not None and self.by == "documents":
+            raise ConfigError(
+                "counts rows, and whole documents do not fill them",
+                field="validation.rows",
+                value=self.rows,
+                cure="Use by: blocks, or fraction in place of rows.",
+            )
         if self.io_block_size is not None and self.by == "documents":
             raise ConfigError(
                 "goes with by: blocks", field="validation.io_block_size", cure="Leave it out."
             )
         check_at_least("validation.io_block_size", self.io_block_size)
+
+    def holdout(self, dataset: HeldOutOf, block_rows: int | None = None) -> HoldOut:
+        """The blocks to hold out of a dataset: of ``block_rows`` rows, or as the dataset has them (None).
+
+        Raises:
+            ConfigError: more rows than half of the dataset.
+        """
+        if self.rows is None:
+            block = block_rows or self.io_block_size or dataset.holdout_block_size(self.groups_of)
+            return HoldOut(self.groups_of, block, None)
+        total = len(dataset)
+        if block_rows is not None:
+            blocks = -(-self.rows // block_rows)
+            if 2 * blocks > dataset.full_blocks(block_rows):
+                raise _more_than_half(self.rows, dataset.full_blocks(block_rows) // 2 * block_rows)
+            return HoldOut(dataset.full_blocks(block_rows) // blocks, block_rows, blocks)
+        if 2 * self.rows > total:
+            raise _more_than_half(self.rows, total // 2)
+        # The largest blocks that divide the rows, up to a stored chunk, and of which two are there for each held out.
+        most = self.io_block_size or dataset.default_io_block_size()
+        for block in range(min(most, self.rows), 0, -1):
+            blocks = self.rows // block
+            if self.rows % block == 0 and 2 * blocks <= dataset.full_blocks(block):
+                return HoldOut(dataset.full_blocks(block) // blocks, block, blocks)
+        raise _more_than_half(self.rows, dataset.full_blocks(1) // 2)
 
     @property
     def groups_of(self) -> int:
@@ -81,6 +132,25 @@ class ValidationConfig:
         if self.fraction is not None:
             return round(1 / self.fraction)
         return DEFAULT_ONE_IN if self.one_in is None else self.one_in
+
+
+class HoldOut(NamedTuple):
+    """Which blocks are held out: one of each group of ``one_in`` blocks of ``block`` rows, of the first ``groups``
+    groups (None: of all).
+    """
+
+    one_in: int
+    block: int
+    groups: int | None
+
+
+def _more_than_half(rows: int, most: int) -> ConfigError:
+    return ConfigError(
+        "is more than half of the rows that there are",
+        field="rows",
+        value=rows,
+        cure=f"Give at most {most}." if most else "Hold out nothing of it.",
+    )
 
 
 def held_out(
@@ -125,13 +195,22 @@ class _SplitSide(Order):
     described = ("rows", "one_in", "block", "seed", "groups")
 
     def __init__(
-        self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None
+        self,
+        n: int,
+        *,
+        one_in: int,
+        block: int,
+        seed: int,
+        blocks: int | None = None,
+        groups: int | None = None,
     ) -> None:
         check_at_least("io_block_size", block, cure="Count in examples.")
         if blocks is not None and not 0 <= blocks <= n // block:
             raise ConfigError(f"do not fit into {n} rows", field="blocks", value=blocks)
         members = n // block if blocks is None else blocks
         self.groups = _num_groups(members, one_in, seed, f"blocks of {block} examples")
+        if groups is not None:
+            self.groups = min(self.groups, groups)
         super().__init__(n - self.groups * block if self.trains else self.groups * block, n)
         self.one_in = one_in
         self.block = block
@@ -165,6 +244,7 @@ class ValidationSplit(_SplitSide):
         block: Rows in a block.
         seed: Integer seed.
         blocks: Number of full blocks, which come first; what follows belongs to train. None: as many as there are.
+        groups: Number of groups of which one block is held out: the first ones; None: all.
 
     Raises:
         ConfigError: a size out of range, or fewer full blocks than ``one_in``.

@@ -205,12 +205,16 @@ def _mask_of(component: ComponentConfig) -> str | None:
 
 def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
     """Raises ConfigError if training data depends on documents of caches that do not exist."""
-    if config.validation is not None and config.validation.by == "documents":
+    held_out = config.held_out
+    for name in missing:
+        split, path = held_out.get(name, (None, ""))
+        if split is None or split.by == "blocks":
+            continue
         raise ConfigError(
-            f"needs to know where documents end, and there is no cache of component {missing[0]!r} to say so",
-            field="validation.by",
+            f"needs to know where documents end, and there is no cache of component {name!r} to say so",
+            field=f"{path}.by",
             value="documents",
-            cure="Build the cache first, or plan with validation.by=blocks: as many rows, and the same reads, about.",
+            cure=f"Build the cache first, or plan with {path}.by=blocks: as many rows, and the same reads, about.",
         )
     for name in missing:
         for field, source in (("remove", name), ("buckets", name.rpartition("/")[0] or name)):
