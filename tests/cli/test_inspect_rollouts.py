@@ -61,12 +61,3 @@ def test_damage(headrace: Run, rollouts: str):
     status, _, error = headrace("inspect", rollouts)
     assert status == 2
     assert f"segment = '{segment}': is damaged there" in " ".join(error.split())
-
-
-def test_rollouts_of_earlier_releases(headrace: Run, tmp_path: Path):
-    (tmp_path / "groups").mkdir()
-    (tmp_path / "run.json").write_text('{"format_version": 1, "prompts": 5, "seed": 0}')
-    assert json.loads(headrace("inspect", str(tmp_path), "--json")[1])["identity"] == {
-        "prompts": 5,
-        "seed": 0,
-    }

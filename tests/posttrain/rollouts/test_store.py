@@ -1,7 +1,6 @@
-"""The store of rollouts: whose it is, who writes, several producers, damage, and folders of earlier releases."""
+"""The store of rollouts: whose it is, who writes, several producers and damage."""
 
 import itertools
-import json
 import os
 import pickle
 import random
@@ -312,67 +311,6 @@ def test_a_lost_segment_is_told_and_the_cures_work(tmp_path, monkeypatch, caplog
     assert again.sampler.asked == [4]
     assert [r.positions for r in again.store.records()] == [[0, 1, 2], [3, 4, 5]]
     again.store.close()
-
-
-def earlier(folder, steps=2):
-    """A store as releases before the log wrote it, with a group that waits."""
-    made = RLDataset(PROMPTS, Sampler(), RLSettings(seq_len=8, groups_per_batch=3, seed=0))
-    batches = [made.next_batch(step) for step in range(steps + 2)]
-    for name in ("groups", "batches"):
-        (folder / name).mkdir()
-    (folder / "run.json").write_text(json.dumps({"format_version": 1, "prompts": 7, "seed": 0}))
-    for position in range(3 * steps + 1):
-        (folder / "groups" / f"{position:012d}.npz").write_bytes(group(position).to_bytes())
-    for step in range(steps):
-        record = {
-            "step": step,
-            "positions": [3 * step + k for k in range(3)],
-            "dropped": {},
-            "next_position": 3 * step + 3,
-        }
-        (folder / "batches" / f"{step:012d}.json").write_text(
-            json.dumps({**record, "policy_version": 0, "counts": {}})
-        )
-    return batches
-
-
-def test_rollouts_of_earlier_releases_go_on_in_the_log(tmp_path):
-    batches = earlier(tmp_path)
-    found = dataset(tmp_path)
-    assert (found.store.next_step, found.store.next_position, found.store.pending) == (2, 6, [6])
-    assert [digest(found.next_batch(s)) for s in range(4)] == [digest(b) for b in batches]
-    assert found.sampler.asked == [7, 8, 9, 10, 11]
-    assert found.store.forget(1) == 3
-    found.store.close()
-    assert not (tmp_path / "groups" / "000000000000.npz").exists()
-    again = dataset(tmp_path)
-    assert [digest(again.next_batch(s)) for s in range(1, 4)] == [digest(b) for b in batches[1:]]
-    assert again.store.identity["seq_len"] == 8
-    again.store.rewind(1)
-    assert [digest(again.next_batch(s)) for s in range(1, 4)] == [digest(b) for b in batches[1:]]
-    assert again.sampler.asked == []
-    again.store.close()
-    with pytest.raises(PlanMismatchError, match="seed"):
-        dataset(tmp_path, seed=1)
-
-
-def test_rollouts_of_a_later_release_are_refused(tmp_path):
-    earlier(tmp_path)
-    (tmp_path / "run.json").write_text('{"format_version": 9}')
-    with pytest.raises(
-        CacheError, match=r"run\.json.*format 9, which a newer release wrote. Use that release"
-    ):
-        RolloutStore(tmp_path)
-
-
-def test_damage_of_earlier_releases_is_named(tmp_path):
-    earlier(tmp_path)
-    (tmp_path / "groups" / "000000000001.npz").write_bytes(b"PK")
-    with pytest.raises(CacheCorruptError, match="group 1 of an earlier release"):
-        dataset(tmp_path).next_batch(0)
-    (tmp_path / "batches" / "000000000000.json").write_text("{}")
-    with pytest.raises(CacheCorruptError, match=r"000000000000\.json"):
-        RolloutStore(tmp_path)
 
 
 def damaged(raw, pick):

@@ -33,9 +33,7 @@ class RolloutIndex:
         self._records: dict[int, BatchRecord] = {}
         self._pinned: dict[int, Source] = {}  # groups of steps
         self._used: dict[int, int] = {}  # step of each position that was taken or left out
-        self._groups: dict[
-            int, dict[Source, Record | None]
-        ] = {}  # None: a file of an earlier release
+        self._groups: dict[int, dict[Source, Record]] = {}
         self._refused: set[Source] = set()
         self._waiting: dict[
             int, None
@@ -158,14 +156,13 @@ class RolloutIndex:
         return max(candidates.keys() - self._refused, default=None)
 
     def _add_step(self, record: BatchRecord) -> None:
-        sources = record.groups or [("", 0, position, 0) for position in record.positions]
-        if len(sources) != len(record.positions):
+        if len(record.groups) != len(record.positions):
             raise CacheCorruptError(
                 "has not one group for each position", field="step", value=record.step
             )
         self._records[record.step] = record
         self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
-        self._pinned |= dict(zip(record.positions, sources, strict=True))
+        self._pinned |= dict(zip(record.positions, record.groups, strict=True))
         self.needed = 0
         for position in (*record.positions, *record.dropped):
             self._looked_at.pop(position, None)

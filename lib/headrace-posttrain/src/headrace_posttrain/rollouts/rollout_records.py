@@ -1,24 +1,17 @@
-"""Records of steps; and the rollout files of earlier releases, which can still be read."""
+"""Records of steps, and the identity of the run that rollouts belong to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
-from headrace.store import files, owned
 from headrace.store.ledger import prepare_types
-from headrace.store.log_segments import list_names
 
 FORMAT_VERSION = 2
-_GROUPS = "groups"
-_STEPS = "batches"
-_IDENTITY = "run.json"
 
 _CURES = {
     "prompts": "Give the prompts of that run, or another folder.",
@@ -27,8 +20,7 @@ _CURES = {
 }
 
 Source = tuple[str, int, int, int]
-"""Identifies a group: the producer's name, the numbers of its writer and of the record, the checksum. Groups of earlier
-releases have no producer, and their position as the record's number."""
+"""Identifies a group: the producer's name, the numbers of its writer and of the record, the checksum."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +35,8 @@ class BatchRecord:
         policy_version: The trainer's version when the step was made.
         counts: Counters of the step, by name.
         oldest: The oldest policy whose tokens it trains on; None: it trains on all.
-        groups: The group of each of ``positions``; empty in records of earlier releases.
-        metrics: Figures of the step, by name (:mod:`headrace_posttrain.rollouts.rollout_metrics`); empty in these.
+        groups: The group of each of ``positions``.
+        metrics: Figures of the step, by name (:mod:`headrace_posttrain.rollouts.rollout_metrics`).
     """
 
     step: int
@@ -91,16 +83,16 @@ prepare_types(BatchRecord, OpenStep)
 def read_identity(data: bytes, name: str) -> dict[str, Any]:
     """Parses the identity of the run that rollouts belong to.
 
-    Raises: CacheCorruptError: the bytes are something else. CacheError: a newer release wrote them.
+    Raises: CacheCorruptError: the bytes are something else. CacheError: another release wrote them.
     """
     try:
         identity = dict[str, Any](json.loads(data))
     except (ValueError, TypeError, RecursionError) as error:
         problem = f"does not say whose rollouts these are ({error})"
         raise CacheCorruptError(problem, field="file", value=name) from error
-    version = identity.pop("format_version", 1)
-    if version not in range(1, FORMAT_VERSION + 1):
-        problem = f"has rollouts of format {version!r}, which a newer release wrote"
+    version = identity.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        problem = f"has rollouts of format {version!r}, which another release wrote"
         raise CacheError(problem, field="file", value=name, cure="Use that release.")
     return identity
 
@@ -136,48 +128,3 @@ def check_identity(
         if producer:
             cure = f"{cure} If that producer was started with the wrong one, delete {where}."
         raise PlanMismatchError(problem, field=name, value=identity.get(name), cure=cure)
-
-
-class EarlierRollouts:
-    """Rollouts in the format before the log: one file per group, one per step, one for the run's identity."""
-
-    def __init__(self, folder: str | None) -> None:
-        self.folder = folder
-
-    def exists(self) -> bool:
-        """Whether there are such files."""
-        return self.folder is not None and all(
-            files.exists(files.join(self.folder, name)) for name in (_IDENTITY, _GROUPS)
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """The identity of their run; empty if there are none."""
-        data = None if self.folder is None else files.read_bytes(files.join(self.folder, _IDENTITY))
-        return {} if data is None else read_identity(data, f"{self.folder}/{_IDENTITY}")
-
-    def records(self) -> Iterator[BatchRecord]:
-        """Their steps."""
-        for name in self._names(_STEPS, ".json"):
-            url = files.join(self.folder or "", _STEPS, name)
-            yield BatchRecord.from_json(files.read_bytes(url) or b"", f"{_STEPS}/{name}")
-
-    def positions(self) -> list[int]:
-        """Positions of their groups."""
-        return [int(Path(name).stem) for name in self._names(_GROUPS, ".npz")]
-
-    def group(self, position: int) -> bytes:
-        """The bytes of a group."""
-        return files.read_bytes(self._file(position)) or b""
-
-    def remove(self, position: int) -> None:
-        """Deletes a group."""
-        owned.remove_tree(self._file(position))
-
-    def _file(self, position: int) -> str:
-        return files.join(self.folder or "", _GROUPS, f"{position:012d}.npz")
-
-    def _names(self, folder: str, suffix: str) -> list[str]:
-        names = [] if self.folder is None else list_names(files.join(self.folder, folder))
-        return [
-            name for name in names if name.endswith(suffix) and name[: -len(suffix)].isdecimal()
-        ]

@@ -19,7 +19,6 @@ next step. Whatever step that is, the steps before and after it together use eac
 
 Price: one ``fsync`` per group and step (one PUT in an object store); opening reads all logs.
 :meth:`RolloutStore.forget` forgets groups to which no checkpoint will return, and deletes segments that have no others.
-Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) can be read, and continue as logs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from headrace_posttrain.rollouts.rollout_index import RolloutIndex
 from headrace_posttrain.rollouts.rollout_records import (
     FORMAT_VERSION,
     BatchRecord,
-    EarlierRollouts,
     OpenStep,
     Source,
     check_identity,
@@ -104,8 +102,7 @@ class RolloutStore(RolloutIndex):
         self.folder = None if folder is None else str(folder)
         self.producer = producer
         self.follow = follow
-        self._earlier = EarlierRollouts(self.folder)
-        self._identity = self._earlier.identity()
+        self._identity: dict[str, Any] = {}
         self._claimed = None
         self._identities: dict[
             str, dict[str, Any]
@@ -115,11 +112,6 @@ class RolloutStore(RolloutIndex):
         self._is_closed = False
         self._steps = AppendLog(self._join(_STEPS), load=_LOADED_OF_STEPS, cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
-        for record in self._earlier.records():
-            self._add_step(record)
-        for position in self._earlier.positions():
-            self._groups[position] = {("", 0, position, 0): None}
-            self._set_waiting(position)
         self.refresh()
         if self.lost_groups:
             logger.warning("%s: %d groups of its steps are lost", self.folder, self.lost_groups)
@@ -189,7 +181,7 @@ class RolloutStore(RolloutIndex):
         """Opens the store for writing, and checks or records the identity of the run.
 
         Args:
-            identity: JSON values by name; None is not checked. Names that an earlier release did not store are added.
+            identity: JSON values by name; None is not checked.
 
         Raises:
             PlanMismatchError: the rollouts belong to another run; names the first value that differs.
@@ -236,16 +228,12 @@ class RolloutStore(RolloutIndex):
         """
         with self.lock:
             source = self._source(position)
-            record = None if source is None else self._groups[position][source]
+            if source is None:
+                raise self._missing(position)
+            record = self._groups[position][source]
             fresh = self._fresh.get(position)
         if fresh is not None and fresh[0] is record:
             return fresh[1]
-        if source is None:
-            raise self._missing(position)
-        if record is None:
-            return ScoredGroup.from_bytes(
-                self._earlier.group(position), f"group {position} of an earlier release"
-            )
         return ScoredGroup.from_bytes(
             self._log(source[0]).read(record), f"{source[0]}/{record.segment}"
         )
@@ -366,7 +354,6 @@ class RolloutStore(RolloutIndex):
         with self.lock:
             steps = [r for r in self._records.values() if self._forgotten <= r.step < before_step]
             stored = [p for r in steps for p in (*r.positions, *r.dropped) if p in self._groups]
-            earlier = [p for p in stored if None in self._groups[p].values()]
             if stored:
                 self._append(_FORGET, before_step, None)
                 # Who holds the lease of the steps decides which groups are kept, also those of producers.
@@ -375,8 +362,6 @@ class RolloutStore(RolloutIndex):
                         log.drop(
                             lambda record: self._used.get(record.key, before_step) < before_step
                         )
-                    for position in earlier:
-                        self._earlier.remove(position)
             return len(stored)
 
     def rewind(self, to_step: int) -> None:
@@ -516,5 +501,5 @@ class RolloutStore(RolloutIndex):
 
 
 def holds_rollouts(folder: str) -> bool:
-    """Whether a folder has rollouts, of this release or an earlier one. @data/provenance.py"""
-    return bool(segment_names(files.join(folder, _STEPS))) or EarlierRollouts(folder).exists()
+    """Whether a folder has rollouts."""
+    return bool(segment_names(files.join(folder, _STEPS)))

@@ -3,10 +3,8 @@
 ``<folder>/<fingerprint>/`` holds integer vectors, each with digests of its pieces (:mod:`headrace.store.vectors`):
 ``bounds.bin`` (where the items of each pack begin), ``document.bin``, ``size.bin``, ``start.bin`` (where each item
 begins, in tokens of the whole cache) and, if documents were cut, ``offset.bin``. ``plan.json`` is written last: the
-plan's inputs, its counts, a digest of every file, and one of itself (plans of 0.2 lack it). The fingerprint covers the
-content, the algorithm's version and every flag, so each request has its own plan and no other request finds it. Plans
-of earlier releases have ``held.bin`` (items of each pack) instead of ``bounds.bin``, no ``start.bin``, and one digest
-per file: they are verified as a whole when opened.
+plan's inputs, its counts, a digest of every file, and one of itself. The fingerprint covers the
+content, the algorithm's version and every flag, so each request has its own plan and no other request finds it.
 
 Invariant: every read of an opened plan returns, byte for byte, the requested plan, or raises an error. Price: 16 to 20
 bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes for each 64 KiB of these, 9 MB for a
@@ -45,14 +43,8 @@ FORMAT_VERSION = 1
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # packs written at a time
-_ARRAYS = (
-    "bounds",
-    "held",
-    "document",
-    "offset",
-    "size",
-    "start",
-)  # held: instead of bounds in earlier releases
+_ARRAYS = ("bounds", "document", "offset", "size", "start")
+_REQUIRED = {"bounds", "document", "size"}
 _SMALL = 1 << 26  # plans up to this many bytes are verified (and, if remote, read) when opened
 
 
@@ -158,10 +150,7 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
             cure="Delete the folder; it is made again.",
         )
     vectors = _vectors(root, record)
-    bounds = vectors.get("bounds")
-    if bounds is None:
-        bounds = np.zeros(vectors["held"].size + 1, np.int64)
-        np.cumsum(vectors["held"], out=bounds[1:])
+    bounds = vectors["bounds"]
     offset = vectors.get("offset", no_offsets(vectors["document"].size))
     items = Items(vectors["document"], offset, vectors["size"])
     start = vectors.get("start")
@@ -171,8 +160,7 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
     plan = PackPlan(request.spec, bounds, items, record.counts, start)
     # presets the cached_property: the digests of the record and vectors guarantee it
     vars(plan)["checksum"] = record.checksum
-    if record.max_items is not None:
-        vars(plan)["max_items"] = record.max_items
+    vars(plan)["max_items"] = record.max_items
     return plan
 
 
@@ -184,14 +172,10 @@ def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
         }
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise _damaged(root, f"{PLAN_NAME} does not describe its arrays ({error})") from error
-    if missing := {"bounds" if "held" not in vectors else "held", "document", "size"} - set(
-        vectors
-    ):
+    if missing := _REQUIRED - set(vectors):
         raise _damaged(root, f"{PLAN_NAME} does not list {sorted(missing)}")
     if sum(vector.size * vector.dtype.itemsize for vector in vectors.values()) <= _SMALL:
-        vectors = {
-            name: v.loaded() if isinstance(v, PiecedVector) else v for name, v in vectors.items()
-        }
+        vectors = {name: vector.loaded() for name, vector in vectors.items()}
     return cast("dict[str, np.ndarray]", vectors)
 
 
@@ -230,25 +214,24 @@ class _Record(NamedTuple):
     counts: PackCounts
     checksum: str
     arrays: dict[str, dict[str, Any]]
-    max_items: int | None  # None: written by an earlier release
+    max_items: int
 
 
 def _parsed(raw: bytes, root: str) -> _Record:
     url = files.join(root, PLAN_NAME)
     try:
         values = json.loads(raw)
-        digest = values.pop("digest", None)
-        most = values.get("max_items")
+        digest = values.pop("digest")
         record = _Record(
             dict(values["request"]),
             PackCounts(**values["counts"]),
             str(values["checksum"]),
             {name: dict(values["arrays"][name]) for name in _ARRAYS if name in values["arrays"]},
-            None if most is None else int(most),
+            int(values["max_items"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(url, f"{PLAN_NAME} is not a plan's record ({error})") from error
-    if digest is not None and digest != _fingerprint(values):
+    if digest != _fingerprint(values):
         raise _damaged(url, "is not as it was written: its digest is of another text")
     return record
 
@@ -399,28 +382,9 @@ class _Writer:
             f.abort()
 
 
-def _load(url: str, record: dict[str, Any]) -> np.ndarray | PiecedVector:
-    """A vector of a plan: in pieces, or, if an earlier release wrote it, verified at once."""
-    if "piece" in record:
-        return PiecedVector(url, record, "plan")
-    dtype = np.dtype(record["dtype"])
-    length = int(record["length"])
-    if dtype.kind not in "iu":
-        raise ValueError("no whole numbers")
-    path = files.local_path(url) if files.is_local(url) else None
-    raw = files.read_bytes(url) if path is None else b""
-    if raw is None or (path is not None and not path.exists()):
-        raise _damaged(url, "is missing")
-    size = len(raw) if path is None else path.stat().st_size
-    if size != length * dtype.itemsize:
-        raise _damaged(url, f"has {size} bytes instead of {length * dtype.itemsize}")
-    data = np.frombuffer(raw, dtype) if path is None or not length else np.memmap(path, dtype, "r")
-    digest = hashlib.sha256()
-    for at in range(0, length, _CHUNK):
-        digest.update(np.ascontiguousarray(data[at : at + _CHUNK]).data.cast("B"))
-    if digest.hexdigest() != record["sha256"]:
-        raise _damaged(url, "is not what was written (another digest)")
-    return data
+def _load(url: str, record: dict[str, Any]) -> PiecedVector:
+    """A vector of a plan, which verifies each piece as it reads it."""
+    return PiecedVector(url, record, "plan")
 
 
 def _damaged(url: str, problem: str) -> CacheCorruptError:
