@@ -1,5 +1,6 @@
 """Plans on disk: the plan that was asked for, or an error, or a new one."""
 
+import hashlib
 import json
 import shutil
 import tracemalloc
