@@ -280,9 +280,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         self.check_stored_order()
         size = self.holdout_block_size(one_in) if io_block_size is None else io_block_size
         blocks = self.full_blocks(size) if size > 0 else None
-        split = {"one_in": one_in, "block": size, "seed": seed, "blocks": blocks, "groups": groups}
-        train = TrainSplit(n, **split)
-        validation = ValidationSplit(n, **split)
+        train = TrainSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks, groups=groups)
+        validation = ValidationSplit(
+            n, one_in=one_in, block=size, seed=seed, blocks=blocks, groups=groups
+        )
         aligned = self.block_aligned(size)
         return aligned.reordered(train), aligned.reordered(validation)
 
