@@ -48,7 +48,7 @@ SOUND = [
     "{{ '%s-%s' % (messages[0].role, 1) }}{{ '{}'.format(messages[0].content) }}",
     "{{ messages[0].content.replace('a', 'bb') }}{{ messages[0].content | replace('a', 'bb') | upper | indent(2) }}",
     "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x }}",
-    "{{ messages }}{{ none }}{{ messages[0].content * 2 }}{{ [1, 2] + [3] }}{{ missing }}{{ 2 * 3 }}",
+    "{{ messages | length }}{{ messages[0].content * 2 }}{{ ([1, 2] + [3]) | length }}{{ missing }}{{ 2 * 3 }}",
 ]
 MESSAGES = st.lists(
     st.fixed_dictionaries(

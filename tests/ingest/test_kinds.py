@@ -218,7 +218,7 @@ def test_what_records_may_lack_is_taken_where_it_is():
         encoded([{"chosen": "So.", "rejected": "No"}], "preference", fields={"prompt": "prompt"})
     rendered = "{% if tools %}[{{ tools | length }} tools]{% endif %}{{ messages[0].content }}"
     chats: list[dict[str, Any]] = [
-        {"messages": [{"role": "user", "content": "x"}], "tools": [1, 2]}
+        {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "a"}, {"name": "b"}]}
     ]
     chats.append({"messages": chats[0]["messages"]})
     how = {"chat": ChatConfig(mask="all")}
@@ -405,7 +405,7 @@ def test_a_token_is_marked_if_a_character_of_it_is(places: list[tuple[int, int]]
     ("kind", "record", "settings", "message"),
     [
         ("chat", {"messages": []}, {}, "holds no list of messages in field 'messages'"),
-        ("chat", {"messages": [{"from": "human"}]}, {}, "a message without a role .*it has 'from'"),
+        ("chat", {"messages": [{"by": "human"}]}, {}, "a message without a role .*it has 'by'"),
         ("chat", {"conversation": []}, {}, r"has no field 'messages' \(it has 'conversation'\)"),
         ("preference", {**PAIR, "chosen": ["x"]}, {}, "holds a list and a string to choose from"),
         (

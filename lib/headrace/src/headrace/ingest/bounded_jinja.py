@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinja2 import nodes
@@ -21,7 +21,7 @@ from jinja2.nodes import Slice as SliceNode
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headrace.ingest.records import BadRecordError
+from headrace.ingest.records import BadRecordError, type_name
 
 MAX_RENDER = 1 << 26
 """Limit for one rendering."""
@@ -57,6 +57,40 @@ _SHALLOW = {
     ("random", "attr", "int", "float", "abs", "round"),
 )
 """Filters that look at elements, not into them."""
+_OF_TEXT = {
+    "string",
+    "trim",
+    "upper",
+    "lower",
+    "capitalize",
+    "title",
+    "replace",
+    "indent",
+    "wordwrap",
+    "center",
+    "striptags",
+    "escape",
+    "e",
+    "forceescape",
+    "safe",
+}
+"""Filters that make a text of whatever they get."""
+
+
+class SpelledError(BadRecordError):
+    """A template writes a value that is no text or number, which Python would spell: ``None``, ``True``, a list."""
+
+    def __init__(self, value: Any) -> None:
+        # Of a list or an object only the type: its spelling may be longer than any memory.
+        what = str(value) if value is None or isinstance(value, bool | str) else type_name(value)
+        super().__init__(f"the chat template writes a value as Python spells it ({what})")
+        self.value = value
+
+
+class _PythonsWord(str):
+    """``True`` or ``False`` as the filter ``string`` makes it; a template may still turn it into ``true``."""
+
+    __slots__ = ()
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -135,6 +169,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.spend(max(pair[0], 0) * _size(pair[1]) if many else sum(sizes))
         else:
             self.spend(sum(sizes))
+            _refuse_spelled(*(one for one in (left, right) if isinstance(one, _PythonsWord)))
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -179,6 +214,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def _spend_shown(self, value: Any) -> Any:
+        _refuse_spelled(value)
         return self.spend_all(value)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,6 +233,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 self._foresee("%" if name == "format" else name, value, rest, None)
             else:
                 self.spend(self._foreseen(rest))
+            if name == "string" and isinstance(value, bool):
+                return _PythonsWord(value)
+            if name in _OF_TEXT and not isinstance(value, _PythonsWord):
+                _refuse_spelled(value)
+            if name == "join" and isinstance(value, list | tuple) and len(rest) < 2:
+                _refuse_spelled(*value)
             result = function(*args, **kwargs)
             self.spend(_size(result))
             return result
@@ -213,6 +255,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             pattern = value if isinstance(value, str) else str(getattr(function, "__self__", ""))
             if _WIDTH.search(pattern) or (name == "%" and "*" in pattern):
                 raise BadRecordError("the chat template asks for a text of a huge width")
+            for one in given:
+                _refuse_spelled(*(one if isinstance(one, tuple) else [one]))
             spent = getattr(self._spent, "cost", 0)
             self.spend_all(given)
             self.spend((self._spent.cost - spent) * (pattern.count("{") + pattern.count("%")))
@@ -222,6 +266,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif name == "join" and given:
             sized, separator = (given[0], value) if function is not None else (value, given[0])
             self.spend(_size(sized) * _size(separator))
+
+
+def _refuse_spelled(*values: Any) -> None:
+    """Raises SpelledError for the first value that Python would spell in a text."""
+    for value in values:
+        if value is None or isinstance(value, bool | Mapping | list | tuple | bytes | _PythonsWord):
+            raise SpelledError(value)
 
 
 def _call(name: str, argument: nodes.Expr) -> nodes.Call:

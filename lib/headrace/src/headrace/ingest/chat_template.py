@@ -17,10 +17,17 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
+from headrace.ingest.conversations import (
+    Message,
+    with_arguments_as_text,
+    with_text_parts,
+    with_texts_for_nulls,
+)
 from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
 from headrace.store import files
@@ -33,8 +40,26 @@ _CLOSE = "\ufdd1"
 _MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
 
-Message = Mapping[str, Any]
+_PROBE: list[dict[str, Any]] = [{"role": "user", "content": "headrace"}]
 Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a record gives to the template besides its messages.
+
+    Attributes:
+        tools: Tools that may be called; None: none.
+        documents: Documents to answer from; None: none.
+        variables: Further variables, such as ``enable_thinking``.
+    """
+
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+NOTHING = Given()
 
 
 def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str, Any]:
@@ -144,7 +169,7 @@ class ChatTemplate:
                 field="chat.template",
                 cure=install_command("headrace[chat]"),
             ) from error
-        self._jinja = jinja
+        self._spelled: type[BadRecordError] = bounded.SpelledError
         environment = bounded.BoundedEnvironment(
             min(max_record_bytes, bounded.MAX_RENDER),
             trim_blocks=True,
@@ -163,22 +188,27 @@ class ChatTemplate:
             raise ConfigError(
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
+        self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
-    def render(self, messages: Sequence[Message], tools: Any = None, *, ask: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], given: Given = NOTHING, *, ask: bool = False
+    ) -> str:
         """The text of a conversation.
 
         Raises:
             BadRecordError: the template refuses it.
         """
-        return _MARKS.sub("", self._render(messages, tools, ask))
+        return _MARKS.sub("", self._render(messages, given, ask))
 
-    def render_marked(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, Spans]:
+    def render_marked(
+        self, messages: Sequence[Message], given: Given = NOTHING
+    ) -> tuple[str, Spans]:
         """The text of a conversation, and the characters that the template marks as the model's own.
 
         Raises:
             BadRecordError: the template refuses it.
         """
-        raw = self._render(messages, tools, False)
+        raw = self._render(messages, given, False)
         text = []
         spans = []
         at = 0
@@ -195,22 +225,22 @@ class ChatTemplate:
         return "".join(text), tuple(spans)
 
     def spans_of_turns(
-        self, messages: Sequence[Message], wanted: Sequence[bool], tools: Any = None
+        self, messages: Sequence[Message], wanted: Sequence[bool], given: Given = NOTHING
     ) -> tuple[str, Spans]:
         """The text of a conversation, and the characters that the selected turns add to it.
 
         Raises:
             BadRecordError: the template refuses it, or does not render turns one after the other.
         """
-        text = self.render(messages, tools)
+        text = self.render(messages, given)
         spans: list[tuple[int, int]] = []
         for i, message in enumerate(messages):
             if not wanted[i]:
                 continue
             earlier_turns = (
-                self.render(messages[:i], tools, ask=message["role"] == "assistant") if i else ""
+                self.render(messages[:i], given, ask=message["role"] == "assistant") if i else ""
             )
-            upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], tools)
+            upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], given)
             if not (text.startswith(upto) and upto.startswith(earlier_turns)):
                 raise BadRecordError(
                     f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with what follows, so which"
@@ -221,12 +251,66 @@ class ChatTemplate:
                 spans.append((len(earlier_turns), len(upto)))
         return text, tuple(spans)
 
-    def _render(self, messages: Sequence[Message], tools: Any, ask: bool) -> str:
+    def _render(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
+        """The text of messages, in the first of their forms that the template reads."""
+        problem: BadRecordError | None = None
+        for form in self._forms([dict(m) for m in messages]):
+            try:
+                return self._render_form(form, given, ask)
+            except BadRecordError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _forms(self, messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+        """The messages as most templates take them, then with other spellings of what templates disagree on.
+
+        Some ask whether a content is none, others add it to a text; some write arguments with tojson, others as they
+        are.
+        """
+        if self._takes_parts:
+            messages = with_text_parts(messages)
+        yield messages
+        has_nulls = any(m.get("content", "") is None for m in messages)
+        has_calls = any("tool_calls" in m for m in messages)
+        if has_nulls:
+            yield with_texts_for_nulls(messages)
+        if has_calls:
+            yield with_arguments_as_text(messages)
+        if has_nulls and has_calls:
+            yield with_texts_for_nulls(with_arguments_as_text(messages))
+
+    def _shows(self, messages: list[dict[str, Any]]) -> bool:
+        """Whether the template writes the text of a message of this form."""
+        try:
+            return _PROBE[0]["content"] in self._render_form(messages, NOTHING, False)
+        except BadRecordError:
+            return False
+
+    def _render_form(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
         self._begin()
+        variables = {**self._variables, **given.variables}
         try:
             text: str = self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=ask, **self._variables
+                messages=messages,
+                tools=given.tools,
+                add_generation_prompt=ask,
+                **({} if given.documents is None else {"documents": given.documents}),
+                **variables,
             )
+        except self._spelled as error:
+            value = getattr(error, "value", None)
+            roots = {
+                "messages": messages,
+                "tools": given.tools,
+                "documents": given.documents,
+                **variables,
+            }
+            place = _place_of(value, roots)
+            raise BadRecordError(
+                f"{error.problem}{f': {place}' if place else ''}",
+                "Write a text there in the record, or write it with {{ value | tojson }} in the template.",
+            ) from None
         except BadRecordError:
             raise
         except Exception as error:  # noqa: BLE001 (a template may do anything that Jinja's language can)
@@ -240,31 +324,27 @@ class ChatTemplate:
         raise BadRecordError(f"the chat template refuses it ({message})")
 
 
-def check_messages(value: Any, field: str) -> list[Message]:
-    """A conversation: a list of mappings with a ``role``.
+def _place_of(wanted: Any, value: Any, path: str = "") -> str:
+    """Where a value is within others: that very object, or for true and false the first of them; empty if nowhere."""
+    if path and value is wanted:
+        return path
+    if isinstance(value, Mapping):
+        pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+    elif isinstance(value, list):
+        pairs = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
+    else:
+        return ""
+    return next((place for p, one in pairs if (place := _place_of(wanted, one, p))), "")
 
-    Raises:
-        BadRecordError: it is none.
-    """
-    if not isinstance(value, list) or not value:
-        raise BadRecordError(f"holds no list of messages in field {field!r}")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            has = (
-                f"it has {', '.join(map(repr, message))}"
-                if isinstance(message, dict)
-                else type(message).__name__
-            )
-            raise BadRecordError(
-                f"holds a message without a role in field {field!r} ({has})",
-                'Messages are {"role": "user", "content": "..."}.',
-            )
+
+def refuse_marks(messages: Sequence[Message]) -> None:
+    """Raises BadRecordError if a text contains the characters with which a template's marks are found."""
+    for message in messages:
         content = message.get("content")
         if isinstance(content, str) and _MARKS.search(content):
             raise BadRecordError(
                 "holds a character that Unicode sets aside for programs (U+FDD0 or U+FDD1)"
             )
-    return value
 
 
 def _to_json(

@@ -33,12 +33,13 @@ from headrace.errors import ConfigError
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import (
     ChatTemplate,
-    Message,
+    Given,
     Spans,
-    check_messages,
     find_template,
+    refuse_marks,
 )
 from headrace.ingest.choices import Kind
+from headrace.ingest.conversations import Message, read_messages, read_tools, read_variables
 from headrace.ingest.cut_points import MAX_PIECE_CHARS
 from headrace.ingest.documents import Document
 from headrace.ingest.fim import content_keys, fill_in_middle
@@ -395,6 +396,19 @@ class MarkedKind(DocumentKind):
             )
         return self.template
 
+    def _messages(self, record: Fields, name: str) -> list[dict[str, Any]]:
+        messages = read_messages(self._field(record, name), self._field_name(name))
+        refuse_marks(messages)
+        return messages
+
+    def _given(self, record: Fields) -> Given:
+        """What the record gives to the template besides messages."""
+        return Given(
+            read_tools(self._field(record, "tools"), self._field_name("tools")),
+            read_tools(self._field(record, "documents"), self._field_name("documents")),
+            read_variables(self._field(record, "variables"), self._field_name("variables")),
+        )
+
     def _document(
         self, record: Fields, text: str, spans: Spans | None = None, **more: Any
     ) -> Document:
@@ -411,18 +425,43 @@ class ChatKind(MarkedKind):
     own_leaves = (LOSS_MASK,)
 
     def _documents(self, record: Fields) -> Iterable[Document]:
-        messages = check_messages(self._field(record, "messages"), self._field_name("messages"))
-        tools = self._field(record, "tools")
+        messages = self._conversation(record)
+        given = self._given(record)
         how = self.config.chat
         chat = self._chat()
         if how.mask == "generation":
-            text, spans = chat.render_marked(messages, tools)
+            text, spans = chat.render_marked(messages, given)
         elif how.mask == "all":
-            text = chat.render(messages, tools)
+            text = chat.render(messages, given)
             spans = ((0, len(text)),)
         else:
-            text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, how), tools)
+            text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, how), given)
         return (self._document(record, text, spans),)
+
+    def _conversation(self, record: Fields) -> list[dict[str, Any]]:
+        """The messages of a record: its list of them, or its question and its answer."""
+        if self.config.field_of("chat", "messages") is not None:
+            messages = self._messages(record, "messages")
+        else:
+            context = self._field(record, "context")
+            asked = _turns(self._field(record, "question"), "user", self._field_name("question"))
+            if context:
+                text = string_of(context, self._field_name("context"))
+                asked[-1]["content"] = f"{asked[-1]['content']}\n\n{text}"
+            answer = _turns(self._field(record, "answer"), "assistant", self._field_name("answer"))
+            messages = [*asked, *answer]
+        system = self._field(record, "system")
+        if system and messages[0]["role"] != "system":
+            text = string_of(system, self._field_name("system"))
+            return [{"role": "system", "content": text}, *messages]
+        return messages
+
+
+def _turns(value: Any, role: str, field: str) -> list[dict[str, Any]]:
+    """A text as one message of a role, or messages as they are."""
+    if isinstance(value, list):
+        return read_messages(value, field)
+    return [{"role": role, "content": string_of(value, field)}]
 
 
 def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
@@ -476,11 +515,9 @@ class PreferenceKind(MarkedKind):
                 f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two texts or two lists"
                 " of messages"
             )
-        answers = [
-            check_messages(a, self._field_name(n))
-            for n, a in (("chosen", chosen), ("rejected", rejected))
-        ]
-        turns = self._asked_messages(prompt)
+        answers = [self._messages(record, n) for n in ("chosen", "rejected")]
+        given = self._given(record)
+        turns = self._asked_messages(record, prompt)
         if turns is None or all(
             a[0]["role"] != "assistant" for a in answers
         ):  # they hold their prompt themselves
@@ -492,21 +529,23 @@ class PreferenceKind(MarkedKind):
             answers = [a[shared:] for a in answers]
         if not turns or not all(answers):
             raise BadRecordError("holds answers that share no prompt, or no answer after it")
-        question = self._chat().render(turns, ask=True)
+        question = self._chat().render(turns, given, ask=True)
         return tuple(
-            self._answer(record, question, [*turns, *answer], label)
+            self._answer(record, question, [*turns, *answer], label, given)
             for label, answer in zip((1, 0), answers, strict=True)
         )
 
-    def _asked_messages(self, prompt: Any) -> list[Any] | None:
+    def _asked_messages(self, record: Fields, prompt: Any) -> list[Any] | None:
         if prompt is None:
             return None
         if isinstance(prompt, str):
             return [{"role": "user", "content": prompt}]
-        return check_messages(prompt, self._field_name("prompt"))
+        return self._messages(record, "prompt")
 
-    def _answer(self, record: Fields, question: str, messages: list[Any], label: int) -> Document:
-        text, spans = self._chat().render_marked(messages)
+    def _answer(
+        self, record: Fields, question: str, messages: list[Any], label: int, given: Given
+    ) -> Document:
+        text, spans = self._chat().render_marked(messages, given)
         if not text.startswith(question):
             raise BadRecordError(
                 "its prompt is rendered otherwise with an answer than alone, so they cannot be parted"
@@ -526,8 +565,8 @@ class PromptsKind(MarkedKind):
         prompt = self._field(record, "prompt")
         if isinstance(prompt, str):
             return (self._document(record, prompt, framed=(True, False)),)
-        messages = check_messages(prompt, self._field_name("prompt"))
-        return (self._document(record, self._chat().render(messages, ask=True)),)
+        text = self._chat().render(self._messages(record, "prompt"), self._given(record), ask=True)
+        return (self._document(record, text),)
 
 
 _KINDS: dict[Kind, type[DocumentKind]] = {

@@ -123,7 +123,8 @@ class Reader(abc.ABC):
                 raise SourceError(
                     f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
                     field=self.path,
-                    cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
+                    cure=cure_of_shape(column, present)
+                    or f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
                 )
         top_level = {c if c in present else c.split(".")[0] for c in self.columns}
         self.unread = [name for name in present if name not in top_level]
@@ -180,6 +181,42 @@ def one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
+_OTHER_SHAPES = (
+    (("conversations",), "--field messages=conversations"),
+    (("conversation",), "--field messages=conversation"),
+    (("dialog",), "--field messages=dialog"),
+    (
+        ("instruction", "input", "output"),
+        "--field question=instruction --field context=input --field answer=output",
+    ),
+    (("instruction", "output"), "--field question=instruction --field answer=output"),
+    (("instruction", "response"), "--field question=instruction --field answer=response"),
+    (("prompt", "completion"), "--field question=prompt --field answer=completion"),
+    (("prompt", "response"), "--field question=prompt --field answer=response"),
+    (("question", "answer"), "--field question=question --field answer=answer"),
+    (("query", "response"), "--field question=query --field answer=response"),
+    (("input", "output"), "--field question=input --field answer=output"),
+    (("chosen", "rejected"), "--kind preference"),
+    (("input_ids",), "--kind tokens"),
+    (("text",), "--kind text"),
+)
+"""Fields of other usual records of conversations, and the options that read them."""
+
+
+def cure_of_shape(wanted: str, names: Collection[str]) -> str:
+    """The options that read records with these fields, if they are usual ones and have no ``messages`` as wanted.
+
+    Example:
+        >>> cure_of_shape("messages", ["id", "prompt", "completion"])
+        'Say --field question=prompt --field answer=completion.'
+    """
+    if wanted != "messages":
+        return ""
+    fitting = (options for shape, options in _OTHER_SHAPES if set(shape) <= set(names))
+    options = next(fitting, None)
+    return "" if options is None else f"Say {options}."
+
+
 def lookup(record: Fields, field: str, cure: str = "") -> Any:
     """The value of a field; ``a.b`` is field b of field a, unless a field is called ``a.b``.
 
@@ -198,7 +235,8 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
             inner = value if isinstance(value, Mapping) else record
             names = [repr(k) for k in inner][:12]
             has = "it has " + ", ".join(names) if names else "the object is empty"
-            raise BadRecordError(f"has no field {field!r} ({has})", cure)
+            by_shape = cure_of_shape(field, list(inner))
+            raise BadRecordError(f"has no field {field!r} ({has})", by_shape or cure)
         value = value[name]
     return value
 

@@ -67,6 +67,9 @@ IN_FOLDERS = ("jsonl", "text", "parquet", "arrow", "warc")
 """Formats that are read from folders by default; ``.bin`` and ``.npy`` files may be anything."""
 USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
 PRE_TOKENIZED = ("megatron", "nmoe")
+NOTHING = "none"
+"""Selects no field: an optional value is ignored, whether records have it or not."""
+_OF_TEMPLATES = {"tools": "tools", "variables": "chat_template_kwargs", "documents": NOTHING}
 FIELDS: dict[str, dict[str, str]] = {
     "text": {"text": "text"},
     "tokens": {
@@ -79,21 +82,32 @@ FIELDS: dict[str, dict[str, str]] = {
         "position_ids": "position_ids",
         "seq_lengths": "seq_lengths",
     },
-    "chat": {"messages": "messages", "tools": "tools"},
-    "preference": {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"},
-    "prompts": {"prompt": "prompt"},
+    "chat": {
+        "messages": "messages",
+        "question": NOTHING,
+        "context": NOTHING,
+        "answer": NOTHING,
+        "system": NOTHING,
+        **_OF_TEMPLATES,
+    },
+    "preference": {
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "prompt": "prompt",
+        **_OF_TEMPLATES,
+    },
+    "prompts": {"prompt": "prompt", **_OF_TEMPLATES},
 }
 """What each kind reads from a record, and its default field."""
 OPTIONAL = (
     *(("tokens", name) for name in FIELDS["tokens"] if name != "tokens"),
-    ("chat", "tools"),
+    *(("chat", name) for name in FIELDS["chat"] if name != "messages"),
     ("preference", "prompt"),
+    *((kind, name) for kind in ("preference", "prompts") for name in _OF_TEMPLATES),
 )
 """What is optional in a record, unless its field is named."""
 TOKEN_MASKS = ("loss_mask", "labels", "completion_mask", "assistant_masks")
 """What says which token ids are trained on; a token is, if all that a record has agree."""
-NOTHING = "none"
-"""Selects no field: an optional value is ignored, whether records have it or not."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 HF_SCHEME = "hf://"
@@ -324,6 +338,8 @@ class SourceConfig:
 
     def field_of(self, kind: Kind, name: str) -> str | None:
         """The field that a kind reads a value from; None if it reads none."""
+        if (kind, name) == ("chat", "messages") and "question" in self.fields:
+            return None  # the question and the answer are the conversation
         usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
         field = self.fields.get(name, usual)
         return None if field == NOTHING and (kind, name) in OPTIONAL else field
