@@ -1,25 +1,71 @@
-"""Compiled functions come from their sources, and where none can be assembled this is said."""
+"""The compiled part: its checksums, and what is said where it is missing, stale or for another machine."""
 
-import logging
-import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace import native
-from headrace.native import assemble, assembled
+from headrace.native import NativeLibrary, NativeLibraryError, native_library, sources_digest
 from headrace.testing import write_cache
 
+BUILD = Path(__file__).parents[1] / "lib" / "headrace" / "build_native.py"
 
-def test_files_are_of_their_sources(monkeypatch):
-    script = Path(__file__).parents[1] / "scripts" / "compile_kernels.py"
-    monkeypatch.setattr(sys, "argv", [str(script), "--check"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    assert ended.value.code == 0
+
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_by_table"])
+@given(
+    before=st.integers(0, 2**32 - 1),
+    begin=st.integers(0, 40),
+    size=st.integers(0, 200_000) | st.integers(0, 4000),
+)
+def test_checksums_are_those_of_google(name, before, begin, size):
+    values = np.random.default_rng(size).integers(0, 256, begin + size, np.uint8)
+    crc32c = getattr(native_library().calls, name)
+    expected = google_crc32c.extend(before, values[begin:].tobytes())
+    assert crc32c(before, values.ctypes.data + begin, size) == expected
+
+
+def test_a_missing_library_says_what_builds_it(tmp_path):
+    with pytest.raises(NativeLibraryError, match="is missing") as raised:
+        NativeLibrary(tmp_path / "_native.so")
+    assert f"{sys.executable} {BUILD}" in str(raised.value)
+
+
+def test_a_library_of_other_sources_says_what_builds_it(tmp_path, monkeypatch):
+    """As where a C file was changed and not compiled."""
+    shutil.copytree(native.FOLDER, tmp_path / "native", ignore=shutil.ignore_patterns("*.so"))
+    with (tmp_path / "native" / "braid.c").open("a") as file:
+        file.write("\n")
+    other = sources_digest(tmp_path / "native")
+    assert other != sources_digest(native.FOLDER)
+    monkeypatch.setattr(native, "sources_digest", lambda folder: other)
+    with pytest.raises(NativeLibraryError, match="other C files") as raised:
+        NativeLibrary()
+    assert "build_native.py" in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(100)])
+def test_a_damaged_library_says_what_builds_it(tmp_path, content):
+    path = tmp_path / "_native.so"
+    path.write_bytes(content)
+    with pytest.raises(NativeLibraryError, match="cannot be loaded"):
+        NativeLibrary(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [("platform.machine", lambda: "s390x"), ("sys.byteorder", "big"), ("sys.platform", "win32")],
+)
+def test_other_machines_are_told_what_is_supported(monkeypatch, where, value):
+    monkeypatch.setattr(f"headrace.native.{where}", value)
+    with pytest.raises(NativeLibraryError, match=r"does not run on .* x86_64 and aarch64"):
+        NativeLibrary()
 
 
 def test_loaders_of_several_threads_may_be_the_first_to_load_them(tmp_path):
@@ -44,26 +90,3 @@ assert len(sums) == 4 and len(set(sums)) == 1 and len(kernels) == 1, (sums, kern
 """
     for _ in range(3):
         subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-
-
-def test_without_llvmlite_it_is_said_how_to_get_it(monkeypatch, caplog):
-    def missing(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(native, "import_module", missing)
-    monkeypatch.setattr(native, "_ENGINES", {})
-    caplog.set_level(logging.INFO)
-    assert assembled(lambda: assemble("headrace.feed", "gather_kernel.ll"), "it is slow") is None
-    assert "it is slow" in caplog.text
-    assert "install 'headrace[native]'" in caplog.text
-
-
-def test_a_file_that_llvm_refuses_is_said(monkeypatch, caplog):
-    def refused(text):
-        raise RuntimeError("LLVM IR parsing error")
-
-    monkeypatch.setattr("llvmlite.binding.parse_assembly", refused)
-    monkeypatch.setattr(native, "_ENGINES", {})
-    caplog.set_level(logging.INFO)
-    assert assembled(lambda: assemble("headrace.feed", "gather_kernel.ll"), "it is slow") is None
-    assert "it is slow: LLVM IR parsing error" in caplog.text

@@ -1,4 +1,4 @@
-"""The copying kernel against NumPy, its thread without an interpreter, and what is said where it cannot be had."""
+"""The copying kernel against NumPy, its thread without an interpreter, and pages that files have lost."""
 
 import json
 import mmap
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.errors import ReadError
 from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
 
-# as in gather_kernel.c
+# as in native/gather.c
 LARGE_PIECE = 1 << 10
 LARGE_TABLE = 1 << 21
 

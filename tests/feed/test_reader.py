@@ -149,7 +149,7 @@ def reader(
     if not kernel:
         for slots in made._cache.kinds:
             assert isinstance(slots._by_address, bool)
-            slots.__dict__["_by_address"] = False  # as where llvmlite is not installed
+            slots.__dict__["_by_address"] = False  # as where arrays have two dtypes
     return made
 
 

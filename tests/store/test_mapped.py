@@ -1,16 +1,12 @@
 """Mapped chunks are what TensorStore reads, or there are none: whatever is odd is left to TensorStore."""
 
-import ctypes
 import gc
 import json
 import mmap
 import os
-import platform
 import sys
 from pathlib import Path
 
-import google_crc32c
-import llvmlite.binding
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -242,29 +238,3 @@ def test_a_chunk_whose_checksum_the_file_has_lost_is_not_sound(tmp_path):
     os.truncate(shard_file(array, 0), mmap.PAGESIZE)
     assert not chunks.check(0)
     assert not content(array, chunks, 0)[1]
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors take Google's")
-@given(
-    st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(0, 200_000) | st.integers(0, 4000)
-)
-def test_checksums_are_those_of_google(before, begin, size):
-    compiled = mapped._compiled_crc32c()
-    values = np.random.default_rng(size).integers(0, 256, begin + size, np.uint8)
-    assert compiled is not None
-    crc32c = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)(
-        compiled
-    )
-    expected = google_crc32c.extend(before, values[begin:].tobytes())
-    assert crc32c(before, values.ctypes.data + begin, size) == expected
-
-
-def test_other_processors_take_google_s(monkeypatch, caplog):
-    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", llvmlite.binding.FeatureMap)
-    monkeypatch.setattr("headrace.native._ENGINES", {})
-    caplog.set_level("INFO")
-    assert mapped._compiled_crc32c.__wrapped__() is None
-    assert "at half the speed: the processor lacks sse4.2, pclmul" in caplog.text
-    monkeypatch.setattr(mapped, "_compiled_crc32c", lambda: None)
-    google = ctypes.cast(mapped.native().crc32c, ctypes.c_void_p).value
-    assert mapped.native_addresses.__wrapped__()[1] == google

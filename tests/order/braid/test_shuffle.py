@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
-from headrace.order.braid.table import braid, braid_key
+from headrace.order.braid.table import BraidRows, braid_key
 from headrace.order.permutation import permute
 from headrace.order.seeds import fold
 
@@ -313,7 +313,7 @@ def test_equals_the_definition_up_to_the_largest_sizes(data: st.DataObject) -> N
         version=version,
     )
     i = np.array(p, np.int64)
-    rows, locality = braid(i, epochs_like(i, epoch), spec)
+    rows, locality = BraidRows(spec)(None, i, epochs_like(i, epoch))
     expected = [slow_row(n, block, strands, lap, key, first, version, x, epoch) for x in p]
     assert rows.tolist() == [row for row, _ in expected]
     assert locality.tolist() == [where for _, where in expected]

@@ -1,7 +1,7 @@
 """Processes tables of addresses without the interpreter: copies pieces of rows and verifies chunks against checksums.
 
 NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
-``gather_kernel.c`` (see :mod:`headrace.native`) copy from a table of addresses, which may be in memory-mapped files or
+``native/gather.c`` copy from a table of addresses, which may be in memory-mapped files or
 in slots. Tables of 2 MiB and more, of which several are in flight, are stored past the processor's caches, while the
 next row is fetched from memory: up to 1.5 times as fast as ``memcpy``, but whoever reads a whole batch at once reads it
 from memory. If a mapped file has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS,
@@ -17,12 +17,7 @@ Price: about 20 ns a piece, 10 us a table.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
-import signal
-import struct
-import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,16 +28,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import HeadraceError
-from headrace.native import assemble, assembled
+from headrace.native import native_library
 
 # fields of tables
 _COUNT = 3
 _NEXT = 4
-_AHEAD = 12
-_SUBMITTED = 48  # the first field after mutex and conditions
-_SA_SIGINFO = 4
-_lock = threading.Lock()
-_FAULTS = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
+_AHEAD = 10
 
 
 class Copies(NamedTuple):
@@ -60,20 +51,18 @@ class Copies(NamedTuple):
     holds: object = None
     filled: tuple[np.ndarray, np.ndarray] | None = None
 
-    def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
-        """The fields that the kernel expects; see ``gather_kernel.c``."""
-        fields = [*map(_address, self[:3]), self.size.size, 0, kernel.copy_pieces, 0, 0, 0, 0]
+    def table(self) -> Int64[np.ndarray, " f"]:
+        """The fields that the kernel expects; see ``native/gather.c``."""
+        fields = [*map(_address, self[:3]), self.size.size, 0, 0, 0, 0, 0, 0, 0]
         if self.filled is not None:
             out, blank = self.filled
-            fields[6:] = _address(out), _address(out) + out.nbytes, _address(blank), blank.nbytes
+            fields[6:10] = _address(out), _address(out) + out.nbytes, _address(blank), blank.nbytes
         return np.array(fields)
 
     def __call__(self) -> None:
         """Copies the pieces in this thread."""
         self.check()
-        kernel = gather_kernel()
-        assert kernel is not None
-        kernel.run(self.table(kernel))
+        gather_kernel().run(self.table())
 
 
 class Checks(NamedTuple):
@@ -84,21 +73,21 @@ class Checks(NamedTuple):
         sound: Results: uint8 ``[c]``, 1 if a chunk is correct.
         ahead: Number of chunks, these and those after them in the memory of ``columns``, that the system is asked to
             begin reading before the first is verified.
-        system: See :func:`~headrace.store.mapped.native_addresses`.
+        advice: See :func:`~headrace.store.mapped.advice_to_bring`.
         holds: Keeps the files mapped.
     """
 
     columns: Int64[np.ndarray, "5 c"]
     sound: np.ndarray
     ahead: int
-    system: tuple[int, int, int]
+    advice: int
     holds: object = None
 
     def check(self) -> None:
         """Does nothing: no condition has to hold beforehand."""
 
-    def table(self, kernel: GatherKernel) -> Int64[np.ndarray, " f"]:
-        """The fields that the kernel expects; see ``gather_kernel.c``."""
+    def table(self) -> Int64[np.ndarray, " f"]:
+        """The fields that the kernel expects; see ``native/gather.c``."""
         address, low, length, size, named = map(_address, self.columns)
         fields = [
             address,
@@ -106,12 +95,12 @@ class Checks(NamedTuple):
             length,
             self.sound.size,
             0,
-            kernel.check_chunks,
+            1,
             size,
             named,
             _address(self.sound),
         ]
-        return np.array([*fields, *self.system, self.ahead])
+        return np.array([*fields, self.advice, self.ahead])
 
 
 def _address(array: np.ndarray) -> int:
@@ -119,47 +108,29 @@ def _address(array: np.ndarray) -> int:
 
 
 class GatherKernel:
-    """The assembled functions."""
+    """The compiled functions; see :func:`gather_kernel`."""
 
     def __init__(self) -> None:
-        self._engine = assemble("headrace.feed", "gather_kernel.ll")
-        address = self._engine.get_function_address
-        self.copy_pieces = address("copy_pieces")
-        self.check_chunks = address("check_chunks")
-        self.serve = ctypes.c_void_p(address("serve"))
-        self.wait = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(
-            address("wait")
-        )
-        # Short: keeps the interpreter's lock
-        self.submit = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address("submit"))
-        self._process = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address("process"))
-        self._lost = ctypes.c_int64.from_address(self._engine.get_global_value_address("lost"))
-        if sys.platform.startswith("linux"):  # elsewhere, no file is mapped
-            self._survive_bus_errors()
+        library = native_library()
+        self.calls = library.calls
+        self.short_calls = library.short_calls
+        # Threads that process a table survive SIGBUS from now on; others keep the action that they have
+        if failed := self.calls.handle_bus_errors():
+            raise OSError(failed, f"SIGBUS cannot be handled: {os.strerror(failed)}")
 
     def run(self, table: Int64[np.ndarray, " f"]) -> None:
         """Processes a table in this thread."""
-        self._process(table.ctypes.data)
+        self.calls.process(table.ctypes.data)
 
     @property
     def lost_pages(self) -> int:
         """Pages of mapped files that were missing when they were copied, since the process began."""
-        return self._lost.value
-
-    def _survive_bus_errors(self) -> None:
-        """Handles SIGBUS in threads that process a table; other threads keep the action that they have."""
-        library = ctypes.CDLL(None)
-        address = self._engine.get_global_value_address
-        library.pthread_key_create(ctypes.c_void_p(address("key")), None)
-        ctypes.c_int64.from_address(address("page")).value = mmap.PAGESIZE
-        handler = self._engine.get_function_address("on_bus_error")
-        action = struct.pack("@Q128xiQ", handler, _SA_SIGINFO, 0)
-        library.sigaction(signal.SIGBUS, action, ctypes.c_void_p(address("previous")))
+        return self.calls.lost_pages()
 
 
 @cache
-def gather_kernel() -> GatherKernel | None:
-    """The kernel that processes tables; None if it cannot be assembled.
+def gather_kernel() -> GatherKernel:
+    """The kernel that processes tables. Several threads may make one at first: the C code handles SIGBUS once.
 
     Example:
         >>> tokens, row = np.arange(8, dtype=np.int32), np.zeros(4, np.int32)
@@ -168,15 +139,7 @@ def gather_kernel() -> GatherKernel | None:
         >>> row.tolist()
         [6, 7, 1, 2]
     """
-    with _lock:  # the first callers may be several threads, and SIGBUS must be handled once
-        return _made_kernel()
-
-
-@cache
-def _made_kernel() -> GatherKernel | None:
-    return assembled(
-        GatherKernel, "blocks of local caches are copied before rows are gathered, which is slower"
-    )
+    return GatherKernel()
 
 
 class KernelThread:
@@ -193,35 +156,40 @@ class KernelThread:
     """
 
     def __init__(self) -> None:
-        self._tables: deque[tuple[np.ndarray, object]] = (
-            deque()
-        )  # the last that was processed, and those in progress
-        self._state = np.zeros(_SUBMITTED + 3, np.int64)  # laid out as the kernel expects
+        # The last table that was processed, on which the next one hangs, and those in progress
+        self._tables: deque[tuple[np.ndarray, object]] = deque()
+        self._worker: int | None = None  # address of its state, which C allocates
+        self._submitted = 0
         self._end: weakref.finalize[..., KernelThread] | None = None
 
     def submit(self, parts: Sequence[Copies | Checks]) -> Submitted:
         """Submits tables. If a check of theirs fails, none is processed and the result raises the error."""
-        kernel = self._kernel
+        if self._worker is None:
+            self._begin()
         try:
             for part in parts:
                 part.check()
         except HeadraceError as error:
             return Submitted(self, 0, error)
-        tables = [part.table(kernel) for part in parts]  # all of them, or none is submitted
+        tables = [part.table() for part in parts]  # all of them, or none is submitted
         for table, part in zip(tables, parts, strict=True):
             self._tables[-1][0][_NEXT] = table.ctypes.data
             self._tables.append((table, part))
-        kernel.submit(self._state.ctypes.data, len(parts))
-        return Submitted(self, int(self._state[_SUBMITTED]))
+        worker = self._worker
+        self._submitted = gather_kernel().short_calls.worker_submit(worker, len(parts))
+        return Submitted(self, self._submitted)
 
     def is_done(self, number: int) -> bool:
         """Whether :meth:`wait` would return at once."""
-        return int(self._state[_SUBMITTED + 1]) >= number
+        worker = self._worker
+        return worker is None or gather_kernel().short_calls.worker_done(worker) >= number
 
     def wait(self, number: int) -> None:
         """Waits until ``number`` tables are done."""
-        done = self._kernel.wait(self._state.ctypes.data, number)
-        while len(self._tables) > int(self._state[_SUBMITTED]) - done + 1:
+        if self._worker is None:
+            return  # closed: all were done
+        done = gather_kernel().calls.worker_wait(self._worker, number)
+        while len(self._tables) > self._submitted - done + 1:
             self._tables.popleft()
         self._tables[0] = self._tables[0][0], None  # only needed for its link to the next table
 
@@ -233,40 +201,19 @@ class KernelThread:
         if self._end is not None:
             self._end()
             self._end = None
+            self._worker = None
             self._tables.clear()
 
-    @property
-    def _kernel(self) -> GatherKernel:
+    def _begin(self) -> None:
         kernel = gather_kernel()
-        assert kernel is not None
-        if self._end is None:
-            self._begin(kernel)
-        return kernel
-
-    def _begin(self, kernel: GatherKernel) -> None:
-        library = ctypes.CDLL(None)
-        thread = ctypes.c_void_p()
-        state = self._state.ctypes.data
-        library.pthread_mutex_init(ctypes.c_void_p(state), None)
-        for condition in (state + 128, state + 256):
-            library.pthread_cond_init(ctypes.c_void_p(condition), None)
         first = np.zeros(_NEXT + 1, np.int64)
+        failed = ctypes.c_int(0)
+        self._worker = kernel.calls.worker_start(first.ctypes.data, ctypes.byref(failed))
+        if self._worker is None:
+            raise OSError(failed.value, f"no thread can be started: {os.strerror(failed.value)}")
+        self._submitted = 0
         self._tables.append((first, None))
-        self._state[_SUBMITTED + 1 :] = self._state[_SUBMITTED], first.ctypes.data
-        blocked = signal.pthread_sigmask(
-            signal.SIG_BLOCK, signal.valid_signals() - _FAULTS
-        )  # Python handles them
-        try:
-            failed = library.pthread_create(
-                ctypes.byref(thread), None, kernel.serve, ctypes.c_void_p(state)
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        if failed:
-            raise OSError(failed, f"no thread can be started: {os.strerror(failed)}")
-        self._end = weakref.finalize(
-            self, _end, os.getpid(), kernel, library, thread, self._state, self._tables
-        )
+        self._end = weakref.finalize(self, _end, os.getpid(), kernel, self._worker, self._tables)
         self._end.atexit = False  # the submitter is stopped at exit, and closes this
 
 
@@ -284,15 +231,7 @@ class Submitted(NamedTuple):
         self.thread.wait(self.number)
 
 
-def _end(
-    process: int,
-    kernel: GatherKernel,
-    library: ctypes.CDLL,
-    thread: ctypes.c_void_p,
-    state: np.ndarray,
-    tables: object,
-) -> None:
-    """Ends the thread by submitting no table, while ``state`` and ``tables`` still exist. A fork lacks the thread."""
+def _end(process: int, kernel: GatherKernel, worker: int, tables: object) -> None:
+    """Ends the thread while ``tables`` still exist. A fork lacks the thread."""
     if os.getpid() == process:
-        kernel.submit(state.ctypes.data, 1)
-        library.pthread_join(thread, None)
+        kernel.calls.worker_stop(worker)

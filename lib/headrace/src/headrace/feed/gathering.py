@@ -31,7 +31,7 @@ from numpy.lib.stride_tricks import as_strided
 from headrace.data.columns import RunColumn
 from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
-from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
+from headrace.feed.gather_kernel import Copies, KernelThread
 from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan, slot_bytes
 from headrace.feed.workers import Workers
@@ -223,7 +223,7 @@ class Slots:
     @cached_property
     def _by_address(self) -> bool:
         """Whether pieces are copied from their addresses; otherwise all data to gather are in :attr:`_memory`."""
-        return self._dtypes == [self.dtype] and self.slot_bytes > 0 and gather_kernel() is not None
+        return self._dtypes == [self.dtype] and self.slot_bytes > 0
 
     def find(
         self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
@@ -304,12 +304,7 @@ class Slots:
         address = self._addresses(steps, mapped)
         if self._by_address:
             return self._copies(steps, mapped, address, out)
-        row_bytes = out.shape[1] * out.itemsize
         first_byte = address - self._memory.ctypes.data
-        if self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0 and steps.fills_rows:
-            row, offset = np.divmod(steps.by_row(first_byte), row_bytes)
-            if not offset.any():
-                return partial(_take, self._memory.reshape(-1, row_bytes), row, out.view(np.uint8))
         return partial(self._gather_pieces, steps, first_byte, out)
 
     def _addresses(self, steps: StepRange, mapped: MappedBlocks) -> Int64[np.ndarray, " p"]:
@@ -458,7 +453,3 @@ def _lay_runs(
     sizes[0] = begin[0]
     sizes[2::2] = np.append(begin[1:], flat.size) - ends
     flat[:] = np.repeat(values, sizes)
-
-
-def _take(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> None:
-    np.take(rows, numbers, axis=0, out=out, mode="clip")

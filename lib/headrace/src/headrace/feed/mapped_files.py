@@ -30,7 +30,7 @@ from headrace.errors import ReadError
 from headrace.feed.gather_kernel import Checks, KernelThread, Submitted, gather_kernel
 from headrace.order.residency import WindowUses
 from headrace.store.arrays import ArrayList
-from headrace.store.mapped import MappedArray, MappedFile, native_addresses
+from headrace.store.mapped import MappedArray, MappedFile, advice_to_bring
 
 LOOK_S = 0.5
 """Longest time between two looks at a file in use."""
@@ -276,9 +276,7 @@ class MappedFiles:
             ahead = 0 if begin else len(chunks)
             holds = [self._mapped[number] for _, number, _ in chunks[some]]
             tables.append(
-                self._submit(
-                    Checks(columns[:, some], sound[some], ahead, native_addresses(), holds)
-                )
+                self._submit(Checks(columns[:, some], sound[some], ahead, advice_to_bring(), holds))
             )
         self._unsettled.update(block for block, _, _ in chunks)
         step_of_first_use = np.searchsorted(uses.bounds, first_use[order], side="right") - 1
@@ -297,9 +295,7 @@ class MappedFiles:
     def _submit(self, checks: Checks) -> Submitted | None:
         if self._checker is not None:
             return self._checker.submit([checks])
-        kernel = gather_kernel()
-        assert kernel is not None
-        kernel.run(checks.table(kernel))
+        gather_kernel().run(checks.table())
         return None
 
     def is_settled(self, window: MappedBlocks, number: int) -> bool:
@@ -347,7 +343,7 @@ class MappedFiles:
         if not window.files:
             return
         now = time.monotonic()
-        lost_pages = _lost_pages()
+        lost_pages = gather_kernel().lost_pages
         self._allowed_s = min(self._allowed_s + (now - self._checked_at) / _APART, LOOK_S / _APART)
         self._checked_at = now
         verify = lost_pages != window.lost_pages
@@ -362,8 +358,3 @@ class MappedFiles:
         self._allowed_s -= time.thread_time() - began
         self._looked = window, min(file.looked_at for file in window.files) + LOOK_S
         window.lost_pages = lost_pages
-
-
-def _lost_pages() -> int:
-    kernel = gather_kernel()
-    return 0 if kernel is None else kernel.lost_pages

@@ -6,22 +6,20 @@ pack.
 Windowed packs are packs of neighbours: almost full, and each read from little more than one stored block. Documents are
 taken window by window; a window is one I/O block (or a few, if blocks are small) and the documents that begin in it. A
 pack starts with the largest document left; exact subset sums over the others, larger ones first, fill the rest. A set
-of reachable sums is one integer and adding a document is one shift, so a pack costs some 10 us, and 1 us compiled
+of reachable sums is one integer and adding a document is one shift, so a pack costs 1 us in compiled code
 (:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the document that crosses its end
 go together into the first pack of the next window: no document is packed later than that.
 Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096 and blocks of 65,536
 tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all documents has 0.9999 and 4.9.
 
 Invariant: the chunks together equal the plan of all documents at once. Price: 0.2 us an item for next fit, 1 us for
-wrap, 3 to 8 us for windowed packs, 0.2 to 0.3 us compiled.
+wrap, 0.2 to 0.3 us for windowed packs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -31,12 +29,10 @@ from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_do
 from headrace.pack.spec import PackSpec
 from headrace.pack.window_kernel import window_kernel
 
-_PackWindows: TypeAlias = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 _TOLERANCE = 64  # a pack may leave 1 part in this many empty; with more, its documents wait for the next window
 _MIN_PACKS = (
     8  # fewest packs in a window: with fewer, too large a share of them carries something over
 )
-_MANY = 1 << 14  # items from which compiled code is worth loading
 _CANDIDATES = (
     512  # items whose sums are tried for one pack; after these, anything that fits is taken
 )
@@ -287,9 +283,8 @@ class WindowedPacks:
             bounds if last else bounds[: max(bounds.size - 1, 1)]
         )  # the last window may continue
         over = runs_over[bounds[1:] - 1]
-        pack = _compiled(items_here.size) or _pack_windows
         settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
-        number, count, carried = pack(items_here.size, bounds, over, settings, last)
+        number, count, carried = window_kernel()(items_here.size, bounds, over, settings, last)
         waiting = np.concatenate([carried, np.arange(bounds[-1], items_here.size.size)])
         self._held = items_here.at(waiting)
         self._carried = carried.size
@@ -323,100 +318,3 @@ def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarra
     size = count[packs]
     numbers = np.arange(int(size.sum())) + np.repeat(begin[packs] - (np.cumsum(size) - size), size)
     return Packed(items.at(numbers), size)
-
-
-def _compiled(sizes: np.ndarray) -> _PackWindows | None:
-    """The compiled :func:`_pack_windows`, if available and worth loading."""
-    return window_kernel() if sizes.size >= _MANY and not int(sizes.max()) >> 31 else None
-
-
-def _pack_windows(
-    sizes: np.ndarray,
-    bounds: np.ndarray,
-    over: np.ndarray,
-    settings: tuple[int, int, int, int],
-    last: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """See :class:`~headrace.pack.window_kernel.WindowKernel`."""
-    size: list[int] = sizes.tolist()
-    carried = list(range(settings[0]))
-    packs = list[list[int]]()
-    for (first, stop), runs_over in zip(pairwise(bounds.tolist()), over.tolist(), strict=True):
-        final = last and stop == len(size)
-        carried = _pack_window(
-            carried, range(first, stop), size, settings[1], packs, over=runs_over, last=final
-        )
-    if last and carried:
-        carried = _pack_window(carried, range(0), size, settings[1], packs, over=False, last=True)
-    number = np.array([k for pack in packs for k in sorted(pack)], np.int64)
-    return number, np.array([len(pack) for pack in packs], np.int64), np.array(carried, np.int64)
-
-
-def _pack_window(
-    carried: list[int],
-    fresh: range,
-    sizes: list[int],
-    capacity: int,
-    packs: list[list[int]],
-    *,
-    over: bool,
-    last: bool,
-) -> list[int]:
-    """Packs the carried items and those of a window that fill packs. Returns what is carried on, sorted. ``over``: the
-    window's last item crosses its end and is carried. ``last``: nothing may be carried.
-    """
-    running = [fresh[-1]] if over and not last else []
-    window = fresh[:-1] if running else fresh
-    waiting = sorted(carried, key=sizes.__getitem__, reverse=True)
-    due = len(waiting)  # the leading items that must be packed
-    waiting += sorted(window, key=sizes.__getitem__, reverse=True)
-    size = [sizes[k] for k in waiting]
-    total = sum(size)
-    while waiting and (last or due or total >= capacity):
-        chosen, gap = _choose(size, due, capacity)
-        if not (last or due) and gap * _TOLERANCE > capacity:
-            break
-        packs.append([waiting[k] for k in chosen])
-        due -= sum(k < due for k in chosen) if due else 0
-        total -= capacity - gap
-        for k in sorted(chosen, reverse=True):
-            del waiting[k], size[k]
-    return sorted(waiting) + running
-
-
-def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
-    """Chooses a pack: as many of the first ``due`` items as fit, or the first, then what fills it best. Returns
-    positions in ``sizes``, and the space left (negative for an item larger than a pack).
-    """
-    space = capacity - sizes[0]
-    chosen = [0]
-    for k in range(1, due):
-        if sizes[k] <= space:
-            chosen.append(k)
-            space -= sizes[k]
-    if space <= 0:
-        return chosen, space
-    gaps = 1 << space  # bit g: some of the items tried so far leave a gap of g
-    history = [gaps]
-    start = max(due, 1)
-    most = min(len(sizes), start + _CANDIDATES)
-    while start < most and sizes[start] > space:
-        start += 1
-    for size in sizes[start:most]:
-        gaps |= gaps >> size
-        history.append(gaps)
-        if gaps & 1:
-            break
-    at = start + len(history) - 1
-    rest = gap = (gaps & -gaps).bit_length() - 1
-    tried = len(history) - 1
-    while gap < space:  # back to the gap before anything was taken
-        tried -= 1
-        if not history[tried] >> gap & 1:
-            chosen.append(start + tried)
-            gap += sizes[start + tried]
-    for k in range(at, len(sizes) if rest else at):
-        if sizes[k] <= rest:
-            chosen.append(k)
-            rest -= sizes[k]
-    return chosen, rest

@@ -1,32 +1,27 @@
-"""Compiled packing for :class:`~headrace.pack.stream.WindowedPacks`: bit-identical, several times as fast.
+"""Packing of :class:`~headrace.pack.stream.WindowedPacks` by compiled code, ``native/windows.c``.
 
-``scripts/compile_kernels.py`` makes ``window_kernel.ll`` of ``window_kernel.c``. Other threads run meanwhile, so that
-lengths are read and files written.
+Other threads run meanwhile, so that lengths are read and files written.
 """
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.native import assemble, assembled
+from headrace.native import native_library
+
+_MOST = (1 << 31) - 1
 
 
 class WindowKernel:
-    """The assembled function."""
+    """The compiled function."""
 
     def __init__(self) -> None:
-        engine = assemble("headrace.pack", "window_kernel.ll")
-        integer = ctypes.c_int64
-        address = ctypes.c_void_p
-        arguments = integer, *[address] * 3, *[integer] * 4, *[address] * 7, integer
-        self._call = ctypes.CFUNCTYPE(integer, *arguments)(
-            engine.get_function_address("pack_windows")
-        )
-        self._beside = integer.from_address(engine.get_global_value_address("words_beside")).value
+        library = native_library()
+        self._call = library.calls.pack_windows
+        self._beside = library.calls.words_beside()
 
     def __call__(
         self,
@@ -39,7 +34,7 @@ class WindowKernel:
         """Packs windows, one after the other.
 
         Args:
-            sizes: Tokens of all items, each below 2**31: carried items first, then those of the windows.
+            sizes: Tokens of all items: carried items first, then those of the windows.
             bounds: Where the items of each window begin, and where the last window's end.
             over: Whether each window's last item crosses its end.
             settings: Number of carried items, capacity, tolerance, and most candidates.
@@ -58,6 +53,8 @@ class WindowKernel:
             (min(candidates, n) + 1) * (capacity // 64 + 1 + self._beside), np.uint64
         )
         dtypes = (np.int64, np.int64, np.bool_)
+        # Items of 2**31 tokens and more are larger than any pack, and each is one of its own, in whatever order
+        sizes = np.minimum(sizes, _MOST)
         inputs = [
             np.ascontiguousarray(*pair) for pair in zip((sizes, bounds, over), dtypes, strict=True)
         ]
@@ -75,8 +72,6 @@ class WindowKernel:
 
 
 @cache
-def window_kernel() -> WindowKernel | None:
-    """The kernel; None if it cannot be assembled."""
-    return assembled(
-        WindowKernel, "windows are packed without compiled code, which takes several times as long"
-    )
+def window_kernel() -> WindowKernel:
+    """The kernel, made once."""
+    return WindowKernel()

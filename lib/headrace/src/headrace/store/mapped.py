@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import json
 import mmap
 import os
@@ -28,7 +27,6 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +34,7 @@ import google_crc32c
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.native import assemble, assembled
+from headrace.native import native_library
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
 MAX_MAPS = 16_384
@@ -64,9 +62,6 @@ class _Native:
     """The three system calls, without the interpreter's lock, and a crc32c on addresses."""
 
     def __init__(self) -> None:
-        library = importlib.import_module(
-            "google_crc32c._crc32c"
-        )  # it is linked with Google's C library
         libc = ctypes.CDLL(None, use_errno=True)
         size = ctypes.c_size_t
         address = ctypes.c_void_p
@@ -78,11 +73,7 @@ class _Native:
         self.munmap.argtypes = (address, size)
         self.madvise = libc.madvise
         self.madvise.argtypes = (address, size, number)
-        self.crc32c: Callable[[int, int, int], int] = ctypes.CDLL(
-            str(library.__file__)
-        ).crc32c_extend
-        self.crc32c.restype = ctypes.c_uint32  # pyright: ignore[reportFunctionMemberAccess]
-        self.crc32c.argtypes = (ctypes.c_uint32, address, size)  # pyright: ignore[reportFunctionMemberAccess]
+        self.crc32c = native_library().calls.crc32c
         page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
         self.bring = (
             mmap.MADV_WILLNEED
@@ -94,45 +85,17 @@ class _Native:
 
 @functools.cache
 def native() -> _Native | None:
-    """The system functions for mapping, or None if they are not available."""
-    if (
-        not sys.platform.startswith("linux")
-        or sys.byteorder != "little"
-        or ctypes.sizeof(ctypes.c_void_p) != 8
-    ):
-        return None
-    try:
-        native = _Native()
-    except (ImportError, OSError, AttributeError):
-        return None
-    probe = np.frombuffer(b"123456789", np.uint8)
-    return native if native.crc32c(0, probe.ctypes.data, probe.size) == 0xE3069283 else None
+    """The system functions for mapping; None on systems other than Linux, where files are read."""
+    return _Native() if sys.platform.startswith("linux") else None
 
 
-@functools.cache
-def _compiled_crc32c() -> int | None:
-    """Address of ``crc32c.c``, which is twice as fast as Google's from memory; None if it cannot be assembled."""
-    return assembled(
-        lambda: assemble("headrace.store", "crc32c.ll", ("sse4.2", "pclmul")).get_function_address(
-            "crc32c"
-        ),
-        "chunks of local caches are verified at half the speed",
-    )
-
-
-@functools.cache
-def native_addresses() -> tuple[int, int, int]:
-    """Addresses of ``madvise`` and of a crc32c, and the advice that brings pages: for machine code that checks chunks
-    by their :meth:`MappedArray.check_columns`.
+def advice_to_bring() -> int:
+    """The advice that brings pages into memory, for ``native/gather.c``, which checks chunks by their
+    :meth:`MappedArray.check_columns`.
     """
     system = native()
-    compiled = _compiled_crc32c()
     assert system is not None
-    madvise, crc32c = (
-        ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]
-        for function in (system.madvise, system.crc32c)
-    )
-    return madvise, crc32c if compiled is None else compiled, system.bring
+    return system.bring
 
 
 class MappedFile(NamedTuple):

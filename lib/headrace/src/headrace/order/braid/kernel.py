@@ -1,43 +1,36 @@
-"""Compiled braids: bit-identical to :mod:`headrace.order.braid.table`, at the same price for any number of components.
+"""Rows of braids from compiled code (``native/braid.c``), at the same price for any number of components.
 
-NumPy passes over all rows for each of about 100 operations; ``kernel.c`` computes one row after the other, and what the
-rows of a component have in common once per epoch. ``scripts/compile_kernels.py`` makes ``kernel.ll`` of it.
+NumPy would pass over all rows for each of about 100 operations; here one row is computed after the other, and what the
+rows of a component have in common once per epoch.
 
-Price: 0.07 us per row in windows of steps, 0.12 us in batches of 1,024; 15 us per call, 0.04 s to assemble.
+Price: 0.07 us per row in windows of steps, 0.12 us in batches of 1,024; 15 us per call.
 """
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer, UInt64
 
-from headrace.native import assemble, assembled
+from headrace.native import native_library
 from headrace.order.braid.spec import BraidSpec
 from headrace.order.permutation import rectangle
 
-_WORTH = 4096  # rows, of all calls together, that are worth loading LLVM
 _SHORT = 1 << 14  # rows of a call during which other threads may wait for the interpreter
 _MOST_PLACED = 1 << 12
 
 
 class BraidKernel:
-    """The assembled function."""
+    """The compiled function."""
 
     def __init__(self) -> None:
-        engine = assemble("headrace.order.braid", "kernel.ll")
-        address = engine.get_function_address("braid_rows")
-        number = ctypes.c_uint64
-        pointer = ctypes.c_void_p
-        arguments = None, number, *[pointer] * 4, pointer, number, pointer, number, *[pointer] * 2
-        self._short = ctypes.PYFUNCTYPE(*arguments)(address)
-        self._long = ctypes.CFUNCTYPE(*arguments)(address)
-        self._spec_bytes, self._epoch_bytes, self._placed_bytes = (
-            number.from_address(engine.get_global_value_address(f"{name}_bytes")).value
-            for name in ("spec", "epoch", "placed")
-        )
+        library = native_library()
+        self._short = library.short_calls.braid_rows
+        self._long = library.calls.braid_rows
+        self._spec_bytes = library.calls.spec_bytes()
+        self._epoch_bytes = library.calls.epoch_bytes()
+        self._placed_bytes = library.calls.placed_bytes()
 
     def rows(
         self,
@@ -92,16 +85,6 @@ def spec_fields(spec: BraidSpec) -> UInt64[np.ndarray, "d f"]:
 
 
 @cache
-def _kernel() -> BraidKernel | None:
-    return assembled(
-        BraidKernel, "rows are placed without compiled code, which takes up to eight times as long"
-    )
-
-
-_asked = [0]  # rows of all calls; approximate if several threads count
-
-
-def braid_kernel(rows: int) -> BraidKernel | None:
-    """The kernel for a call of so many rows; None if it cannot be assembled, or was not yet worth it."""
-    _asked[0] += rows
-    return _kernel() if _asked[0] >= _WORTH else None
+def braid_kernel() -> BraidKernel:
+    """The kernel, made once."""
+    return BraidKernel()

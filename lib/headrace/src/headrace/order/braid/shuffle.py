@@ -39,8 +39,7 @@ Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) me
 different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc). Over longer windows, VR tends to the rows
 of a block; analysis/excess forecasts what that costs in loss.
 
-Price: one keyed permutation and about 100 operations, 0.07 us per index (:mod:`headrace.order.braid.kernel`), 0.5 us
-where NumPy computes them for batches of 1,024 rows; any n.
+Price: one keyed permutation and about 100 operations, 0.07 us per index (:mod:`headrace.order.braid.kernel`); any n.
 """
 
 from __future__ import annotations

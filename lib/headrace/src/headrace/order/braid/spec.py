@@ -14,7 +14,6 @@ from jaxtyping import Float64, Int32, Int64, UInt64
 
 from headrace.errors import ConfigError
 from headrace.order.order import MAX_LENGTH
-from headrace.order.permutation import permute
 from headrace.order.seeds import fold
 
 MAX_STRANDS = 1 << 22
@@ -25,8 +24,7 @@ GOLDEN32 = np.uint64(0x9E3779B9)
 """2**32 / phi: multiples modulo 2**32 are evenly spread. Strand k changes blocks k of these after the first one."""
 _EDGE = 2.0**-10  # localities below belong to the rows that come and go
 # What a child key is for; table.py uses 1. Vectors: numpy warns of overflow, which hashing needs, for scalars
-BLOCK, _INSIDE, _CELL, _ALL_ROWS = (np.array([k], np.uint64) for k in (2, 3, 4, 5))
-_ONE = np.uint64(1)
+BLOCK, _CELL = (np.array([k], np.uint64) for k in (2, 4))
 FEW_BLOCKS = 64
 """Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than strands."""
 BRAID_VERSIONS = (1, 2)
@@ -246,22 +244,3 @@ def _quotient_sum(g: int, m: int) -> int:
         total += m // g
         g, m = m % g, g
     return total
-
-
-def place_blocks(
-    block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], s: BraidSpec
-) -> tuple[UInt64[np.ndarray, " m"], UInt64[np.ndarray, " m"]]:
-    """The physical rows at which blocks of an epoch's sequence begin, and 64 bits each that say how their rows are
-    turned, in the epoch of a key. The partial block stays at the end.
-    """
-    full_block = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
-    outer = permute(full_block, s.full_blocks, fold(key, BLOCK)).view(np.uint64)
-    first = np.where(block >= s.full_blocks, s.full_blocks, outer) * s.block
-    return first, fold(fold(key, _INSIDE), block)
-
-
-def permute_all(
-    place: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], n: UInt64[np.ndarray, "*#m"]
-) -> UInt64[np.ndarray, " m"]:
-    """Rows at positions of an epoch's sequence, for sources of few blocks: a key permutes all ``n`` rows."""
-    return permute(place.view(np.int64), n, fold(key, _ALL_ROWS)).view(np.uint64)

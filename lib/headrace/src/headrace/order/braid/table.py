@@ -1,11 +1,10 @@
 """Evaluates braids: one for many positions, or those of all components of a mixture in one pass.
 
 A mixture of 200 components has a few rows of each in a batch. Mapping them component by component costs some 100 us
-each, whatever the number of rows. Here, each row has the parameters of its component, and the batch is mapped at once:
-by compiled code (:mod:`headrace.order.braid.kernel`) where LLVM is installed, else by NumPy, with the same result. For
-what a braid is, see :mod:`headrace.order.braid.shuffle`.
-
-Price in NumPy: 0.5 us per row in batches of 1,024 or more; any number of components, any lengths.
+each, whatever the number of rows. Here, each row has the parameters of its component, and the batch is mapped at once
+by compiled code (:mod:`headrace.order.braid.kernel`). For what a braid is, see :mod:`headrace.order.braid.shuffle`.
+What remains here in NumPy says where a draw stands, which questions about orders ask (strands, localities, touched
+blocks).
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from jaxtyping import Float64, Int32, Int64, Integer, UInt64
 
 from headrace.errors import ConfigError
 from headrace.order.braid.kernel import braid_kernel, spec_fields
-from headrace.order.braid.spec import GOLDEN32, BraidSpec, braid_spec, permute_all, place_blocks
+from headrace.order.braid.spec import GOLDEN32, BraidSpec, braid_spec
 from headrace.order.seeds import derive, fold
 
-_SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
 _PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
@@ -37,9 +35,6 @@ _LONG = np.uint64(
 )  # blocks of a strand from which on it is rare that neighbours meet in one block
 # What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs, for scalars.
 _PHASE = np.array([1], np.uint64)
-_S29 = np.uint64(29)
-_LOW6 = np.uint64(63)
-_ODD = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Draw(NamedTuple):
@@ -207,95 +202,6 @@ def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
     return x + np.minimum(gaps, at.over)
 
 
-def _rows(i: np.ndarray, d: Draw, s: BraidSpec) -> np.ndarray:
-    """Physical rows."""
-    virtual = virtual_places(find_strands(i, d, s), d.key, s)
-    if s.permuted.all():
-        return permute_all(virtual, d.key, s.n)
-    block = virtual // s.block
-    offset = virtual - block * s.block
-    first, keyed = place_blocks(block, d.key, s)
-    in_tail = block >= s.full_blocks
-    size = np.where(in_tail, s.tail, s.block)
-    step = np.where(in_tail, s.tail_step, s.block_step)
-    inner = (offset * step + ((keyed >> _S32) * size >> _S32)) % size
-    if s.keyed.all():
-        rows = first + scatter(inner, size, keyed)
-    else:
-        rows = first + np.where(keyed & _ONE, size - _ONE - inner, inner)
-        if s.keyed.any():
-            rows = np.where(s.keyed > 0, first + scatter(inner, size, keyed), rows)
-    permuted = np.flatnonzero(s.permuted)
-    if permuted.size:
-        rows[permuted] = permute_all(
-            virtual[permuted], d.key if d.key.size == 1 else d.key[permuted], s.n[permuted]
-        )
-    return rows
-
-
-def scatter(positions: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.ndarray:
-    """Positions in blocks of ``size`` rows, permuted by a bijection for each ``keyed``; all uint64.
-
-    Swap-or-not: a round pairs place x with k - x and swaps some of the pairs (Hoang, Morris, Rogaway, "An enciphering
-    scheme based on a card shuffle", CRYPTO 2012). Four of them do not hide anything, but separate neighbours
-    differently in every epoch.
-
-    Example:
-        >>> positions = np.arange(5, dtype=np.uint64)
-        >>> sorted(scatter(positions, np.full(5, 5, np.uint64), np.full(5, 7, np.uint64)).tolist())
-        [0, 1, 2, 3, 4]
-    """
-    word = keyed.copy()
-    row = positions.copy()
-    for _ in range(4):
-        word ^= word >> _S29
-        word *= _ODD
-        other = word >> _S32
-        other *= size
-        other >>= _S32
-        other -= row  # below 0, and so beyond all sizes, where the row is above the pivot
-        np.minimum(other, other + size, out=other)
-        bit = np.maximum(row, other)
-        bit &= _LOW6
-        np.right_shift(word, bit, out=bit)
-        bit &= _ONE
-        other ^= row
-        other *= bit
-        row ^= other
-    return row
-
-
-def braid(
-    i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"], spec: BraidSpec
-) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-    """Rows of positions ``i`` of epochs, ``0 <= i < n`` (not checked), a bijection for each epoch; and localities.
-
-    ``spec`` has one braid for all or one for each position.
-
-    Example:
-        >>> spec = braid_spec(10, io_block_size=3, strands=4, lap=1.7, key=1)
-        >>> rows, locality = braid(np.arange(10), np.zeros(10, np.int64), spec)
-        >>> sorted(rows.tolist()) == list(range(10))
-        True
-    """
-    ordinals = i.astype(np.uint64)
-    rows = np.empty(i.shape, np.int64)
-    epochs = epoch.astype(np.uint64)
-    where = np.empty(i.shape, np.float64)
-    for lo in range(0, i.size, _SLICE):
-        part = slice(lo, lo + _SLICE)
-        s = spec if spec.n.size == 1 else BraidSpec(*(field[part] for field in spec))
-        of_part = epochs[part]
-        if (
-            of_part == of_part[0]
-        ).all():  # the rule: what depends on the epoch alone is computed once
-            of_part = of_part[:1]
-        d = place_draws(ordinals[part], of_part, s)
-        rows[part] = _rows(ordinals[part], d, s).view(np.int64)
-        where[part] = locality_of(d, s)
-    return rows, where
-
-
 def braid_key(seed: int) -> int:
     """The key of the braid under an integer seed."""
     return derive(seed, "braid")
@@ -321,19 +227,11 @@ class BraidRows:
         """Row and locality of each ``ordinal``-th draw of a component (None: the only one), counted over epochs from
         ``first_epoch`` on (None: 0).
         """
-        kernel = None if self._is_empty else braid_kernel(ordinal.size)
-        if kernel is not None:
-            return kernel.rows(self._fields, component, ordinal, first_epoch)
-        rows = np.empty(ordinal.shape, np.int64)
-        where = np.empty(ordinal.shape, np.float64)
-        drawn = ordinal.astype(np.uint64)
-        for lo in range(0, ordinal.size, _SLICE):
-            part = slice(lo, lo + _SLICE)
-            spec = self._spec if component is None else self._spec.take(component[part])
-            passes = drawn[part] // spec.n
-            epoch = passes if first_epoch is None else passes + first_epoch[part].astype(np.uint64)
-            rows[part], where[part] = braid(drawn[part] - passes * spec.n, epoch, spec)
-        return rows, where
+        if self._is_empty:  # the compiled code divides by the number of rows
+            if ordinal.size:
+                raise IndexError("an empty braid has no draws")
+            return np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        return braid_kernel().rows(self._fields, component, ordinal, first_epoch)
 
 
 class BraidTable:

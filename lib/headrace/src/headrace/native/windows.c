@@ -1,10 +1,9 @@
-// Packs windows as stream.py does, one after the other. scripts/compile_kernels.py compiles it to window_kernel.ll, which
-// is what is loaded.
+// Packs windows of documents, one after the other: what pack/stream.py says, for whole windows. tests/pack has the same in
+// a few lines of Python.
 
-typedef long long i64;
-typedef unsigned long long u64;
-typedef unsigned char u8;
-typedef u64 Words __attribute__((vector_size(64), aligned(8))); // as many at a time as the machine can
+#include "native.h"
+
+typedef u64 Words __attribute__((vector_size(64), aligned(8), may_alias)); // as many at a time as the machine can
 
 // The items that no pack has yet, the largest first. The first `due` of them must be packed.
 typedef struct {
@@ -21,7 +20,7 @@ typedef struct {
 } Choice;
 
 enum { FEW = 16, BESIDE = 16 }; // BESIDE: words of each row of `reached` that are 0: whole vectors are read and written
-const i64 words_beside = BESIDE;
+EXPORT i64 headrace_words_beside(void) { return BESIDE; }
 
 static void sift(u64 *keys, i64 root, i64 count) {
     for (i64 child; (child = 2 * root + 1) < count; root = child) {
@@ -67,7 +66,7 @@ static void add(Waiting *w, const i64 *items, i64 first, i64 count, const i64 *s
 }
 
 // The gaps of a row, and those that an item of this size leaves in them.
-static void take_from(const u64 *gaps, u64 *out, i64 words, i64 size) {
+static inline __attribute__((always_inline)) void take_words(const u64 *gaps, u64 *out, i64 words, i64 size) {
     i64 skip = size / 64, shifted = words > skip ? words - skip : 0, k = 0;
     u64 rest = (u64)size % 64;
     for (; k < shifted; k += 8) {
@@ -77,6 +76,18 @@ static void take_from(const u64 *gaps, u64 *out, i64 words, i64 size) {
     for (; k < words + BESIDE; k++)
         out[k] = gaps[k];
 }
+
+#if defined(__x86_64__)
+// The same, compiled for processors with wider vectors: which one is called is asked when the program runs.
+__attribute__((target("avx2"))) static void take_wide(const u64 *gaps, u64 *out, i64 words, i64 size) {
+    take_words(gaps, out, words, size);
+}
+static void take_from(const u64 *gaps, u64 *out, i64 words, i64 size) {
+    (__builtin_cpu_supports("avx2") ? take_wide : take_words)(gaps, out, words, size);
+}
+#else
+static void take_from(const u64 *gaps, u64 *out, i64 words, i64 size) { take_words(gaps, out, words, size); }
+#endif
 
 static u64 has(const u64 *bits, i64 bit) { return bits[bit / 64] >> (bit % 64) & 1; }
 
@@ -136,7 +147,7 @@ static void move_chosen(Choice *c, i64 number, Waiting *w, i64 *pack) {
 // Window k has the items bounds[k] .. bounds[k + 1]; over[k]: its last one crosses its end. `last`: nothing may be carried
 // after the last window. `carry` holds carried[0] items, and gets those that are carried on. Writes the items of all
 // packs, in order in each, and how many each has; returns the number of packs.
-i64 pack_windows(i64 windows, const i64 *sizes, const i64 *bounds, const u8 *over, i64 capacity, i64 tolerance,
+EXPORT i64 headrace_pack_windows(i64 windows, const i64 *sizes, const i64 *bounds, const u8 *over, i64 capacity, i64 tolerance,
                  i64 candidates, i64 last, i64 *order, i64 *counts, i64 *carry, i64 *carried, i64 *scratch, u8 *used,
                  u64 *reached, i64 most_waiting) {
     i64 packs = 0, row_words = capacity / 64 + 1 + BESIDE;

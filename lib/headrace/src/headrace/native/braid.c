@@ -1,9 +1,9 @@
-// Rows and localities of draws of braids, one after the other: table.py's arithmetic for a single row, which does not
-// depend on the number of components. scripts/compile_kernels.py compiles it to kernel.ll, which is what is loaded.
+// Rows and localities of draws of braids, one draw after the other; order/braid/shuffle.py says what a braid is. What the
+// draws of a component have in common is computed once per epoch. tests/order/braid has the same in NumPy.
 //
 // All integers are unsigned and wrap, as NumPy's uint64 does.
 
-typedef unsigned long long u64;
+#include "native.h"
 
 // A component's parameters: BraidSpec, and the sides of the rectangles over which blocks and rows are permuted.
 typedef struct {
@@ -33,7 +33,9 @@ typedef struct {
     u64 key, block, first, keyed;
 } Placed;
 
-const u64 spec_bytes = sizeof(Spec), epoch_bytes = sizeof(Epoch), placed_bytes = sizeof(Placed); // kernel.py asks
+EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/kernel.py asks
+EXPORT u64 headrace_epoch_bytes(void) { return sizeof(Epoch); }
+EXPORT u64 headrace_placed_bytes(void) { return sizeof(Placed); }
 
 enum { PHASE = 1, BLOCK = 2, INSIDE = 3, ALL_ROWS = 5, LONG = 16, LAST = 8 };
 static const u64 LOW32 = 0xFFFFFFFF, EXACT = 1ull << 40, EPOCHS = (1ull << 21) - 1;
@@ -188,7 +190,7 @@ static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed
 
 // The draws `ordinal` of components (null: the first), counted over epochs from `first_epoch` on (null: 0). `epochs` and
 // `placed` have a power of two of entries, all zeros; their masks are one less.
-void braid_rows(u64 count, const Spec *specs, const u64 *component, const u64 *ordinal, const u64 *first_epoch,
+EXPORT void headrace_braid_rows(u64 count, const Spec *specs, const u64 *component, const u64 *ordinal, const u64 *first_epoch,
                 Epoch *epochs, u64 epoch_mask, Placed *placed, u64 placed_mask, u64 *rows, double *localities) {
     for (u64 k = 0; k < count; k++) {
         u64 which = component ? component[k] : 0, offset;

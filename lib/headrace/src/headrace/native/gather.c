@@ -1,0 +1,283 @@
+// Processes tables of addresses without Python's interpreter: copies pieces of rows, and verifies chunks of mapped files
+// against their checksums. feed/gather_kernel.py says what it is for, and fills the tables.
+
+#define _GNU_SOURCE
+#include "native.h"
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 }; // bytes; shorter pieces are faster with memcpy
+
+// What there is to do: the fields of Copies or Checks, each 8 bytes. All pointers are addresses of NumPy arrays, which
+// Python keeps until the table is done.
+typedef struct Table {
+    u8 **addresses;
+    u8 **places; // copies: their targets; checks: where the first pages of chunks begin
+    i64 *bytes;  // of each piece; checks: of the pages of each chunk
+    i64 count;
+    struct Table *next; // that was submitted after it; null at the end of the thread
+    i64 is_checks;
+    union {
+        struct { // of copies that fill an array: its bounds, and what is repeated where there is no piece
+            u8 *begin, *end;
+            const u8 *blank;
+            i64 blank_bytes;
+        };
+        struct {         // of checks
+            i64 *sizes;  // bytes of each chunk, which its checksum follows
+            i64 *named;  // the checksums that are named for them; -1: none
+            u8 *results; // 1 where a chunk is right
+            i64 advice;  // so that pages come
+            i64 ahead;   // chunks that the system is asked to begin reading before the first is looked at
+        };
+    };
+} Table;
+
+_Static_assert(sizeof(Table) == 11 * 8, "feed/gather_kernel.py lays it out");
+
+// ---- Copies
+
+// Stores a line past the caches; `to` is a multiple of LINE.
+static inline void store_past_caches(u8 *to, const u8 *from) {
+#if defined(__x86_64__)
+    for (int k = 0; k < LINE; k += 16)
+        _mm_stream_si128((__m128i *)(to + k), _mm_loadu_si128((const __m128i *)(from + k)));
+#else
+    for (int k = 0; k < LINE; k += 16) {
+        u64 pair[2];
+        memcpy(pair, from + k, 16);
+        __asm__ volatile("stnp %x0, %x1, [%2]" : : "r"(pair[0]), "r"(pair[1]), "r"(to + k) : "memory");
+    }
+#endif
+}
+
+// Copies a piece past the caches, and asks for as many bytes of the next one.
+static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, i64 next_bytes) {
+    i64 k = -(i64)to & (LINE - 1);
+    memcpy(to, from, (size_t)k);
+    for (; k + LINE <= bytes; k += LINE) {
+        if (k < next_bytes)
+            __builtin_prefetch(next + k, 0, 2);
+        store_past_caches(to + k, from + k);
+    }
+    memcpy(to + k, from + k, (size_t)(bytes - k));
+}
+
+// Fills a gap.
+static void fill(const Table *t, u8 *begin, const u8 *end) {
+    for (i64 bytes; begin < end; begin += bytes) {
+        bytes = end - begin < t->blank_bytes ? end - begin : t->blank_bytes;
+        memcpy(begin, t->blank, (size_t)bytes);
+    }
+}
+
+// Several tables are in flight: together, those of 2 MiB are larger than most caches, and are stored past them. Stored as
+// usual, each line would first be read, and be written later, when another takes its place. What comes after all pieces
+// so far is filled before the next one is copied, so pieces may come in any order.
+static void copy_pieces(Table *t) {
+    i64 total = 0;
+    for (i64 k = 0; k < t->count; k++)
+        total += t->bytes[k];
+    u8 *filled = t->begin;
+    for (i64 k = 0; k < t->count; k++) {
+        u8 *target = t->places[k];
+        i64 bytes = t->bytes[k], next = k + 1 < t->count ? k + 1 : k;
+        if (t->begin) {
+            fill(t, filled, target);
+            if (target + bytes > filled)
+                filled = target + bytes;
+        }
+        if (total < LARGE_TABLE || bytes < LARGE_PIECE)
+            memcpy(target, t->addresses[k], (size_t)bytes);
+        else
+            copy_past_caches(target, t->addresses[k], bytes, t->addresses[next], t->bytes[next]);
+    }
+    if (t->begin)
+        fill(t, filled, t->end);
+#if defined(__x86_64__)
+    _mm_sfence(); // before others read what was stored past the caches
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+// ---- Checks
+
+static u8 is_right(const Table *t, i64 k) {
+    // 1. The pages are brought into memory, which fails where the file does not reach: no SIGBUS then.
+    if (madvise(t->places[k], (size_t)t->bytes[k], (int)t->advice))
+        return 0;
+    // 2. The checksum follows the chunk, at any byte.
+    u32 computed = headrace_crc32c(0, t->addresses[k], (u64)t->sizes[k]), stored;
+    memcpy(&stored, t->addresses[k] + t->sizes[k], sizeof stored);
+    // 3. A sound chunk of another place has another checksum than the one that is named for this place.
+    return computed == stored && (t->named[k] < 0 || t->named[k] == stored);
+}
+
+static void check_chunks(Table *t) {
+    for (i64 k = 0; k < t->ahead; k++)
+        madvise(t->places[k], (size_t)t->bytes[k], MADV_WILLNEED);
+    for (i64 k = 0; k < t->count; k++)
+        t->results[k] = is_right(t, k);
+}
+
+// ---- SIGBUS: a page of a mapped file that the file no longer has
+
+static pthread_key_t key; // of the table that a thread processes
+static i64 lost;          // pages that were missing from their files
+
+#ifdef __linux__ // elsewhere, no file is mapped
+static i64 page;                  // bytes of a page
+static struct sigaction previous; // the action that was replaced
+
+// A page that is missing from its file while a table is processed is counted, and becomes zeros. A signal that another
+// handler has sent (code 0 or less) needs nothing: the instruction faults again. Every other signal is left to the
+// previous action, which is put back: the instruction faults again, and that action has its way with it.
+static void on_bus_error(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    if (pthread_getspecific(key)) {
+        if (info->si_code <= 0)
+            return;
+        void *begin = (void *)((i64)info->si_addr & -page);
+        if (info->si_code == BUS_ADRERR &&
+            mmap(begin, (size_t)page, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_ANON, -1, 0) == begin) {
+            __atomic_fetch_add(&lost, 1, __ATOMIC_SEQ_CST);
+            return;
+        }
+    }
+    sigaction(signal, &previous, 0);
+}
+#endif
+
+static int ready; // 0, or the error of getting ready
+
+static void get_ready(void) {
+    if ((ready = pthread_key_create(&key, 0)))
+        return;
+#ifdef __linux__
+    page = sysconf(_SC_PAGESIZE);
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    sigemptyset(&action.sa_mask);
+    if (sigaction(SIGBUS, &action, &previous))
+        ready = errno;
+#endif
+}
+
+// Handles SIGBUS from now on, once for the process. Returns 0 or an error number.
+EXPORT int headrace_handle_bus_errors(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int failed = pthread_once(&once, get_ready);
+    return failed ? failed : ready;
+}
+
+EXPORT i64 headrace_lost_pages(void) { return __atomic_load_n(&lost, __ATOMIC_SEQ_CST); }
+
+// Processes a table in this thread; headrace_handle_bus_errors comes first.
+EXPORT void headrace_process(Table *t) {
+    pthread_setspecific(key, t); // on_bus_error asks for it
+    if (t->is_checks)
+        check_chunks(t);
+    else
+        copy_pieces(t);
+    pthread_setspecific(key, 0);
+}
+
+// ---- A thread that processes tables one after the other
+
+typedef struct {
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t work, result; // a table was submitted; a table is done
+    i64 submitted, done;
+    Table *last; // the table that was begun last; the next one hangs on it
+} Worker;
+
+static void *serve(void *of) {
+    Worker *w = of;
+    pthread_mutex_lock(&w->mutex);
+    for (;;) {
+        // 1. Wait for a table.
+        while (w->submitted == w->done)
+            pthread_cond_wait(&w->work, &w->mutex);
+        // 2. Take it. Its link was written before it was submitted; that no table hangs there is the end.
+        Table *t = w->last = w->last->next;
+        pthread_mutex_unlock(&w->mutex);
+        if (!t)
+            return 0;
+        // 3. Process it without the mutex, so that others can be submitted.
+        headrace_process(t);
+        // 4. Tell the one who waits.
+        pthread_mutex_lock(&w->mutex);
+        __atomic_store_n(&w->done, w->done + 1, __ATOMIC_RELEASE);
+        pthread_cond_signal(&w->result);
+    }
+}
+
+// Starts a thread; `first` is a table that counts as done, on which the first one hangs. Null, and an error number, if
+// there can be none.
+EXPORT Worker *headrace_worker_start(Table *first, int *failed) {
+    Worker *w = calloc(1, sizeof *w);
+    if (!w) {
+        *failed = ENOMEM;
+        return 0;
+    }
+    w->last = first;
+    pthread_mutex_init(&w->mutex, 0);
+    pthread_cond_init(&w->work, 0);
+    pthread_cond_init(&w->result, 0);
+    // Signals are for Python's threads, except those that an instruction of this one causes. A thread begins with the
+    // mask of the one that starts it.
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    for (int k = 0; k < 4; k++)
+        sigdelset(&blocked, faults[k]);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    *failed = pthread_create(&w->thread, 0, serve, w);
+    pthread_sigmask(SIG_SETMASK, &before, 0);
+    if (*failed) {
+        free(w);
+        return 0;
+    }
+    return w;
+}
+
+// Submits tables, which hang on those before them. Returns how many there were in all.
+EXPORT i64 headrace_worker_submit(Worker *w, i64 tables) {
+    pthread_mutex_lock(&w->mutex);
+    i64 submitted = w->submitted += tables;
+    pthread_cond_signal(&w->work);
+    pthread_mutex_unlock(&w->mutex);
+    return submitted;
+}
+
+// Waits until so many tables are done. Returns how many are.
+EXPORT i64 headrace_worker_wait(Worker *w, i64 number) {
+    pthread_mutex_lock(&w->mutex);
+    while (w->done < number)
+        pthread_cond_wait(&w->result, &w->mutex);
+    i64 done = w->done;
+    pthread_mutex_unlock(&w->mutex);
+    return done;
+}
+
+// How many tables are done, without waiting.
+EXPORT i64 headrace_worker_done(Worker *w) { return __atomic_load_n(&w->done, __ATOMIC_ACQUIRE); }
+
+// Ends the thread after the tables that were submitted: the last one has no next.
+EXPORT void headrace_worker_stop(Worker *w) {
+    headrace_worker_submit(w, 1);
+    pthread_join(w->thread, 0);
+    pthread_mutex_destroy(&w->mutex);
+    pthread_cond_destroy(&w->work);
+    pthread_cond_destroy(&w->result);
+    free(w);
+}
