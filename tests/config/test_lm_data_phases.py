@@ -142,7 +142,6 @@ def test_what_does_not_go_together_is_refused_when_it_is_written(caches, changes
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"shuffle": True}, "components.a.shuffle"),
         ({"shuffle": BraidShuffleConfig(io_block_size=7)}, "shuffle.io_block_size"),
         ({"shuffle": BlockShuffleConfig(io_block_size=7)}, "shuffle.io_block_size"),
         ({"validation": ValidationConfig(8, io_block_size=3)}, "validation.io_block_size"),

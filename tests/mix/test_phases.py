@@ -119,10 +119,10 @@ def test_blocks_come_in_the_sequence_of_the_order():
     assert left_of(Identity(1000), 10, 100, 401, 0).tolist() == list(range(41, 100))
 
 
-def test_a_full_shuffle_is_refused():
-    with pytest.raises(ConfigError, match="touches every block from the start") as caught:
-        left_of(Feistel(100, 0), 10, 10, 5, 0)
-    assert caught.value.field == "shuffle"
+def test_a_full_shuffle_touches_every_block_with_its_first_draw():
+    order = Feistel(103, 0)
+    assert left_of(order, 10, 10, 0, 0).tolist() == list(range(10))
+    assert left_of(order, 10, 10, 1, 0).size == 0
 
 
 @given(st.integers(1, 9), st.integers(0, 20), st.integers(1, 9), st.integers(0, 9))

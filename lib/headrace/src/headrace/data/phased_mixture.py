@@ -85,9 +85,8 @@ def run_dataset(
         recipe: How to combine them.
 
     Raises:
-        ConfigError: with several phases, a full shuffle, which leaves no block untouched, or rows that are longer than
-            the data; else as for :class:`~headrace.data.mixture.MixtureDataset` and
-            :func:`~headrace.data.strands.shuffle_components`.
+        ConfigError: with several phases, rows that are longer than the data; else as for
+            :class:`~headrace.data.mixture.MixtureDataset` and :func:`~headrace.data.strands.shuffle_components`.
     """
     courses: dict[str, _Course] = {}
     for name, source in sources.items():
@@ -221,13 +220,6 @@ class _Course:
             train = component_sides(name, dataset, validation, path=path)[0]
             self._train = subset_side(name, train, *recipe.subsets.get(name, (None, "")))
             return
-        if not shuffle.leaves_blocks:
-            raise ConfigError(
-                "touches every block from the start, so that a change of seq_len would leave nothing to go on with",
-                field=f"components.{name}.shuffle",
-                value=True,
-                cure="Use the braided shuffle (the default) or a block shuffle with more than one seq_len.",
-            )
         self._dataset = cast("TokenSeqDataset", dataset)
         lengths = [length for _, length in recipe.phases]
         self._block_tokens = phase_block(

@@ -11,8 +11,8 @@ Later epochs are ordinary ones.
 
 Invariants: no token occurs twice in an epoch, whatever the phases, and all occur but the few that cannot fill a row,
 which are counted; phases before a change do not depend on it. Price, once per phase: a table of two ranges per strand,
-and 24 bytes and 3 us for each row in part 2: a braid's open blocks, at most two per strand, or a window of a block
-shuffle.
+and 24 bytes and 3 us for each row in part 2: a braid's open blocks, at most two per strand, a window of a block
+shuffle, or all that a full shuffle has not drawn.
 """
 
 from __future__ import annotations
@@ -92,10 +92,7 @@ def untouched_blocks(
         drawn: Number of positions of the epoch that were drawn.
         epoch: The epoch.
         blocks: Number of full blocks; later rows are in no block.
-        block_behind: For sequential orders: the first full block after a number of rows.
-
-    Raises:
-        ConfigError: the order touches every block from the start.
+        block_behind: For orders without blocks: the first full block after a number of rows.
 
     Example:
         >>> from headrace.order import BlockShuffle
@@ -107,14 +104,7 @@ def untouched_blocks(
     """
     if isinstance(order, BlockOrder):
         return UntouchedBlocks(order, drawn=drawn, epoch=epoch, blocks=blocks)
-    touched = order.touched_rows(drawn)
-    if touched is None:
-        problem = "touches every block from the start, so that a change of seq_len would leave nothing to go on with"
-        cure = (
-            "Use the braided shuffle (the default) or a block shuffle with more than one seq_len."
-        )
-        raise ConfigError(problem, field="shuffle", value=type(order).__name__, cure=cure)
-    return Slice(blocks, min(block_behind(touched), blocks))
+    return Slice(blocks, min(block_behind(order.touched_rows(drawn)), blocks))
 
 
 def rows_in_touched_blocks(
@@ -135,7 +125,7 @@ def rows_in_touched_blocks(
         epoch: The epoch.
         block: Rows of a block.
         blocks: Number of full blocks; later rows are in no block.
-        rows_behind: For sequential orders: the rows behind a number of rows that are in no untouched block.
+        rows_behind: For orders without blocks: the rows behind a number of rows that are in no untouched block.
 
     Example:
         >>> from headrace.order import BlockShuffle
@@ -148,7 +138,6 @@ def rows_in_touched_blocks(
     """
     if not isinstance(order, BlockOrder):
         touched = order.touched_rows(drawn)
-        assert touched is not None  # untouched_blocks has refused it
         positions = np.arange(drawn, touched)
         open_rows = order.at(positions, np.full_like(positions, epoch))
         return np.sort(np.concatenate([open_rows, rows_behind(touched)]))

@@ -107,9 +107,11 @@ class Order(abc.ABC):
         """Epoch of each position in the repeated order, and its position in that pass."""
         return epoch, i
 
-    def touched_rows(self, drawn: int) -> int | None:
-        """Number of first rows that contain all rows of the first ``drawn`` positions of an epoch; None: unknown."""
-        return None
+    def touched_rows(self, drawn: int) -> int:
+        """Number of first rows that contain all rows of the first ``drawn`` positions of an epoch: all, unless an order
+        knows better.
+        """
+        return self.rows if drawn else 0
 
     def describe(self) -> dict[str, object]:
         """The order as JSON values, for fingerprints and reports: different orders have different descriptions."""

@@ -43,8 +43,6 @@ class Shuffle(abc.ABC):
     in_strands: bool = False
     """The order has strands, which are resolved for all components together; such configs have the fields ``strands``
     and ``budget_bytes``."""
-    leaves_blocks: bool = True
-    """An interrupted epoch leaves whole blocks, with which a change of ``seq_len`` continues."""
     strands: int | None = None
     budget_bytes: int | None = None
 
@@ -186,8 +184,6 @@ class _StoredOrder(Shuffle):
 
 
 class _FullShuffle(Shuffle):
-    leaves_blocks = False
-
     def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
         return Feistel(n, seed)
 
