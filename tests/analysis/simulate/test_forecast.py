@@ -522,11 +522,16 @@ def test_an_unknown_source_is_named():
         big(1).dataset({"c00": virtual_cache("c00", 10**9)})
 
 
-def test_limits_that_end_the_run_too_early_are_named():
-    config = big(2, max_epochs=1.0)
+@pytest.mark.parametrize(("last_batch", "most"), [("pad", 191), ("drop", 190)])
+def test_limits_that_end_the_run_too_early_are_named(last_batch, most):
+    """48,828 rows are 190 batches of 256 and 188 rows, which fill a batch that is padded."""
+    config = big(2, max_epochs=1.0, last_batch=last_batch)
     dataset = config.dataset({name: virtual_cache(name, 10**8) for name in config.components})
-    with pytest.raises(ConfigError, match=r"lower num_steps to 190"):
+    with pytest.raises(ConfigError, match=rf"lower num_steps to {most}\b"):
         simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=1000))
+    with pytest.raises(ConfigError):
+        simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=most + 1))
+    simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=most))
 
 
 def test_caches_with_other_chunks_are_read_once_too():
