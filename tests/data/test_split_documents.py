@@ -135,17 +135,20 @@ def test_conversations_are_segments_from_config_to_loader(tmp_path, monkeypatch)
         assert [0, *(i for i in found if i)] == np.flatnonzero(first)[: len(found) + 1].tolist()
 
 
-@pytest.fixture
-def blocks(tmp_path) -> str:
-    """A cache as other tools write it: a stream in rows of 24 tokens, whose documents end with a token."""
-    stream = np.random.default_rng(3).integers(0, EOS + 1, (40, 24))
-    written = write_cache(tmp_path / "own", [list(stream)], vocab_size=10)
-    write_levanter(written, str(tmp_path / "blocks"))
-    ledger = tmp_path / "blocks" / "shard_ledger.json"
+def foreign_blocks(folder: Path, stream: np.ndarray, vocab_size: int) -> str:
+    """A cache as other tools write it: a stream in rows of one length, whose documents end with a token."""
+    written = write_cache(folder / "own", [list(stream)], vocab_size=vocab_size)
+    write_levanter(written, str(folder / "blocks"))
+    ledger = folder / "blocks" / "shard_ledger.json"
     data = json.loads(ledger.read_text())
     data["metadata"]["preprocessor_metadata"] = {}  # what another tool knows of it
     ledger.write_text(json.dumps(data))
-    return str(tmp_path / "blocks")
+    return str(folder / "blocks")
+
+
+@pytest.fixture
+def blocks(tmp_path) -> str:
+    return foreign_blocks(tmp_path, np.random.default_rng(3).integers(0, EOS + 1, (40, 24)), 10)
 
 
 def test_a_foreign_cache_of_blocks_is_divided_by_its_end_of_text(blocks, tmp_path):
@@ -182,6 +185,39 @@ def test_a_foreign_cache_of_blocks_is_divided_by_its_end_of_text(blocks, tmp_pat
     ):
         if row in by_hand.tokens.tolist():
             assert ids == by_hand.segment_ids[by_hand.tokens.tolist().index(row)].tolist()
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("shuffle", [None, 50, True])
+def test_no_segment_goes_on_behind_what_an_earlier_length_has_drawn(tmp_path, shuffle, by_token):
+    """Tokens count up, so what is not the next number lies behind a gap."""
+    stream = np.arange(9600)
+    ends = np.arange(32, 9600, 33)
+    if by_token:
+        stream %= 9000
+        ends = np.array([8999])
+        cache = foreign_blocks(tmp_path, stream.reshape(-1, 24), 9000)
+    else:
+        cache = write_cache(tmp_path / "own", [np.split(stream, ends + 1)], vocab_size=9600).path
+    config = LmDataConfig(
+        {"a": ComponentConfig(cache)},
+        seq_len={0: 16, 20: 100, 35: 24},
+        batch_size=8,
+        split_documents=True,
+        tokenizer=headrace.TokenizerConfig("ids:9000", eos="8999") if by_token else None,
+        **({} if shuffle is None else {"shuffle": shuffle}),
+    )
+    gaps = 0
+    with config.loader(jax.sharding.Mesh(jax.devices()[:1], ("data",))) as loader:
+        for step in range(20, 60):
+            batch = loader.batch_at(step)
+            tokens = np.asarray(batch.tokens)
+            segments = np.asarray(batch.segment_ids)
+            is_last = np.isin(tokens[:, :-1], ends)
+            is_gap = ~is_last & (tokens[:, 1:] != tokens[:, :-1] + 1)
+            assert np.array_equal(segments[:, 1:] != segments[:, :-1], is_last | is_gap)
+            gaps += int(is_gap.sum())
+    assert gaps > (10 if shuffle != 50 else 0)
 
 
 def test_the_command_line_says_that_a_token_tells_documents_apart(blocks, monkeypatch, capsys):

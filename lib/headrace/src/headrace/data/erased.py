@@ -79,6 +79,7 @@ class ErasedRows:
         self.arrays = rows.arrays
         self.columns = {MASK: _TRAINED, **columns_of(rows)}
         self.ends: DocumentEnds | int | None = getattr(rows, "ends", None)
+        self.has_gaps: bool = getattr(rows, "has_gaps", False)
         self._first_token = starts(cache.part_tokens)
         self._left = erasure.tokens.complement(int(self._first_token[-1]))
 

@@ -24,6 +24,9 @@ class FurtherRows:
     :class:`~headrace.data.rows.RowSource`.
     """
 
+    has_gaps = True
+    """Further rows continue across what was drawn before, where no stored token ends a document."""
+
     def __init__(self, rows: RowSource, further: RowSource) -> None:
         self.rows = rows
         self.further = further

@@ -123,20 +123,35 @@ class SplitSource(RowSource, Protocol):
         """Where documents end: as the cache stores it, or after each of these tokens; None: rows are not divided."""
         ...
 
+    # An optional attribute ``has_gaps`` is true if rows continue behind a gap where no token ends a document
+
     def last_tokens(
         self, rows: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        """The last tokens of stored documents in rows: number of the row in the request, and column."""
+        """The last tokens of stored documents in rows, and those before a gap: number of the row in the request, and
+        column.
+        """
         ...
 
 
 def last_tokens(
     ends: DocumentEnds | int | None, pieces: Pieces
 ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-    """Row and column of the last tokens of stored documents in pieces of rows."""
-    assert isinstance(ends, DocumentEnds)
+    """Row and column of the last tokens of stored documents in pieces of rows, and of the tokens before a gap: what
+    follows these in the row is no continuation, wherever in a document it begins.
+    """
+    stop = pieces.start + pieces.size
+    continues = (pieces.array[1:] == pieces.array[:-1]) & (pieces.start[1:] == stop[:-1])
+    at = np.flatnonzero((pieces.row[1:] == pieces.row[:-1]) & ~continues)
+    row = pieces.row[at]
+    column = pieces.column[at] + pieces.size[at] - 1
+    if not isinstance(ends, DocumentEnds):
+        return row, column
     piece, position = ends.within(pieces.array, pieces.start, pieces.size)
-    return pieces.row[piece], pieces.column[piece] + position
+    return (
+        np.concatenate([row, pieces.row[piece]]),
+        np.concatenate([column, pieces.column[piece] + position]),
+    )
 
 
 def ends_of(
@@ -145,7 +160,12 @@ def ends_of(
     """Where documents end within rows, as :attr:`headrace.batch.packed_batch.PackedBatch.document_ends`; None if no
     source stores it. Rows of sources whose ends follow from tokens have none yet: see :func:`add_ends_by_token`.
     """
-    stored = {k: s for k, s in enumerate(sources) if isinstance(_ends(s), DocumentEnds)}
+    stored = {
+        k: s
+        for k, s in enumerate(sources)
+        if isinstance(_ends(s), DocumentEnds)
+        or (_ends(s) is not None and getattr(s, "has_gaps", False))
+    }
     if not stored:
         return None
     split: dict[int, SplitSource] = stored  # pyright: ignore[reportAssignmentType]
@@ -190,7 +210,7 @@ def add_ends_by_token(
     for number, end in by_token.items():
         of_source = np.flatnonzero(source == number)
         is_end = tokens[of_source] == end
-        bits[of_source] = np.packbits(is_end, axis=1, bitorder="little")
+        bits[of_source] |= np.packbits(is_end, axis=1, bitorder="little")
 
 
 def ends_by_token(sources: Sequence[RowSource]) -> dict[int, int]:
