@@ -233,6 +233,23 @@ def test_documents_that_cannot_be_packed_are_told_with_their_component(
     assert "capacity" not in str(caught.value.cure)
 
 
+@pytest.mark.parametrize(("unit", "longest"), [(1, 90), (2, 170)])
+@pytest.mark.parametrize("algorithm", ["windowed", "bfd"])
+@pytest.mark.parametrize("long", ["drop", "error"])
+def test_where_every_document_is_too_long_the_cures_work(tmp_path, unit, longest, algorithm, long):
+    documents = [np.ones(n, np.int32) for n in (80, 90, 60, 80)]
+    cache = write_cache(tmp_path / "long", [documents])
+    packing = PackingConfig(algorithm, long=long, unit=unit)
+    with pytest.raises(ConfigError) as caught:
+        config(cache, packing, seq_len=32).dataset()
+    cure = str(caught.value.cure)
+    assert caught.value.field == "components.a.packing"
+    assert ("truncate" in cure) == (unit == 1)
+    if long == "drop":
+        assert f"rows of {longest} tokens" in cure
+        assert config(cache, packing, seq_len=longest, batch_size=1).dataset().length is None
+
+
 def test_a_side_that_holds_no_pack_is_told_with_the_split(cache):
     alone = ValidationConfig(one_in=400, by="documents")
     with pytest.raises(ConfigError) as caught:

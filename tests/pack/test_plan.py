@@ -293,8 +293,13 @@ def test_no_packs_is_an_error_that_says_what_became_of_the_documents():
     for lengths in ([], [0, 0]):
         with pytest.raises(ConfigError, match="gives no packs"):
             plan_packs(lengths, 10)
-    with pytest.raises(ConfigError, match="dropped_documents=2"):
+    with pytest.raises(ConfigError, match="dropped_documents=2") as caught:
         plan_packs([11, 12], 10, long="drop")
+    assert "rows of 12 tokens" in str(caught.value.cure)
+    assert "min_fill" not in str(caught.value.cure)
+    with pytest.raises(ConfigError) as caught:
+        plan_packs([3, 4], 10, min_fill=1)
+    assert caught.value.cure == "Use a smaller min_fill."
 
 
 @pytest.mark.parametrize(

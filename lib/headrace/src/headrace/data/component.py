@@ -18,7 +18,7 @@ from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
-from headrace.data.pairs import pairs_of_component
+from headrace.data.pairs import is_of_pairs, pairs_of_component
 from headrace.data.rows import segments_of
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
@@ -78,10 +78,10 @@ def stored_rows(
         with pairs_of_component(name):
             return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
     except ConfigError as error:
-        named = _about_documents(error, f"components.{name}.packing", packing.unit or 1)
-        if named is error:
+        if not (error.field or "").startswith("lengths"):
             raise
-        raise named from error
+        unit = packing.resolved(pairs=is_of_pairs(cache, pairs), conversations=False).unit
+        raise _about_documents(error, f"components.{name}.packing", unit or 1) from error
 
 
 def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigError:
@@ -98,8 +98,7 @@ def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigErr
             else f"documents {document} to {document + unit - 1}"
         )
         subject = f"{listed}, {error.value:,} tokens, "
-    cure = (error.cure or "").replace("a larger capacity", "a longer seq_len")
-    return ConfigError(f"{subject}{error.problem}", field=field, cure=cure)
+    return ConfigError(f"{subject}{error.problem}", field=field, cure=error.cure)
 
 
 def split_sides(

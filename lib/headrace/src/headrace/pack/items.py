@@ -15,6 +15,9 @@ from headrace.errors import ConfigError
 
 LongPolicy: TypeAlias = Literal["keep", "drop", "split", "truncate", "truncate_start", "error"]
 
+POLICIES = "split, truncate or drop"
+"""What may be written in place of ``error``."""
+
 
 class Items(NamedTuple):
     """Documents or pieces of them, ordered by document and offset. Most are whole documents."""
@@ -162,7 +165,7 @@ def cut_documents(
             f"is longer than a pack of {capacity} tokens, as {long_at.size} of {lengths.size} documents are",
             field=f"lengths[{first_document + at}]",
             value=int(lengths[at]),
-            cure="Use longer rows, or another policy for long documents: split, truncate or drop.",
+            cure=f"Use longer rows, or another policy for long documents: {POLICIES}.",
         )
     if long_at.size and long == "drop":
         fits = size <= capacity

@@ -39,6 +39,7 @@ from headrace.pack.spec import DEFAULT_BLOCK_TOKENS, Algorithm, PackSpec
 from headrace.pack.stream import PackStream, drop_underfilled
 
 _LOG = logging.getLogger(__name__)
+TRUNCATE = "long: truncate"
 _CHUNK = 1 << 14  # documents or items per chunk, where memory must stay bounded
 _WINDOWED = 1 << 20  # documents whose windows are packed together
 
@@ -313,7 +314,7 @@ def plan_of(
         packed, dropped = drop_underfilled(packed, spec)
         counts += dropped
     if packed.item_counts.size == 0:
-        raise no_packs(counts)
+        raise no_packs(counts, int(lengths.max(initial=0)))
     plan = PackPlan(
         spec, np.concatenate([[0], np.cumsum(packed.item_counts)]), packed.items, counts
     )
@@ -327,13 +328,17 @@ def plan_of(
     return plan
 
 
-def no_packs(counts: PackCounts) -> ConfigError:
-    """The error of a plan without packs."""
-    return ConfigError(
-        f"packing gives no packs: {counts or 'no documents'}",
-        field="lengths",
-        cure="Give documents with tokens, a larger capacity, a smaller min_fill, or another policy for long documents.",
-    )
+def no_packs(counts: PackCounts, longest: int = 0) -> ConfigError:
+    """The error of a plan without packs; ``longest``: tokens of the longest document."""
+    problem = f"packing gives no packs: {counts or 'no documents'}"
+    cures: list[str] = []
+    if counts.dropped_documents:
+        problem = f"{problem}; the longest document has {longest:,} tokens"
+        cures += [f"rows of {longest} tokens (seq_len), which hold every document", TRUNCATE]
+    if counts.underfilled_packs:
+        cures += ["a smaller min_fill"]
+    cure = f"Use {', or '.join(cures or ['documents with tokens'])}."
+    return ConfigError(problem, field="lengths", cure=cure)
 
 
 def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCounts]:

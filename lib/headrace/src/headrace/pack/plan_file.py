@@ -255,7 +255,15 @@ def write_plan(
         ConfigError: the documents give no packs, or are not as many as the request says.
         CacheError: the folder cannot be written.
     """
-    checked = ahead(map(check_lengths, lengths))
+    longest = 0
+
+    def check(some: object) -> Int64[np.ndarray, " n"]:
+        nonlocal longest
+        values = check_lengths(some)
+        longest = max(longest, int(values.max(initial=0)))
+        return values
+
+    checked = ahead(map(check, lengths))
     root = files.join(folder, request.fingerprint)
     writer = _Writer(root, request.num_documents, starts)
     try:
@@ -280,7 +288,7 @@ def write_plan(
                 value=request.num_documents,
             )
         if counts.packs == 0:
-            raise no_packs(counts)
+            raise no_packs(counts, longest)
         packs = writer.finish()
     except BaseException:
         writer.abort()

@@ -19,8 +19,8 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError
 from headrace.order.bits import NumberSet
-from headrace.pack.items import Items, PackCounts, no_offsets
-from headrace.pack.plan import PackPlan
+from headrace.pack.items import POLICIES, Items, PackCounts, no_offsets
+from headrace.pack.plan import TRUNCATE, PackPlan
 from headrace.pack.plan_file import PlanRequest, open_plan
 from headrace.pack.spec import PackSpec
 from headrace.pack.starts import DocumentStarts
@@ -82,7 +82,14 @@ def plan_of_cache(
     root = folder or files.join(cache.path, PLANS_FOLDER)
     starts = DocumentStarts() if unit == 1 else None
     lengths = partial(unit_lengths, cache, gone, unit, starts)
-    plan = open_plan(root, request, lengths, [n // unit for n in per_array], starts=starts)
+    try:
+        plan = open_plan(root, request, lengths, [n // unit for n in per_array], starts=starts)
+    except ConfigError as error:
+        if unit == 1 or error.cure is None:
+            raise
+        # What belongs together is never cut
+        cure = error.cure.replace(f", or {TRUNCATE}", "").replace(POLICIES, "drop")
+        raise ConfigError(error.problem, field=error.field, value=error.value, cure=cure) from error
     plan = of_documents(plan, cache, unit)
     _LOG.info("packed %s: %s", cache.path, plan.record())
     return plan, files.join(root, request.fingerprint)
