@@ -136,6 +136,8 @@ def test_spellings_of_one_conversation(tmp_path: Path, template: str):
     ]
     records = [{"messages": [q, a]} for q in (ask, parts) for a in answers]
     assert len(set(same(tmp_path, records, template))) == 1
+    as_text = {"messages": json.dumps(records[0]["messages"])}
+    assert same(tmp_path, [as_text], template) == same(tmp_path, records[:1], template)
     sharegpt = {"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
     plain = {"messages": [ask, {"role": "assistant", "content": "Ho"}]}
     assert len(set(same(tmp_path, [sharegpt, plain], template))) == 1
@@ -209,12 +211,14 @@ def test_words_of_json_may_be_made_of_them(tmp_path: Path):
         ({"role": "user", "content": 3}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0]"),
         ("Hi", "messages[0]"),
+        ({"from": [], "value": "Hi"}, "messages[0]"),
+        ({"role": "assistant", "tool_calls": "[" * 100_000}, "messages[0].tool_calls"),
     ],
 )
 def test_what_is_no_text_is_refused_with_its_place(tmp_path: Path, message: Any, place: str):
     with pytest.raises(SourceError) as error:
         build(tmp_path, lines(tmp_path, [{"messages": [message]}]), ASKS_DEFINED)
-    assert f" {place}" in str(error.value)
+    assert f" {place}" in str(error.value).replace("'", "")
 
 
 SHAPES: list[dict[str, Any]] = [

@@ -51,7 +51,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
-    """A conversation, in the form that templates expect; its texts are strings, or None beside tool calls.
+    """A conversation, or JSON of one, in the form of most templates; its texts are strings, or None beside tool calls.
 
     Raises:
         BadRecordError: it is none; names the message's place.
@@ -62,6 +62,7 @@ def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
         >>> read_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}], "messages")
         [{'role': 'user', 'content': 'Hi'}]
     """
+    value = _parsed(value, field)
     if not isinstance(value, list) or not value:
         raise BadRecordError(
             f"holds no list of messages in field {field!r}",
@@ -180,7 +181,9 @@ def _from_sharegpt(message: dict[str, Any]) -> dict[str, Any]:
         if call is None:
             return {"role": "assistant", "content": content, **message}
         return {"role": "assistant", "function_call": call, **message}
-    return {"role": _SHAREGPT_ROLES.get(role, role), "content": content, **message}
+    if isinstance(role, str):
+        role = _SHAREGPT_ROLES.get(role, role)
+    return {"role": role, "content": content, **message}
 
 
 def _text_of(part: Any, place: str) -> str:
@@ -231,7 +234,7 @@ def _json_object(text: Any) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -244,7 +247,7 @@ def _parsed(value: Any, field: str) -> Any:
         return None
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRecordError(
             f"holds a string in field {field!r} that is no JSON ({error})"
         ) from None
