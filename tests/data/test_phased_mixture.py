@@ -499,6 +499,52 @@ def test_packed_rows_change_their_length_and_no_document_is_lost(
                     assert skipped == 0
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+@given(
+    steps=st.lists(st.integers(1, 60), min_size=1, max_size=3, unique=True).map(sorted),
+    lengths=st.lists(st.sampled_from([16, 33, 64, 100, 128, 250]), min_size=4, max_size=4),
+    packing=st.sampled_from([None, {}, {"algorithm": "wrap"}]),
+    shuffle=st.sampled_from(SHUFFLES[3:]),
+    budget=st.sampled_from([None, 9000]),
+)
+def test_one_pass_has_all_rows_however_many_another_length_makes_of_them(
+    caches, tmp_path_factory, steps, lengths, packing, shuffle, budget
+):
+    phases = list(zip([0, *steps], lengths, strict=False))
+    plans = tmp_path_factory.getbasetemp() / "plans"
+    source = TokenSeqDataset(caches["a"], lengths[0], name="a")
+    if packing is not None:
+        source = PackedTokenDataset(caches["a"], lengths[0], name="a", plans=plans, **packing)
+    most = {} if budget is None else {"max_tokens": {"a": budget}}
+    dataset = phased(
+        {"a": source},
+        phases,
+        {"a": shuffle},
+        Blend({"a": 1}),
+        BatchSchedule(4),
+        max_epochs=1,
+        **most,
+    )
+    assert dataset.length is not None
+    given_out = 0
+    places = 0
+    for step, mixture in dataset.phases:
+        assert isinstance(mixture, MixtureDataset)
+        stop = dataset.at_step(step)[1]
+        end = dataset.length if stop is None else min(4 * stop, dataset.length)
+        indices = np.arange(4 * step, end)
+        given_out += sum(row.size for row in packed_tokens_of(mixture, indices))
+        places += indices.size * mixture.seq_len
+    whole = len(source) * lengths[0]
+    if isinstance(source, PackedTokenDataset):
+        whole = source.plan.counts.packed_tokens
+    skipped = sum(change.skipped_tokens for change in dataset.changes if change.epoch == 0)
+    if budget is None:
+        assert given_out + skipped == whole
+    else:
+        assert budget - sum(lengths) <= places <= budget
+
+
 def test_packed_rows_that_change_are_held_out_by_documents(caches):
     source = {"b": PackedTokenDataset(caches["b"], 16)}
     with pytest.raises(ConfigError) as caught:

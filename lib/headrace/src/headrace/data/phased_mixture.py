@@ -130,7 +130,7 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
     if len(recipe.phases) > 1:
         for name, course in courses.items():
             course.begin(stored[name], shuffled[name])
-    return MixtureDataset(
+    mixture = MixtureDataset(
         shuffled,
         recipe.plan,
         recipe.batch,
@@ -139,6 +139,11 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
         stop_strategy=recipe.stop_strategy,
         num_steps=recipe.num_steps,
     )
+    for name, course in courses.items():
+        course.token_limit = budgets.get(name)
+        if recipe.plan.measure is not None and name in recipe.max_tokens:
+            course.token_limit = mixture.limits[name]
+    return mixture
 
 
 def _next_mixture(
@@ -167,7 +172,8 @@ def _next_mixture(
         for name, course in courses.items()
     }
     limits = {
-        name: _limit(name, component, mixture, recipe) for name, component in components.items()
+        name: _limit(name, courses[name], component, mixture, recipe)
+        for name, component in components.items()
     }
     policy = mixture.draws.policy
     same_draws = limits == mixture.limits and not policy.follows_sizes
@@ -200,6 +206,9 @@ class _Cut(NamedTuple):
 
 class _Course:
     """One component on its way through the phases."""
+
+    token_limit: int | None = None
+    """Largest number of examples in the run by its tokens (``max_tokens``), if its rows keep their length."""
 
     def __init__(
         self,
@@ -442,17 +451,25 @@ def _shuffled(
 
 
 def _limit(
-    name: str, component: Continued, mixture: MixtureDataset, recipe: RunRecipe
+    name: str, course: _Course, component: Continued, mixture: MixtureDataset, recipe: RunRecipe
 ) -> int | None:
     """Largest number of examples of a component in the run if its rows keep the new length; ``mixture`` ends here."""
     limit = mixture.limits[name]
-    epochs = recipe.max_epochs
     if limit is None:
         return None
-    rows = max(limit - component.first, 0) * mixture.seq_len // component.seq_len
+    left = max(limit - component.first, 0) * mixture.seq_len // component.seq_len
+    epochs = recipe.max_epochs
     if isinstance(epochs, Mapping):
         epochs = epochs.get(name)
-    if epochs is not None:
-        full_rows = int(max(epochs - component.whole_epoch, 0) * len(component.whole))
-        rows = min(rows, component.rest_rows + full_rows)
-    return component.first + rows
+    if epochs is None:
+        return component.first + left
+    # A pass has as many rows as it has: those of packs follow from their padding, not from the rows of another length
+    rows_left = component.rest_rows + int((epochs - component.whole_epoch) * len(component.whole))
+    if epochs < component.whole_epoch:  # it ends within the pass that the change cut short
+        rows_left = min(left, component.rest_rows)
+    by_tokens = course.token_limit
+    if by_tokens is not None:
+        by_tokens = max(by_tokens - component.first, 0) * mixture.seq_len // component.seq_len
+        rows_left = min(rows_left, by_tokens)
+        course.token_limit = component.first + by_tokens
+    return component.first + rows_left
