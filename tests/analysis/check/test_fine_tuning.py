@@ -140,6 +140,9 @@ def test_conversations_without_their_question_are_said(folder, packing, cured):
     assert f"{talk.begun_inside:,} of {talk.pieces:,}" in said.problem
     again, _ = check(cache, cured)
     assert "cut_conversations" not in again
+    assert f"raise it to {talk.longest:,}" in said.cure
+    again, _ = check(cache, cured, f"seq_len={talk.longest}")
+    assert not {"cut_conversations", "left_out_conversations"} & again.keys()
 
 
 def test_conversations_that_are_left_out_are_said(folder, caplog):
@@ -193,13 +196,16 @@ def test_rows_that_are_seen_or_not_asked_for_are_not_said(folder, settings):
 def test_tokens_that_a_change_of_length_leaves_out_are_said(folder):
     cache = chats_of(folder, [10, 60] * 30, 4)
     found, plan = check(cache, "seq_len={0: 32, 3: 48}", "num_steps=12")
-    if not plan.skipped_tokens:  # nothing is left out any more
-        assert "skipped_tokens" not in found
-        return
+    assert plan.skipped_tokens < 48  # less than a row, which is not said
+    assert "skipped_tokens" not in found
+    # Whole conversations of 60 tokens fit no row of the second length
+    packed = "components.a.packing={}"
+    found, plan = check(cache, packed, "seq_len={0: 64, 3: 32}", "num_steps=12")
     said = found["skipped_tokens"]
     assert said.field == "seq_len"
+    assert plan.skipped_tokens >= 60
     assert f"{plan.skipped_tokens:,} of 2,100 tokens" in said.problem
-    again, _ = check(cache, typed(said, "seq_len"), "num_steps=12")
+    again, _ = check(cache, packed, typed(said, "seq_len"), "num_steps=12")
     assert "skipped_tokens" not in again
 
 

@@ -161,15 +161,22 @@ def _cut_conversations(plan: RunPlan) -> Iterator[_Advice]:
             yield (
                 path,
                 f"is missing: {what} rows begin inside a conversation, without its question",
-                f"Pack conversations, each whole: {path}: {{}}.",
+                f"Pack conversations, each whole: {path}: {{}}.{_longer_ones(talk.longest, plan)}",
             )
         else:
             yield (
                 path,
                 f"cuts conversations: {what} segments begin inside one, without its question",
-                f"Leave {'algorithm' if how.algorithm in CUTTING else 'long'} out: conversations then stay whole. Those"
-                " longer than seq_len are left out, and counted.",
+                f"Leave {'algorithm' if how.algorithm in CUTTING else 'long'} out: conversations then stay whole."
+                f"{_longer_ones(talk.longest, plan)}",
             )
+
+
+def _longer_ones(longest: int, plan: RunPlan) -> str:
+    """What whole conversations ask of the length of rows; nothing if all fit."""
+    if longest <= plan.phases[0][1]:
+        return ""
+    return f" Those longer than seq_len are left out, and counted: raise it to {longest:,} to keep all."
 
 
 @_rule("warning", "left_out_conversations")
