@@ -10,6 +10,7 @@ import os
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -24,7 +25,7 @@ from headrace.data import TokenSeqDataset
 from headrace.feed.loader import DataLoader
 from headrace.ingest.listing import escaped
 from headrace.run import open_run
-from headrace.store import TokenCache, files, open_cache, verify
+from headrace.store import TokenCache, files, open_cache, retry, verify
 from headrace.store.lease import _RemoteSlot
 from headrace.testing.servers import use_gcs, use_s3
 
@@ -77,10 +78,23 @@ NAMES = [
     "/".join(["z" * 200] * 6),
 ]
 FEW = ["run#1", "run[12]"]
-DEFAULT_OR_SLOW = [
-    pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow], id=f"name{number}")
-    for number, name in enumerate(NAMES)
-]
+WORST = ["#1", "x%20y", "{a,b}", "a/../run", "a//b", "日本/é", "a\nb"]
+
+
+def names(by_default: list[str]) -> list[Any]:
+    """All names: some run by default, the worst with `slow`, and the whole matrix, which takes long, with `soak`."""
+
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        if name in by_default:
+            return []
+        return [pytest.mark.slow] if name in FEW + WORST else [pytest.mark.soak]
+
+    return [
+        pytest.param(name, marks=marks(name), id=f"name{number}")
+        for number, name in enumerate(NAMES)
+    ]
+
+
 LINES = [{"text": f"text {k} " * (k % 5), "id": f"d{k}"} for k in range(30)]
 MORE = [{"text": f"more {k} ", "id": f"m{k}"} for k in range(8)]
 BUILD = ["-t", "bytes", "--engine", "inline", "--part-bytes", "400", "--chunk-tokens", "64"]
@@ -148,8 +162,11 @@ def on_disk(folder: Path) -> Bucket:
 
 @pytest.fixture(params=["s3", "gcs", "disk"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Bucket]:
-    """A fresh bucket, and leases that are not waited for: nobody else takes them."""
+    """A fresh bucket, and leases that are not waited for: nobody else takes them. Nor is damage hoped to pass."""
     monkeypatch.setattr(_RemoteSlot, "settle_s", 0.0)
+    monkeypatch.setattr(
+        retry._Process, "policy", replace(retry.policy(), damaged_attempts=2, first_delay_s=0.01)
+    )
     name = f"hostile-{tmp_path.name.lower().replace('_', '-')[-20:]}-{os.getpid()}"
     if request.param == "disk":
         yield on_disk(tmp_path / "disk" / "bucket")
@@ -293,7 +310,7 @@ class Both:
         assert verify(self.there[top], deep=True).damages == []
 
 
-@pytest.mark.parametrize("name", DEFAULT_OR_SLOW)
+@pytest.mark.parametrize("name", names(FEW))
 def test_as_an_output_that_is_built_and_changed(bucket, run, tmp_path, name):
     first = write_lines(tmp_path / "first.jsonl", LINES)
     second = write_lines(tmp_path / "second.jsonl", MORE)
@@ -319,8 +336,7 @@ def test_as_an_output_that_is_built_and_changed(bucket, run, tmp_path, name):
     assert both.does("remove", "@out", "--file", str(gone), writes="out")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES, ids=repr)
+@pytest.mark.parametrize("name", names([]))
 def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_path, name):
     first = write_lines(tmp_path / "first.jsonl", LINES)
     gone = tmp_path / "gone.txt"
@@ -374,7 +390,7 @@ def damage(bucket: Bucket, output: str) -> None:
     bucket.put(key, b"damaged")
 
 
-@pytest.mark.parametrize("name", DEFAULT_OR_SLOW)
+@pytest.mark.parametrize("name", names(FEW))
 def test_as_a_source(bucket, run, tmp_path, name):
     """As a file, in a folder, behind a glob; as a tokenizer, as a list of documents. The source may be refused."""
     file = f"src/{name}.jsonl"
