@@ -1,5 +1,6 @@
 """A location: a bucket and an opaque key. What is typed is what every client is given, or it is refused."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -114,7 +115,8 @@ def test_an_output_is_refused_before_anything_is_asked(url):
         lease(url).__enter__()
 
 
-def test_s3_servers_that_know_buckets_by_their_host_names(tmp_path, monkeypatch):
+def test_s3_servers_that_know_buckets_by_their_host_names_only(tmp_path, monkeypatch):
+    """TensorStore would ask HOST/BUCKET nevertheless, so that arrays and ledger would be at different keys."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     config = tmp_path / "config"
@@ -122,17 +124,40 @@ def test_s3_servers_that_know_buckets_by_their_host_names(tmp_path, monkeypatch)
         "[default]\nregion = eu-1\nendpoint_url = https://store.example:99\n"
         "[profile virtual]\nendpoint_url = https://store.example:99\n"
         "s3 =\n    addressing_style = virtual\n"
+        "[profile by-path]\nendpoint_url = https://store.example:99\n"
+        "s3 =\n    addressing_style = path\n"
+        "[profile amazon]\ns3 =\n    addressing_style = virtual\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     spec = kvstore_spec("s3://bucket/a")
     assert (spec["endpoint"], spec["aws_region"]) == ("https://store.example:99", "eu-1")
-    assert "host_header" not in spec
     monkeypatch.setenv("AWS_PROFILE", "virtual")
-    spec = kvstore_spec("s3://bucket/a")
-    assert spec["endpoint"] == "https://bucket.store.example:99"
-    assert spec["host_header"] == "bucket.store.example:99"
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:5/")
-    assert kvstore_spec("s3://bucket/a")["endpoint"] == "http://bucket.127.0.0.1:5"
+    with pytest.raises(ConfigError) as caught:
+        kvstore_spec("s3://bucket/a")
+    assert (caught.value.field, caught.value.value) == ("s3.addressing_style", "virtual")
+    with pytest.raises(ConfigError):  # before anything is asked
+        lease("s3://bucket/a").__enter__()
+    monkeypatch.setenv("AWS_PROFILE", "by-path")
+    assert kvstore_spec("s3://bucket/a")["endpoint"] == "https://store.example:99"
+    monkeypatch.setenv("AWS_PROFILE", "amazon")  # where TensorStore does so by itself
+    assert "endpoint" not in kvstore_spec("s3://bucket/a")
+
+
+PIECES = ["a", " ", "#", "?", "%", "/", ".", "..", "?versionId=", "\n", "\t", "\\", "\udcff", "é"]
+
+
+@given(
+    scheme=st.sampled_from(["s3", "gs"]),
+    pieces=st.lists(st.sampled_from(PIECES), max_size=8),
+)
+def test_a_name_that_is_proposed_is_accepted_when_typed(scheme, pieces):
+    url = f"{scheme}://bucket/{''.join(pieces)}"
+    refused = str(refusal_of(Location.parse(url).check_output) or "")
+    if not refused or "UTF-8" in refused:
+        return
+    proposed = re.search(rf"(?:such as|Write|in it:) ({scheme}://bucket/[^,:]*[^,.:])", refused)
+    assert proposed is not None
+    assert not refusal_of(Location.parse(proposed[1]).check_output)
 
 
 def test_who_deletes_holds_a_lease_above(tmp_path):

@@ -22,8 +22,7 @@ must reach the same server as the same user. These variables do that; Google's a
 ``AWS_ENDPOINT_URL``
 ``AWS_REGION``, ``AWS_DEFAULT_REGION``  its region, if it cares; ``us-east-1`` if not set
 ``AWS_PROFILE``, ``AWS_CONFIG_FILE``    a profile's ``endpoint_url`` and ``region``, where the variables above are not
-                                        set; ``s3.addressing_style = virtual`` for a server that knows its buckets by
-                                        their host names only (``BUCKET.HOST``)
+                                        set; a server must know its buckets by path (``HOST/BUCKET``)
 ======================================  ==============================================================================
 """
 
@@ -45,7 +44,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from headrace.errors import CacheCorruptError, CacheError, ReadError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
 from headrace.store.failures import DamagedAnswerError
 from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, owner_of
@@ -65,7 +64,8 @@ def kvstore_spec(url: str) -> dict[str, Any]:
     """TensorStore's key-value store for a path or URL. The module's docstring lists the variables that it follows.
 
     Raises:
-        ConfigError: TensorStore has no driver for the scheme.
+        ConfigError: TensorStore has no driver for the scheme, would change the key, or cannot address buckets as the
+            user's profile says.
 
     Example:
         >>> kvstore_spec("gs://bucket/cache/data")
@@ -104,7 +104,12 @@ def _s3_profile(*_environment: str | None) -> dict[str, Any]:
 
 
 def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Where TensorStore finds a bucket on a server other than Amazon's: below its name, or in its host name."""
+    """Where TensorStore finds a bucket on a server other than Amazon's: always below its name.
+
+    Raises:
+        ConfigError: the profile wants the bucket in the host name, as fsspec's client does then. The arrays and the
+            ledger of a cache would be at different keys, because TensorStore adds the bucket to the path anyway.
+    """
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     endpoint = named or profile.get("endpoint_url")
     if not endpoint:
@@ -116,9 +121,14 @@ def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
     }
     settings = profile.get("s3")
     if isinstance(settings, dict) and settings.get("addressing_style") == "virtual":
-        scheme, _, host = found["endpoint"].partition("://")
-        found["endpoint"] = f"{scheme}://{bucket}.{host}"
-        found["host_header"] = f"{bucket}.{host}"
+        raise ConfigError(
+            f"cannot be used for caches on {found['endpoint']}: TensorStore asks other servers than Amazon's for"
+            f" {found['endpoint']}/{bucket}",
+            field="s3.addressing_style",
+            value="virtual",
+            cure="Write addressing_style = path in the profile. If the server refuses that, keep caches on a local"
+            " disk, or in another store; sources may stay there.",
+        )
     return found
 
 

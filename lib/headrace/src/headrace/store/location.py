@@ -38,6 +38,8 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|arn:.*", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _CHANGED_BY_CLIENTS = {"s3": re.compile(r"[\x00-\x20\x7f#?%]"), "gs": _CONTROL}
 """What TensorStore does not send as it is."""
+_NO_STEPS = {"", ".", ".."}
+"""Between two slashes, these mean nothing in a bucket."""
 _LEGAL_IN_WEB_PATHS = "%/:@!$&'()*+,;=~"
 
 
@@ -151,6 +153,7 @@ class Location:
         if self.is_web:
             self._check_web(field)
         if self.is_bucket:
+            self._check_bucket(field)
             self._check_key(field)
 
     def _check_web(self, field: str) -> None:
@@ -158,10 +161,12 @@ class Location:
             cure = f"Write %23 for #: {self.text.replace('#', '%23')}."
             raise self._refused(field, "has a #, and nothing behind it reaches a web server", cure)
 
-    def _check_key(self, field: str) -> None:
+    def _check_bucket(self, field: str) -> None:
         if not _BUCKET.fullmatch(self.bucket):
             cure = f"Write {self.scheme}://BUCKET/KEY."
             raise self._refused(field, "names no bucket", cure)
+
+    def _check_key(self, field: str) -> None:
         try:
             size = len(self.key.encode())
         except UnicodeEncodeError:
@@ -172,38 +177,45 @@ class Location:
             raise self._refused(field, f"has a key of {size:,} bytes", cure)
         steps = self.key.split("/")
         if {".", ".."}.intersection(steps):
-            cure = f"Write {self._tidied({'.', '..', ''})}, if that is what you mean."
+            cure = f"Write {self._tidied(_NO_STEPS)}, if that is what you mean."
             raise self._refused(field, "has a step . or .., which means nothing in a bucket", cure)
         if self.key.startswith("/"):
             cure = f"Write {self._tidied({''})}, if that is what you mean."
             raise self._refused(field, "has a key that begins with a slash", cure)
         if self.scheme == "s3" and "?versionId=" in self.key:
-            cure = "Copy the object to another key: the client would read another one."
+            cure = f"Copy the object to another key, such as {self._plain()}: the client would read another one."
             raise self._refused(field, "has ?versionId= in its key", cure)
         if "\n" in self.key or "\r" in self.key:
-            cure = "Copy the object to a key without line breaks."
+            cure = f"Copy the object to a key without line breaks, such as {self._plain()}."
             raise self._refused(field, "has a line break in its key", cure)
 
     def check_arrays(self, field: str = "path") -> None:
         """Raises ConfigError for a folder that a cache's arrays cannot be read from or written to."""
+        if (
+            self.is_bucket
+        ):  # before the rest: the name that is proposed here has none of its faults either
+            self._check_bucket(field)
+            self._check_letters(field)
         self.check(field)
         if self.is_local and "\\" in self.absolute():
-            cure = f"Choose another folder, such as {self.text.replace(chr(92), '-')}."
+            plain = self.text.replace("\\", "-")
+            cure = f"Choose another folder, such as {plain}."
+            if plain == self.text:
+                cure = "Choose a folder that is not below it."
             problem = "has a backslash in its path, which TensorStore takes for a slash"
             raise self._refused(field, problem, cure)
-        if not self.is_bucket:
-            return
+        if self.is_bucket and "//" in self.key:
+            cure = f"Write {self._tidied({''})}, if that is what you mean."
+            raise self._refused(field, "has two slashes in its key", cure)
+
+    def _check_letters(self, field: str) -> None:
         found = _CHANGED_BY_CLIENTS[self.scheme].search(self.key)
         if found:
-            plain = re.sub(_CHANGED_BY_CLIENTS[self.scheme], "-", self.key)
-            cure = f"Choose another folder, such as {self.scheme}://{self.bucket}/{plain}."
+            cure = f"Choose another folder, such as {self._plain()}."
             problem = (
                 f"has {found[0]!r} in its key, which would not reach {_NAMES[self.scheme]} as it is"
             )
             raise self._refused(field, problem, cure)
-        if "//" in self.key:
-            cure = f"Write {self._tidied({''})}, if that is what you mean."
-            raise self._refused(field, "has two slashes in its key", cure)
 
     def check_output(self, field: str = "output") -> None:
         """Raises ConfigError for a folder that nothing may be written to, before anything is written."""
@@ -260,9 +272,18 @@ class Location:
         cure = "Use a local path, gs://, s3:// or https://."
         raise self._refused("path", "has a scheme that token caches cannot be stored under", cure)
 
+    def _plain(self) -> str:
+        """A name like this one that every client takes to the store as it is."""
+        letters = _CHANGED_BY_CLIENTS[self.scheme].sub("-", self.key)
+        spelled = letters.encode(
+            errors="replace"
+        ).decode()  # what is not UTF-8 becomes a question mark
+        steps = [step for step in spelled.replace("?", "-").split("/") if step not in _NO_STEPS]
+        return f"{self.scheme}://{self.bucket}/{'/'.join(steps) or 'NAME'}"
+
     def _tidied(self, without: set[str]) -> str:
         steps = [step for step in self.key.split("/") if step not in without]
-        return f"{self.scheme}://{self.bucket}/{'/'.join(steps)}"
+        return f"{self.scheme}://{self.bucket}/{'/'.join(steps) or 'NAME'}"
 
     def _refused(self, field: str, problem: str, cure: str) -> ConfigError:
         return ConfigError(problem, field=field, value=self.text, cure=cure)
