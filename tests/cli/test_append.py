@@ -109,7 +109,36 @@ def test_runs_go_on_and_are_extended(folder: Path):
     assert run("cat", config, "--run", "run", "--step", 19)
     assert "docs@2" in run("config", "check", config, "--hosts", 1)
     assert "docs@2" in run("config", "show", config)
-    assert "newer" not in run("diff", "run", config, "--step", 20, ok=False)
+    assert "newer" not in run("diff", "run", config, "--step", 20)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_removed_and_appended_documents_are_pasted_in_one_block(folder: Path, declared: bool):
+    config = Path("run.yaml")
+    text = "seq_len: 32\nbatch_size: 8\ncomponents: {docs: web, more: web}\n"
+    changed = text.replace("docs: web", "docs: {cache: web, weight: 2}")
+    if declared:
+        text += "amendments:\n- {step: 5, weights: {more: 3}}\n"
+        changed = text
+    config.write_text(text)
+    open_run("run", load_config(str(config)).loader())
+    run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    run("remove", "web", 1, 11)
+    config.write_text(changed)
+    said = run("diff", "run", config, "--step", 20, ok=declared)
+    block = said[said.index("amendments:") :]
+    assert "remove: {docs: 1, more: 1}" in block
+    assert "extend: {docs: 2, more: 2}" in block
+    config.write_text(text.partition("amendments:")[0] + block)
+    with load_config(str(config)).loader() as loader:
+        manifest = open_run("run", loader, 20)
+    assert manifest.history[-1]["until_step"] == 20
+    args = ("where", config, "--run", "run", "--step", 60, "--json", "--component")
+    for source, document in (("docs", 1), ("more", 1), ("docs@2", 3), ("more@2", 3)):
+        seen = json.loads(run(*args, source, "--document", document))["seen"]
+        assert seen
+        assert all(one["removed"] == (one["step"] >= 20) for one in seen)
+    assert "amendments:" not in run("diff", "run", config, "--step", 20)
 
 
 def test_bad_input_is_named(folder: Path):

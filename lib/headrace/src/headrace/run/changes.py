@@ -221,7 +221,7 @@ def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
             reached[name] = number_of_each(number)
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
     newer: dict[str, int | list[int]] = {}
-    for name in reached.keys() - newcomers:
+    for name in (one for one in reached if one not in newcomers):
         newest = [
             len(generations_of(TokenCache.open(path))) for path in config.components[name].caches
         ]
