@@ -82,11 +82,16 @@ def test_too_little_text_is_refused(headrace, texts):
 def test_a_line_that_cannot_be_read_is_left_out_where_that_is_asked_for(headrace, texts):
     (texts / "code" / "b.py").write_bytes("caf\xe9\n".encode("latin-1"))
     (texts / "code" / "c.py").write_text("text")
+    (texts / "a-first").mkdir()
+    (texts / "a-first" / "a.txt").write_text("A source that is read before the bad one. " * 50)
     refused = headrace("init", "texts", "-o", "first")
     assert refused.code == 2
     assert "b.py, line 1: is not UTF-8" in refused.err
-    assert "--restart --on-bad-line skip" in refused.err
-    done = headrace("init", "texts", "-o", "first", "--restart", "--on-bad-line", "skip")
+    assert "lines out: --on-bad-line skip" in refused.err
+    part = Path("first/caches/a-first/parts/00000/part.json")
+    built = part.stat().st_mtime_ns
+    done = headrace("init", "texts", "-o", "first", "--on-bad-line", "skip")
+    assert part.stat().st_mtime_ns == built
     assert done.code == 0
     assert "code: 1 bad line skipped, the first: texts/code/b.py, line 1: is not UTF-8" in done.err
 

@@ -258,7 +258,6 @@ class TestResume:
             (TokenizerConfig(eos="none"), {}, "eos '<eos>' there, none now"),
             (None, {"chunk_tokens": 64}, "chunk_elements 32 there, 64 now"),
             (None, {"dtype": "uint32"}, "dtype 'uint16' there, 'uint32' now"),
-            (None, {"on_bad_line": "skip"}, "on_bad_line 'error' there, 'skip' now"),
             (None, {"part_bytes": 100}, "part_bytes 200 there, 100 now"),
         ],
     )
@@ -280,6 +279,49 @@ class TestResume:
         build(tmp_path / "corpus", tmp_path / "cache", tokenizer, restart=True, **options)
         build(tmp_path / "corpus", tmp_path / "fresh", tokenizer, **options)
         assert tree(tmp_path / "cache") == tree(tmp_path / "fresh")
+
+    @pytest.mark.parametrize("engine", ["inline", "pool"])
+    def test_bad_lines_may_be_skipped_when_a_build_is_resumed(
+        self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree, engine: str
+    ):
+        corpus = tmp_path / "corpus"
+        write(corpus, write_jsonl)
+        with (corpus / "4.jsonl").open("a") as f:
+            f.write("not json\n")
+        how = {"engine": engine, "workers": 1}
+        with pytest.raises(SourceError, match=r"4\.jsonl, line 9") as caught:
+            build(corpus, tmp_path / "cache", **how)
+        assert "--restart" not in (caught.value.cure or "")
+        resumed = build(corpus, tmp_path / "cache", on_bad_line="skip", **how)
+        assert resumed.parts_reused > 0
+        assert resumed.skipped_lines == 1
+        build(corpus, tmp_path / "fresh", on_bad_line="skip")
+        assert tree(tmp_path / "cache") == tree(tmp_path / "fresh")
+
+    def test_a_finished_cache_without_bad_lines_is_kept_under_other_rules(
+        self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree
+    ):
+        write(tmp_path / "corpus", write_jsonl)
+        for begun, now in (("error", "skip"), ("skip", "error")):
+            cache = tmp_path / begun
+            build(tmp_path / "corpus", cache, on_bad_line=begun)
+            before = tree(cache)
+            assert build(tmp_path / "corpus", cache, on_bad_line=now).parts_built == 0
+            assert tree(cache) == before
+
+    def test_lines_that_were_skipped_are_an_error_once_they_may_not_be(
+        self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree
+    ):
+        corpus = tmp_path / "corpus"
+        write(corpus, write_jsonl)
+        with (corpus / "2.jsonl").open("a") as f:
+            f.write("not json\n")
+        build(corpus, tmp_path / "cache", on_bad_line="skip")
+        before = tree(tmp_path / "cache")
+        with pytest.raises(SourceError, match=r"2\.jsonl, line 9") as caught:
+            build(corpus, tmp_path / "cache")
+        assert (caught.value.field, caught.value.value) == ("on_bad_line", "error")
+        assert tree(tmp_path / "cache") == before
 
     def test_another_tokenizer_is_refused_by_content(
         self,

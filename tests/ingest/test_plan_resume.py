@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from headrace.errors import PlanMismatchError, SourceError
 from headrace.ingest.plan import changed_sources, check_same_build, differences
 from headrace.store.ledger import Ledger
+from headrace.store.parts import PartRecord
 
 TOKENIZER = {
     "path": "tok.json",
@@ -54,8 +55,12 @@ def with_(part: str, **changes: Any) -> Ledger:
             "text_field 'text' there, 'body' now",
         ),
         (
-            with_("metadata", source={**SOURCE, "on_bad_line": "skip"}),
-            "on_bad_line 'error' there, 'skip' now",
+            with_("metadata", source={**SOURCE, "max_record_bytes": 5}),
+            "max_record_bytes none there, 5 now",
+        ),
+        (
+            with_("metadata", source={**SOURCE, "special_tokens_in_text": "error"}),
+            "special_tokens_in_text none there, 'error' now",
         ),
         (with_("metadata", source={**SOURCE, "format": "text"}), "format 'auto' there, 'text' now"),
         (with_("metadata", part_bytes=5), "part_bytes 100 there, 5 now"),
@@ -73,9 +78,34 @@ def with_(part: str, **changes: Any) -> Ledger:
 )
 def test_a_difference_is_named(wanted: Ledger, message: str):
     with pytest.raises(PlanMismatchError, match=message) as caught:
-        check_same_build("out", BEGUN, wanted)
+        check_same_build("out", BEGUN, wanted, [])
     assert "--restart" in str(caught.value)
     assert len(differences(BEGUN, wanted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("begun", "wanted"),
+    [
+        ({"on_bad_line": "error"}, {"on_bad_line": "skip"}),
+        ({"max_record_bytes": 5}, {"max_record_bytes": 6}),
+        ({"max_record_bytes": 5}, {}),
+        ({"special_tokens_in_text": "error"}, {"special_tokens_in_text": "text"}),
+        ({"special_tokens_in_text": "error"}, {}),
+    ],
+)
+def test_parts_without_a_bad_line_are_kept_under_wider_rules(
+    begun: dict[str, Any], wanted: dict[str, Any]
+):
+    ledgers = [
+        with_("metadata", source={**SOURCE, "on_bad_line": "skip", **rules})
+        for rules in (begun, wanted)
+    ]
+    whole = PartRecord("00000", 1, 1, "", {"skipped_lines": 0})
+    check_same_build("out", *ledgers, [whole])
+    lacking = PartRecord("00001", 1, 1, "", {"skipped_lines": 2, "first_skipped": "a, line 3"})
+    if "on_bad_line" not in begun:
+        with pytest.raises(PlanMismatchError, match=next(iter(begun))):
+            check_same_build("out", *ledgers, [whole, lacking])
 
 
 def test_what_decides_nothing_may_differ():
@@ -90,7 +120,7 @@ def test_what_decides_nothing_may_differ():
             ],
         ),
     ):
-        check_same_build("out", BEGUN, wanted)
+        check_same_build("out", BEGUN, wanted, [])
 
 
 def touched(*paths: str) -> list[dict[str, Any]]:

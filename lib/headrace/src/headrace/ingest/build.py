@@ -424,15 +424,20 @@ def _begin(
     if begun is None:
         write_ledger(output, wanted)
         return wanted, tasks_from_records(wanted.sources, listed), {}
-    check_same_build(output, begun, wanted)
     names = sorted({str(s["part"]) for s in begun.sources})
     records = {
         name: record for name in names if (record := read_part_record(output, name)) is not None
     }
+    check_same_build(output, begun, wanted, records.values())
     sources = changed_sources(output, begun.sources, wanted.sources, records)
     ledger = begun
-    if sources != begun.sources or (begun.finished and len(records) < len(names)):
-        ledger = structs.replace(begun, finished=False, parts=[], sources=sources)
+    if not begun.finished or sources != begun.sources or len(records) < len(names):
+        # The parts that are still to be built follow the rules on bad lines that hold now.
+        metadata = {**begun.metadata, "source": wanted.metadata["source"]}
+        ledger = structs.replace(
+            begun, finished=False, parts=[], sources=sources, metadata=metadata
+        )
+    if ledger != begun:
         write_ledger(output, ledger)
     return ledger, tasks_from_records(sources, listed), records
 

@@ -130,7 +130,9 @@ def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger
             value=output,
             cure=cure_of_begun(output, "seed"),
         )
-    check_same_build(output, structs.replace(begun, sources=shuffled["sources"]), wanted)
+    check_same_build(
+        output, structs.replace(begun, sources=shuffled["sources"]), wanted, begun.parts
+    )
     current = {str(s["path"]): s for s in wanted.sources}
     changed = [
         str(s["path"]) for s in shuffled["sources"] if is_changed(s, current[str(s["path"])])

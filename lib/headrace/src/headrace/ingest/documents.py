@@ -161,8 +161,8 @@ class DocumentReader:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""
         if self.config.on_bad_line == "error":
             cure = (
-                f"{bad.cure} Or leave such lines out: --restart --on-bad-line skip (in Python: restart=True,"
-                ' on_bad_line="skip").'
+                f'{bad.cure} Or leave such lines out: --on-bad-line skip (in Python: on_bad_line="skip"); finished'
+                " parts are kept."
             )
             raise SourceError(bad.problem, field=self.describe_row(row), cure=cure.strip())
         return f"{self.describe_row(row)}: {bad.problem}"

@@ -8,7 +8,9 @@ every later run of the command uses the same one. The last slice of a file ends 
 
 To continue, old and new settings must agree in everything that affects the result. Paths may be written differently
 (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the location of the tokenizer's file may differ
-as long as it is the same tokenizer. The ledger stores size and version (etag, modification time) of every source file,
+as long as it is the same tokenizer. What happens to bad lines may change while no complete part had one.
+
+The ledger stores size and version (etag, modification time) of every source file,
 at no cost. On request it also stores a hash, for sources with unreliable modification times: a file that was copied or
 touched is then the same, and one that was changed without a new time stamp is not. For this, every file is read once
 more, a few at a time.
@@ -26,12 +28,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from headrace.errors import PlanMismatchError, SourceError, check_at_least
-from headrace.ingest.records import Slice
+from headrace.errors import PlanMismatchError, SourceError, check_at_least, format_count
+from headrace.ingest.records import MAX_RECORD_BYTES, Slice
 from headrace.ingest.source import SourceFile
 from headrace.store import files
 from headrace.store.generations import cache_of_generation
 from headrace.store.ledger import Ledger, read_part_record
+from headrace.store.parts import PartRecord
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
@@ -137,13 +140,28 @@ def tasks_from_records(
     return tasks
 
 
-def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
-    """Refuses to continue a build with other settings.
+def check_same_build(
+    output: str, begun: Ledger, wanted: Ledger, complete: Collection[PartRecord]
+) -> None:
+    """Refuses to continue a build with settings that would make other parts than those that are ``complete``.
 
     Raises:
         PlanMismatchError: they differ; names every difference.
+        SourceError: bad lines are no longer skipped, but some were.
     """
-    changes = differences(begun, wanted)
+    skipped = [record for record in complete if record.extra.get("skipped_lines")]
+    rules = [dict(ledger.metadata.get("source", {})) for ledger in (begun, wanted)]
+    if skipped and [rule.get("on_bad_line") for rule in rules] == ["skip", "error"]:
+        count = sum(int(record.extra["skipped_lines"]) for record in skipped)
+        raise SourceError(
+            f"{format_count(count, 'bad line')} of {output} skipped so far, the first:"
+            f" {skipped[0].extra['first_skipped']}",
+            field="on_bad_line",
+            value="error",
+            cure='Keep to --on-bad-line skip (in Python: on_bad_line="skip"), or correct the file and pass'
+            " --restart.",
+        )
+    changes = differences(begun, wanted, any_skipped=bool(skipped))
     if changes:
         raise PlanMismatchError(
             "was begun with other settings: " + "; ".join(changes),
@@ -167,12 +185,19 @@ def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
     )
 
 
-def differences(begun: Ledger, wanted: Ledger) -> list[str]:
-    """Differences between two plans, one phrase each; empty if a build of one can continue with the other."""
+def differences(begun: Ledger, wanted: Ledger, *, any_skipped: bool = False) -> list[str]:
+    """Differences between two plans, one phrase each; empty if a build of one can continue with the other.
+
+    ``any_skipped``: whether a complete part lacks a bad line.
+    """
     changes = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
     changes += differing_values(begun.layout, wanted.layout)
+    old_source = dict(begun.metadata.get("source", {}))
+    new_source = dict(wanted.metadata["source"])
+    rules = [] if any_skipped else _widened_rules(old_source, new_source)
     changes += differing_values(
-        dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"])
+        {key: value for key, value in old_source.items() if key not in rules},
+        {key: value for key, value in new_source.items() if key not in rules},
     )
     if begun.metadata.get("template") != wanted.metadata.get("template"):
         changes.append("the chat template differs")
@@ -190,6 +215,21 @@ def differences(begun: Ledger, wanted: Ledger) -> list[str]:
                 f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})"
             )
     return changes
+
+
+def _widened_rules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings on bad lines under which every part that had none stays as it is.
+
+    Such a part has only records that the old rules accepted, so a rule may change if it accepts them still.
+    """
+    widened = ["on_bad_line"]
+    if new.get("max_record_bytes", MAX_RECORD_BYTES) >= old.get(
+        "max_record_bytes", MAX_RECORD_BYTES
+    ):
+        widened.append("max_record_bytes")
+    if old.get("special_tokens_in_text") == "error":
+        widened.append("special_tokens_in_text")
+    return widened
 
 
 def changed_sources(
