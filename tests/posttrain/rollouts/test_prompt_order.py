@@ -74,6 +74,30 @@ def test_tinker(case):
     assert [[list(place) for place in batch] for batch in found] == case["schedule"]
 
 
+def test_tinker_without_a_number_of_batches_ends_with_the_smallest_source():
+    # Shares of 6 and 2 groups a batch: 60 groups last 10 batches, 10 groups 5.
+    found = tinker_schedule([60, 10], [3, 1], 8, seed=3)
+    assert found == tinker_schedule([60, 10], [3, 1], 8, 5, seed=3)
+    assert len(tinker_schedule([1, 1], [1, 1], 8, seed=3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"weights": [1, 0]}, "weights[1]"),
+        ({"weights": [float("nan"), 1]}, "weights[0]"),
+        ({"groups_per_batch": 0}, "groups_per_batch"),
+        ({"total_batches": 0}, "total_batches"),
+        ({"total_batches": 1.5}, "total_batches"),
+    ],
+)
+def test_tinker_refuses(change, field):
+    good = {"sizes": [2, 2], "weights": [1, 1], "groups_per_batch": 1, "total_batches": 1}
+    with pytest.raises(ConfigError) as caught:
+        tinker_schedule(**{**good, **change}, seed=0)
+    assert caught.value.field == field
+
+
 def test_bad_input():
     with pytest.raises(ConfigError, match="prompts"):
         PromptOrder(0, seed=0)

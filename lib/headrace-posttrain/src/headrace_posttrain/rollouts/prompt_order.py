@@ -7,6 +7,7 @@ orders of slime and tinker, for runs that have to reproduce them, use Python's g
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -90,7 +91,7 @@ def tinker_schedule(
     sizes: Sequence[int],
     weights: Sequence[float],
     groups_per_batch: int,
-    total_batches: int,
+    total_batches: int | None = None,
     *,
     seed: int,
 ) -> list[list[tuple[int, int]]]:
@@ -99,8 +100,17 @@ def tinker_schedule(
     The source is drawn by weight and supplies its next group; a source whose groups (``sizes``) are used up starts
     again, in another order. One generator shuffles and draws.
 
+    Args:
+        sizes: Groups of each source.
+        weights: Weight of each source, above 0.
+        groups_per_batch: Groups in a batch.
+        total_batches: Batches; None: as many as the source that is used up first has for its share of a batch, at least
+            one. (Draws are random, so it may still start again a little before the end.)
+        seed: Integer seed.
+
     Raises:
-        ConfigError: a source is empty, or there is not one weight for each.
+        ConfigError: a source is empty, there is not one weight for each or not all are above 0, or a number of batches
+            or groups is below 1.
 
     Example:
         >>> tinker_schedule([2, 2], [1, 1], 2, 2, seed=7)
@@ -114,6 +124,25 @@ def tinker_schedule(
         raise ConfigError(
             "has no groups", field=f"sizes[{list(sizes).index(min(sizes))}]", value=min(sizes)
         )
+    for k, weight in enumerate(weights):
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ConfigError(
+                "must be above 0",
+                field=f"weights[{k}]",
+                value=weight,
+                cure="Leave out a source that is not used.",
+            )
+    groups_per_batch = checked_count("groups_per_batch", groups_per_batch)
+    if total_batches is None:
+        # What each source supplies to a batch on average says how many batches it lasts. In tinker's order of
+        # operations: another one rounds otherwise.
+        sum_of_all = sum(weights)
+        lasting = [
+            int(size / (weight / sum_of_all * groups_per_batch))
+            for size, weight in zip(sizes, weights, strict=True)
+        ]
+        total_batches = max(1, min(lasting))
+    total_batches = checked_count("total_batches", total_batches)
     generator = random.Random(seed)
     orders = [list(range(n)) for n in sizes]
     for order in orders:

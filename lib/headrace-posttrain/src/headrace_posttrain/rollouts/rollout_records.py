@@ -83,7 +83,9 @@ prepare_types(BatchRecord, OpenStep)
 def read_identity(data: bytes, name: str) -> dict[str, Any]:
     """Parses the identity of the run that rollouts belong to.
 
-    Raises: CacheCorruptError: the bytes are something else. CacheError: another release wrote them.
+    Raises:
+        CacheCorruptError: the bytes are something else.
+        CacheError: another release wrote them.
     """
     try:
         identity = dict[str, Any](json.loads(data))

@@ -163,7 +163,7 @@ def pack_examples(
         multiple: In that case, the number of rows is a multiple of this.
         max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
         bins: Examples of each row, in order, as :func:`~headrace.batch.balance.micro_batches` returns them for a rank;
-        None: best fit.
+            None: best fit.
 
     Raises:
         ConfigError: a unit is longer than a row or incomplete; more rows or segments are needed than allowed; a length

@@ -89,9 +89,9 @@ class ComponentConfig:
         remove_not_found: What to do with numbers in that file that match no document: ``refuse`` them, or ``count``
             them and continue.
         loss_mask: Leaf of the cache that marks the tokens to train on; ``auto``: the one of chats, if there is one;
-        ``none``: train on all tokens.
+            ``none``: train on all tokens.
         replicas: Other locations of the same cache, tried in turn if the first fails. Not part of the run's
-        fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
+            fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
         loss_weight: Loss weight of its tokens, written like ``weight``: a number, or a function of the step. None: 1.
         columns: Leaves of its cache with other names than in the config's ``columns``; ``none``: it lacks the column,
             and its tokens get the column's default.

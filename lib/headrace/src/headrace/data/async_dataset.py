@@ -197,7 +197,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
             lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
             first_strand: Strands of all components before this one; see
-            :class:`~headrace.order.braid.shuffle.BraidShuffle`.
+                :class:`~headrace.order.braid.shuffle.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
             version: Version of the order: 2, or 1 to continue a run that started with it.
         """

@@ -161,7 +161,8 @@ def rows_of_examples(
 ) -> StepRows:
     """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not checked.
 
-    Raises: ConfigError: the dataset is not stored in token caches.
+    Raises:
+        ConfigError: the dataset is not stored in token caches.
 
     Example:
         >>> import headrace.testing

@@ -175,14 +175,18 @@ def build_cache(
 ) -> BuildReport:
     """Builds a token cache, or finishes an interrupted build with the same arguments.
 
-    Args: source: Where the documents come from. tokenizer: How they become ids. output: Folder or URL of the cache.
-    part_bytes: Source bytes in a part, the unit of work and of resuming. engine: What builds the parts: ``pool``,
-    worker processes of this machine; ``inline``, this process; ``ray``, a
+    Args:
+        source: Where the documents come from.
+        tokenizer: How they become ids.
+        output: Folder or URL of the cache.
+        part_bytes: Source bytes in a part, the unit of work and of resuming.
+        engine: What builds the parts: ``pool``, worker processes of this machine; ``inline``, this process; ``ray``, a
             Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a pipeline of Marin's Zephyr (on the current
             Fray client's cluster, or in threads here); ``auto``, a pool unless there is too little to do. No effect on
             the result.
-        workers: Number of workers; None: as many as cores and memory allow. No effect on the result. restart: Delete
-        existing content and start over. options: Rarely used options, by keyword: see :class:`BuildOptions`.
+        workers: Number of workers; None: as many as cores and memory allow. No effect on the result.
+        restart: Delete existing content and start over.
+        options: Rarely used options, by keyword: see :class:`BuildOptions`.
 
     Returns:
         A report. If the cache was already finished, nothing is done and ``parts_built`` is 0.

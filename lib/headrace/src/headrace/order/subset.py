@@ -35,7 +35,7 @@ class SubsetConfig:
         fraction: Share of the component's rows, above 0 and at most 1; rounded down to whole rows.
         rows: Instead of ``fraction``: the number of rows.
         by: ``blocks``: stored chunks, selected by the seed, or parts of chunks if there would be fewer than 64;
-        ``start``: the first rows as stored.
+            ``start``: the first rows as stored.
         seed: Seed of the selection only: runs with other seeds share their subset.
 
     Raises:

@@ -211,7 +211,8 @@ def policy() -> RetryPolicy:
 def use_policy(new: RetryPolicy) -> RetryPolicy:
     """Sets the policy for all reads that start from now on.
 
-    Returns: The previous policy.
+    Returns:
+        The previous policy.
 
     Example:
         >>> before = use_policy(RetryPolicy(attempts=4, hedge_after_s=0.5))

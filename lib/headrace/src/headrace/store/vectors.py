@@ -178,7 +178,8 @@ class PiecedVector:
 
     Raises:
         CacheCorruptError: the file is missing, of another size, or its digests are damaged; on access: the numbers are
-            damaged. ValueError, KeyError, TypeError: the record is invalid.
+            damaged.
+        ValueError, KeyError, TypeError: the record is invalid.
     """
 
     def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
