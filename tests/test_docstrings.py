@@ -1,4 +1,6 @@
-"""Docstrings say each argument on a line of its own, so that ``help()`` and the pages of the API show them as a list."""
+"""Docstrings say each argument on a line of its own, so that ``help()`` shows them as a list."""
+
+from __future__ import annotations
 
 import ast
 import re

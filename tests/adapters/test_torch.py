@@ -77,6 +77,60 @@ def test_batches_are_the_loaders_and_resume(adapter, mixture):
         module.TorchBatches(mixture(weight=5, num_steps=4)).load_state_dict(state)
 
 
+def steps_of(passed):
+    return [int(np.asarray(batch["tokens"]).sum()) for batch in passed]
+
+
+def test_every_pass_has_all_batches(adapter, mixture):
+    module, torch_loader = adapter
+    batches = module.TorchBatches(mixture(num_steps=4))
+    loader = torch_loader(batches) if torch_loader is not iter else batches
+    first = steps_of(loader)
+    assert len(first) == 4
+    assert steps_of(loader) == first
+    left = iter(loader)
+    next(left)  # a pass that is left early
+    assert steps_of(loader) == first
+
+
+def test_a_state_counts_for_one_pass(adapter, mixture):
+    module, _ = adapter
+    batches = module.TorchBatches(mixture(num_steps=4))
+    every = steps_of(batches)
+    for step in range(5):
+        passed = iter(batches)
+        for _ in range(step):
+            next(passed)
+        state = batches.state_dict()
+        assert state == passed.state_dict()
+        again = module.TorchBatches(mixture(num_steps=4))
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        assert steps_of(again) == every[step:]
+        assert steps_of(again) == every
+
+
+def test_as_torchdata_restores_a_pass(adapter, mixture):
+    # StatefulDataLoader restores the dataset, takes an iterator of it, restores that, and takes another one if the
+    # saved pass was over. A worker does so with a copy of the dataset.
+    module, _ = adapter
+    batches = module.TorchBatches(mixture(num_steps=4))
+    every = steps_of(batches)
+    passed = iter(batches)
+    assert steps_of([next(passed), next(passed)]) == every[:2]
+    of_dataset = batches.state_dict()
+    of_pass = passed.state_dict()
+    again = module.TorchBatches(mixture(num_steps=4))
+    again.load_state_dict(of_dataset)
+    restored = iter(again)
+    restored.load_state_dict(of_pass)
+    assert steps_of(restored) == every[2:]
+    ended = module.TorchBatches(mixture(num_steps=4))
+    ended.load_state_dict(restored.state_dict())
+    iter(ended)
+    assert steps_of(iter(ended)) == every
+
+
 def test_each_process_gets_its_share(adapter, mixture):
     module, torch_loader = adapter
     wanted = DataLoader(mixture()).batch_at(0).tokens

@@ -6,8 +6,11 @@
     for batch in torch.utils.data.DataLoader(batches, batch_size=None):  # they are batches already
         ...
 
-headrace reads ahead in threads, so torch's workers would gain nothing: leave ``num_workers`` at 0. ``state_dict`` and
-``load_state_dict`` follow torchdata's protocol for stateful loaders.
+headrace reads ahead in threads, so torch's workers would gain nothing: leave ``num_workers`` at 0.
+
+Every pass has all batches. ``state_dict`` and ``load_state_dict``, of the dataset and of each pass, follow torchdata's
+protocol: with ``torchdata.stateful_dataloader.StatefulDataLoader``, its own state is the one to save, with or without a
+worker. torch's own ``DataLoader`` with a worker has no access to the worker's position, so save states without workers.
 """
 
 # torch is not a dependency of headrace, so its types may be missing
@@ -42,7 +45,7 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
             :class:`~headrace.adapters.host_batches.HostBatches`.
 
     Raises:
-        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; during iteration: there are several
+        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; when a pass begins: there are several
             workers, each of which would deliver all batches.
     """
 
@@ -54,9 +57,15 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
     ) -> None:
         super().__init__()
         self.batches = HostBatches(dataset, batch_size, **options)
-        self._step = 0
+        self._first_step = 0
+        self._pass: _Pass | None = None
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> _Pass:
+        """A pass over the run: from its first step, or once from the step of a loaded state.
+
+        Raises:
+            ConfigError: there are several workers.
+        """
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise ConfigError(
@@ -65,23 +74,55 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
                 value=worker.num_workers,
                 cure="Use num_workers=0: headrace reads ahead in threads of its own.",
             )
-        for step, batch in self.batches.from_step(self._step):
-            self._step = step + 1
-            yield {
-                name: torch.from_numpy(
-                    values.astype(np.int64) if name in _INDICES else np.ascontiguousarray(values)
-                )
-                for name, values in arrays_of(batch).items()
-            }
+        # A loaded state is used up here, not at the first batch: a loader that finds that the saved pass was over asks
+        # for another one, without taking anything from the first.
+        self._pass = _Pass(self.batches, self._first_step)
+        self._first_step = 0
+        return self._pass
 
     def state_dict(self) -> dict[str, Any]:
-        """The current position: a step and the run's fingerprint."""
-        return LoaderState(self._step, self.batches.manifest.fingerprint).to_json()
+        """The position of the latest pass: its next step, and the run's fingerprint."""
+        step = self._first_step if self._pass is None else self._pass.step
+        return LoaderState(step, self.batches.manifest.fingerprint).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration starts at the saved state.
+        """The next pass starts at the saved step; those after it start at the first.
 
         Raises:
             PlanMismatchError: the state belongs to another run.
         """
-        self._step = self.batches.resume(state)
+        self._first_step = self.batches.resume(state)
+        self._pass = None
+
+
+class _Pass(Iterator[dict[str, torch.Tensor]]):
+    """One pass over the batches, with a position of its own; a stateful iterator in torchdata's sense."""
+
+    def __init__(self, batches: HostBatches, step: int) -> None:
+        self.step = step
+        self._batches = batches
+        self._found = batches.from_step(step)
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        step, batch = next(self._found)
+        self.step = step + 1
+        return {
+            name: torch.from_numpy(
+                values.astype(np.int64) if name in _INDICES else np.ascontiguousarray(values)
+            )
+            for name, values in arrays_of(batch).items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next step, and the run's fingerprint."""
+        return LoaderState(self.step, self._batches.manifest.fingerprint).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state.
+
+        Raises:
+            PlanMismatchError: the state belongs to another run.
+        """
+        self.step = self._batches.resume(state)
+        self._found.close()
+        self._found = self._batches.from_step(self.step)

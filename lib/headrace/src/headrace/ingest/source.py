@@ -228,9 +228,9 @@ class SourceConfig:
             memory (encoding takes about eight times as much). So is a record for which a chat template produces more,
             in characters and steps (never more than 64 Mi).
         special_tokens_in_text: What to do with the name of a special token in a text, such as ``<|endoftext|>``:
-            ``token``: it becomes that token; ``text``: it is encoded like any text; ``error``: the record is bad. Special
-            tokens are those that the tokenizer marks as such. In conversations, this applies to the record's strings,
-            not to the template; ``text`` is not available there.
+            ``token``: it becomes that token; ``text``: it is encoded like any text; ``error``: the record is bad.
+            Special tokens are those that the tokenizer marks as such. In conversations, this applies to the record's
+            strings, not to the template; ``text`` is not available there.
 
     Raises:
         ConfigError: a value is not usable.
