@@ -253,6 +253,79 @@ def test_yaml_merges_work(tmp_path):
     assert read_mapping(f"{tmp_path}/c.yaml")["b"] == {"x": 1, "y": 3}
 
 
+def in_files(value, holder: Path, name: str, split) -> str:
+    """YAML of a tree, for a file in the folder ``holder``; mappings that ``split`` chooses are files further below."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    alone = split()
+    inner = holder / "sub" if alone else holder
+    entries = [
+        f"{key}: {in_files(entry, inner, f'{name}{n}', split)}"
+        for n, (key, entry) in enumerate(value.items())
+    ]
+    text = "{" + ", ".join(entries) + "}"
+    if not alone:
+        return text
+    inner.mkdir(parents=True, exist_ok=True)
+    (inner / f"{name}.yaml").write_text(text)
+    return f"!include sub/{name}.yaml"
+
+
+@given(
+    tree=st.recursive(
+        st.integers(0, 9) | st.sampled_from(["a", "b c"]),
+        lambda inner: st.dictionaries(st.sampled_from("pqrs"), inner, min_size=1, max_size=3),
+        max_leaves=9,
+    ).filter(lambda tree: isinstance(tree, dict)),
+    data=st.data(),
+)
+def test_a_tree_in_several_files_is_the_tree(tmp_path_factory, tree, data):
+    root = tmp_path_factory.mktemp("files")
+    lines = [
+        f"{key}: {in_files(entry, root, f'f{n}', lambda: data.draw(st.booleans()))}"
+        for n, (key, entry) in enumerate(tree.items())
+    ]
+    (root / "run.yaml").write_text("\n".join(lines))
+    assert read_mapping(f"{root}/run.yaml") == tree
+    (root / "all.yaml").write_text("<<: !include run.yaml\np: 1\n")
+    assert read_mapping(f"{root}/all.yaml") == {**tree, "p": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("x: !include a.yaml", "a.yaml"),
+        ("x: !include ./a.yaml", "./a.yaml"),
+        ("x: !include back.yaml", "a.yaml"),
+        ("x: !include none.yaml", "none.yaml"),
+        ("x: !include ''", "{folder}/a.yaml, line 1"),
+        ("y: 1\nx: !include {a: b}", "{folder}/a.yaml, line 2"),
+    ],
+)
+def test_includes_that_are_refused(tmp_path, text, value):
+    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "back.yaml").write_text("!include a.yaml")
+    error = refused(path=f"{tmp_path}/a.yaml")
+    assert error.field == "!include"
+    assert str(error.value).endswith(value.format(folder=tmp_path))
+    assert ".yaml, line" in str(error)
+
+
+def test_an_error_in_an_included_file_names_that_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("x: 1\ny: !include b.yaml\n")
+    for bad in ("k: 1\nk: 2", "k: 1\nl: [", "k: 1\nl: !!python/object:os.system x"):
+        (tmp_path / "b.yaml").write_text(bad)
+        error = refused(path=f"{tmp_path}/a.yaml")
+        assert error.value == f"{tmp_path}/b.yaml"
+        assert "in line 2" in str(error)
+
+
+def test_an_include_in_a_setting_starts_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "c.yaml").write_text("{a: caches/a}")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(overrides=["components=!include c.yaml"]).components["a"].cache == "caches/a"
+
+
 @pytest.fixture
 def config(tmp_path):
     """A file with three small caches."""

@@ -27,41 +27,23 @@ from headrace.config.wording import describe_entry, describe_record, join_choice
 from headrace.errors import ConfigError, HeadraceError, check_choice, did_you_mean
 from headrace.mix.schedule import whole_number
 from headrace.store import files
+from headrace.store.location import Location
 
 T = TypeVar("T")
 
+_INCLUDE = "!include"
+
 
 def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML file. If a ``foreign`` program wrote it, values of its own Python classes are read as their
-    text or parts, and ``!include other.yaml`` as the mapping in that file, relative to this one.
+    """The mapping in a YAML file. ``!include other.yaml`` stands for what that file holds; its path is relative to the
+    file that includes it, also in a bucket. If a ``foreign`` program wrote the file, values of its own Python classes
+    are read as their text or parts.
 
     Raises:
-        ConfigError: no such file, or it is not a YAML mapping; the error names the line.
+        ConfigError: no such file, it is not a YAML mapping (the error names the line), or files include each other in a
+            circle.
     """
-    return _read_mapping(path, () if foreign else None)
-
-
-def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any]:
-    """As :func:`read_mapping`; ``including``: the files that include this one, outermost first; None: not foreign."""
-    if not isinstance(path, str | PathLike):
-        raise ConfigError(
-            "is not a path", field="config", value=path, cure="Give the path of a YAML file."
-        )
-    raw = None
-    problem = "does not exist"
-    try:
-        raw = files.read_bytes(path)
-    except OSError as error:
-        folder = isinstance(error, IsADirectoryError)
-        problem = "is a folder" if folder else f"cannot be read ({error.strerror or error})"
-    if raw is None:
-        raise ConfigError(problem, field="config", value=path, cure="Give the path of a YAML file.")
-    loader = (
-        None
-        if including is None
-        else type("_Including", (_ForeignLoader,), {"files": (*including, path)})
-    )
-    value = _yaml(raw.decode(errors="replace"), path, loader)
+    value = _yaml(_text_of(path), str(path), file=str(path), foreign=foreign)
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -70,6 +52,26 @@ def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any
             "is not a mapping of names to values", field="config", value=path, cure=cure
         )
     return cast("dict[str, Any]", value)
+
+
+def _text_of(path: str, included_at: str = "") -> str:
+    """The text of a YAML file; ``included_at``: the file and the line that include it."""
+    field = _INCLUDE if included_at else "config"
+    cure = "Give the path of a YAML file."
+    if included_at:
+        cure = f"Write the path of a YAML file there ({included_at}): it is relative to that file's folder."
+    if not isinstance(path, str | PathLike):
+        raise ConfigError("is not a path", field=field, value=path, cure=cure)
+    raw = None
+    problem = "does not exist"
+    try:
+        raw = files.read_bytes(path)
+    except OSError as error:
+        folder = isinstance(error, IsADirectoryError)
+        problem = "is a folder" if folder else f"cannot be read ({error.strerror or error})"
+    if raw is None:
+        raise ConfigError(problem, field=field, value=path, cure=cure)
+    return raw.decode(errors="replace")
 
 
 def with_overrides(
@@ -147,12 +149,17 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
     return read(slot_of(cls), raw)
 
 
-def _yaml(text: str, where: str, loader: type[yaml.SafeLoader] | None = None) -> Any:
+def _yaml(text: str, where: str, *, file: str = "", foreign: bool = False) -> Any:
+    """What a YAML text says. ``where`` names it in errors; ``file`` is what its ``!include`` start from."""
     try:
-        return yaml.load(text, Loader=loader) if loader is not None else _load(text)
+        if foreign or _INCLUDE in text:
+            return _with_includes(text, file or where, file=file, foreign=foreign)
+        return _load(text)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date and the like
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
+        # A file that is included has lines of its own.
+        where = mark.name if mark is not None and not mark.name.startswith("<") else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         cure = "Write lines of NAME: VALUE, indented with spaces; a text with special characters in quotes."
         cure = "Keep one of them." if "twice" in problem else cure
@@ -170,6 +177,16 @@ def _load(text: str) -> Any:
         yaml.YAMLError
     ):  # libyaml does not tell what it met, nor always the line: the slower parser does
         return yaml.load(text, Loader=_Loader)
+
+
+def _with_includes(text: str, name: str, *, file: str, foreign: bool) -> Any:
+    loader = (_ForeignLoader if foreign else _Loader)(text)
+    loader.name = name
+    loader.files = (file,)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 class _OnceEach(yaml.constructor.SafeConstructor):
@@ -192,7 +209,51 @@ class _OnceEach(yaml.constructor.SafeConstructor):
 
 
 class _Loader(_OnceEach, yaml.SafeLoader):
-    """Safe YAML."""
+    """Safe YAML, in which ``!include`` stands for another file.
+
+    Included files become nodes of the tree before any value is made of it. So they may stand wherever a value may, also
+    behind ``<<:``, and a key written twice is found as in one file.
+
+    Attributes:
+        files: The file being read, after those that include it; empty names for a text that is in no file.
+    """
+
+    files: tuple[str, ...] = ("",)
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.Node:
+        node = super().compose_scalar_node(anchor)
+        if node.tag != _INCLUDE:
+            return node
+        included = self._included(node)
+        if anchor is not None:
+            self.anchors[anchor] = included
+        return included
+
+    def _included(self, node: yaml.ScalarNode) -> yaml.Node:
+        """The tree of another file."""
+        name = str(node.value)
+        if not name.strip():
+            raise _no_file(node)
+        place = _place(node)
+        path = _beside(self.files[-1], name, place)
+        if any(Location.parse(path).identity() == Location.parse(f).identity() for f in self.files):
+            circle = " includes ".join([*self.files, path])
+            raise ConfigError(
+                f"goes in a circle ({circle})",
+                field=_INCLUDE,
+                value=name,
+                cure=f"Write what it should hold in its place ({place}).",
+            )
+        inner = type(self)(_text_of(path, place))
+        inner.name = path
+        inner.files = (*self.files, path)
+        try:
+            tree = inner.get_single_node()
+        finally:
+            inner.dispose()
+        if tree is None:  # an empty file
+            return yaml.ScalarNode("tag:yaml.org,2002:null", "", node.start_mark, node.end_mark)
+        return tree
 
 
 class _FastLoader(_OnceEach, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # pyright: ignore
@@ -202,11 +263,18 @@ class _FastLoader(_OnceEach, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # 
 class _ForeignLoader(_Loader):
     """Reads values of unknown classes as plain values; nothing is imported or called.
 
-    Attributes:
-        files: The file being read, after those that include it.
+    A file of another program makes no connection: it includes what lies beside it.
     """
 
-    files: tuple[str, ...] = ()
+    def _included(self, node: yaml.ScalarNode) -> yaml.Node:
+        if "://" in str(node.value):
+            raise ConfigError(
+                "is not read from here",
+                field=_INCLUDE,
+                value=node.value,
+                cure="Write what it holds in its place.",
+            )
+        return super()._included(node)
 
 
 def _plain_value(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
@@ -217,20 +285,53 @@ def _plain_value(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
     return loader.construct_scalar(cast("yaml.ScalarNode", node))
 
 
-def _included(loader: _ForeignLoader, node: yaml.Node) -> dict[str, Any]:
-    """The mapping in another file, whose path is relative to the file being read."""
-    name = str(loader.construct_scalar(cast("yaml.ScalarNode", node)))
-    folder, slash, _ = loader.files[-1].rpartition("/")
-    path = name if name.startswith("/") else f"{folder}{slash}{name}"
-    if "://" in name or path in loader.files:
-        problem = "includes itself" if path in loader.files else "is not read from here"
-        raise ConfigError(
-            problem, field="!include", value=name, cure="Write what it holds in its place."
-        )
-    return _read_mapping(path, loader.files)
+def _place(node: yaml.Node) -> str:
+    return f"{node.start_mark.name}, line {node.start_mark.line + 1}"
 
 
-_ForeignLoader.add_constructor("!include", _included)
+def _no_file(node: yaml.Node) -> ConfigError:
+    return ConfigError(
+        "names no file",
+        field=_INCLUDE,
+        value=_place(node),
+        cure="Write one path behind it, such as !include sources.yaml.",
+    )
+
+
+def _refuse_list(_: _Loader, node: yaml.Node) -> Any:
+    raise _no_file(node)
+
+
+def _beside(file: str, name: str, place: str) -> str:
+    """The path that a file gives as ``name``: a URL, an absolute path, or one relative to the file's folder.
+
+    In a bucket, ``..`` is no folder but a name like others, so it is resolved here, and not by the store.
+    """
+    named = Location.parse(name)
+    if not named.is_local or named.key != name or name.startswith(("/", "~")):
+        return name
+    holder = Location.parse(file)
+    if holder.is_local:
+        above, slash, _ = file.rpartition("/")
+        return f"{above}{slash}{name}"
+    folders = holder.key.split("/")[:-1]
+    for part in name.split("/"):
+        if part == ".." and not folders:
+            raise ConfigError(
+                "leads out of the bucket",
+                field=_INCLUDE,
+                value=name,
+                cure=f"Write the whole URL ({place}).",
+            )
+        if part == "..":
+            folders.pop()
+        elif part != ".":
+            folders.append(part)
+    scheme = file.partition("://")[0]
+    return f"{scheme}://{holder.bucket}/{'/'.join(folders)}{holder.query}"
+
+
+_Loader.add_constructor(_INCLUDE, _refuse_list)
 _ForeignLoader.add_multi_constructor("tag:yaml.org,2002:python/", _plain_value)
 
 
