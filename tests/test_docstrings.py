@@ -1,6 +1,4 @@
-"""Docstrings say each argument on a line of its own, so that ``help()`` shows them as a list."""
-
-from __future__ import annotations
+"""Docstrings say each argument on a line of its own, so that ``help()`` and the API pages show them as a list."""
 
 import ast
 import re
@@ -18,6 +16,11 @@ _OF_ERRORS = re.compile(
 _ENTRIES = {"Args": _OF_NAMES, "Attributes": _OF_NAMES, "Raises": _OF_ERRORS}
 """How an entry of a section begins, at the start of a line or behind another."""
 _FILES = sorted((Path(__file__).parents[1] / "lib").rglob("*.py"))
+_CONSTRUCTORS = ("__init__", "__new__")
+_VALUES = ("None", "True", "False")
+"""What begins like an entry, but says what a value of the argument above means."""
+_ANY = "**"
+"""Stands among the names of what takes further ones: by keyword, or as the class that it inherits from does."""
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -26,14 +29,16 @@ def _names(node: _Documented) -> set[str]:
     if not isinstance(node, ast.ClassDef):
         given = node.args
         every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-        return {one.arg for one in every if one is not None}
+        names = {one.arg for one in every if one is not None}
+        return names if given.kwarg is None else names | {_ANY}
     names: set[str] = set()
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             names.add(part.target.id)
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+        if isinstance(part, ast.FunctionDef) and part.name in _CONSTRUCTORS:
             names |= _names(part)
-    return names
+    inherits = not any(getattr(part, "name", "") in _CONSTRUCTORS for part in node.body)
+    return names | {_ANY} if inherits and node.bases else names
 
 
 def _faults(docstring: str, names: set[str]) -> Iterator[str]:
@@ -55,7 +60,13 @@ def _faults(docstring: str, names: set[str]) -> Iterator[str]:
         later = [found for found in entries.finditer(line.strip()) if found.start() > 0]
         runs_on = [found for found in later if section == "Raises" or found[1] in names]
         level = len(line) - len(line.lstrip())
-        begins = entries.match(line.strip()) or line.lstrip().startswith(("(", "*", ">>>"))
+        entry = entries.match(line.strip())
+        if entry is None:
+            begins = line.lstrip().startswith(("(", "*", ">>>"))
+        elif section != "Args":
+            begins = entry[1] not in _VALUES
+        else:
+            begins = entry[1] in names or (_ANY in names and entry[1] not in _VALUES)
         if runs_on or level < 4 or (level == 4 and not begins):
             yield line
 
@@ -67,6 +78,8 @@ def _faults(docstring: str, names: set[str]) -> Iterator[str]:
         "Args:\n    a: One. b: Two.",
         "Args:\na: One.",
         "Args:\n    a: One,\n    of several.",
+        "Args:\n    a: One of several;\n    None: the first.",
+        "Returns: One.",
         "Raises:\n    ConfigError: one. CacheError: two.",
     ],
 )
@@ -82,4 +95,4 @@ def test_each_argument_has_a_line() -> None:
                 found += [
                     f"{path.name}: {node.name}: {line}" for line in _faults(text, _names(node))
                 ]
-    assert found == []
+    assert "\n".join(found) == ""

@@ -67,7 +67,7 @@ class RLSettings:
         max_segments: Largest number of segments in a row; None: as many as there are. With ``rows``, all batches then
             have one shape.
         tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
-        None: that of the prompts (``tokenizer`` of
+            None: that of the prompts (``tokenizer`` of
             :class:`~headrace_posttrain.rollouts.groups.CachePrompts`), if they have one.
         prompt_order: ``shuffled``: each pass in its own order; ``slime``: slime's order, with ``seed``; or ``listed``:
             the order of the list.
