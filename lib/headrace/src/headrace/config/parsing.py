@@ -220,7 +220,7 @@ class _Loader(_OnceEach, yaml.SafeLoader):
 
     files: tuple[str, ...] = ("",)
 
-    def compose_scalar_node(self, anchor: Any) -> yaml.Node:
+    def compose_scalar_node(self, anchor: Any) -> Any:
         node = super().compose_scalar_node(anchor)
         if node.tag != _INCLUDE:
             return node
