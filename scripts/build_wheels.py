@@ -53,7 +53,7 @@ def problems(wheel: Path) -> list[str]:
         if library[:6] != b"\x7fELF\x02\x01" or actual != ELF_MACHINES[machine]:
             found.append("the library is not of its platform")
         versions = {tuple(map(int, v.split(b"."))) for v in re.findall(rb"GLIBC_([\d.]+)", library)}
-        if max(versions, default=(0,)) > (2, 17):
+        if versions and max(versions) > (2, 17):
             found.append(f"it needs glibc {max(versions)}")
     else:
         actual = int.from_bytes(library[4:8], "little")

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import platform
 import sys
 from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LIBRARY = FOLDER / "_native.so"
+# Another one is given by scripts/sanitize.py, which compiles with sanitizers
+LIBRARY = Path(os.environ.get("HEADRACE_NATIVE_LIBRARY", FOLDER / "_native.so"))
 SUPPORTED = (
     "x86_64 and aarch64 (arm64) processors, 64-bit, on Linux (glibc 2.17 or later) and macOS"
 )
