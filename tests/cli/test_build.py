@@ -154,7 +154,7 @@ def test_json(headrace: Run, corpus: Path, tmp_path: Path):
         (
             "",
             ["corpus", "--text-field", "body"],
-            "1.jsonl, line 1: has no field 'body' (it has 'text')",
+            "1.jsonl: each of its first 5 records fails alike: has no field 'body' (it has 'text')",
         ),
         ("", ["corpus", "--chunk-tokens", "0"], "chunk_tokens = 0"),
         (

@@ -26,7 +26,7 @@ from headrace.ingest.readers.streams import (
     unpack,
     without_bom,
 )
-from headrace.ingest.records import Slice, lookup
+from headrace.ingest.records import LeafConfig, Slice, lookup
 from headrace.ingest.source import SourceConfig, SourceFile
 
 TEXTS = st.lists(st.text(), max_size=8)
@@ -406,3 +406,77 @@ def test_a_bad_line_of_a_slice_is_named_by_its_line_in_the_file(tmp_path: Path):
     last = DocumentReader(replace(file, part=slices[-1]), config, maker(config))
     with pytest.raises(SourceError, match=r"a\.jsonl, line 101: is not valid JSON"):
         list(last)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "cure"),
+    [
+        ('{"body": %d}', "has no field 'text'", "--text-field"),
+        ('{"text": %d}', "holds a number in field 'text'", "--text-field"),
+        ("word %d", "is not valid JSON", "--format"),
+    ],
+)
+def test_records_that_all_fail_alike_blame_no_line(
+    tmp_path: Path, line: str, problem: str, cure: str
+):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(line % i + "\n" for i in range(30)))
+    with pytest.raises(SourceError, match=problem) as caught:
+        texts(path)
+    assert caught.value.field == str(path)
+    assert "first 20 records" in caught.value.problem
+    assert cure in (caught.value.cure or "")
+    assert "--on-bad-line" not in (caught.value.cure or "")
+    # One that is good among them, or fails otherwise: then the line is to blame.
+    for other in ('{"text": "good"}', "[1]"):
+        path.write_text("".join([line % 1 + "\n", other + "\n"]))
+        with pytest.raises(SourceError, match=problem) as caught:
+            texts(path)
+        assert caught.value.field == f"{path}, line 1"
+
+
+@pytest.mark.parametrize("stored", ["binary", "large_binary"])
+def test_bytes_of_a_table_are_text(tmp_path: Path, stored: str):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+
+    def write(*values: bytes | None) -> None:
+        column = arrow.array(values, getattr(arrow, stored)())
+        parquet.write_table(arrow.table({"text": column}), path)
+
+    write("é日".encode(), b"plain")
+    assert texts(path) == ["é日", "plain"]
+    write(b"plain", b"caf\xe9")
+    with pytest.raises(SourceError, match="is not UTF-8") as caught:
+        texts(path)
+    assert caught.value.field == f"{path}, row 1"
+    write(b"plain", None)
+    with pytest.raises(SourceError, match="holds a null"):
+        texts(path)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_ids_of_any_type_are_kept(tmp_path: Path, suffix: str):
+    records = [{"text": "a", "id": 7}, {"text": "b"}, {"text": "c", "id": None}, {"text": "d"}]
+    records[3]["id"] = "doc-1"
+    for number, record in enumerate(records):
+        path = tmp_path / f"{number}.{suffix}"
+        if suffix == "jsonl":
+            path.write_text(json.dumps(record))
+        else:
+            arrow = pytest.importorskip("pyarrow")
+            pytest.importorskip("pyarrow.parquet").write_table(
+                arrow.Table.from_pylist([record]), path
+            )
+    config = SourceConfig([str(tmp_path)], leaves={"id": LeafConfig("id", "any")})
+    documents = [
+        document
+        for file in config.files()
+        for document in DocumentReader(file, config, maker(config))
+    ]
+    assert [bytes(document.leaves[0]) for document in documents] == [b"7", b"", b"", b"doc-1"]
+    strict = SourceConfig([str(tmp_path)], leaves={"id": LeafConfig("id", "text")})
+    with pytest.raises(SourceError, match="holds a number in field 'id'") as caught:
+        list(DocumentReader(strict.files()[0], strict, maker(strict)))
+    assert "id:any" in (caught.value.cure or "")

@@ -157,8 +157,19 @@ class TestTemplates:
             chat.render([{"role": "user", "content": "x"}])
 
     def test_a_template_has_no_clock(self):
-        with pytest.raises(BadRecordError, match="strftime_now"):
+        with pytest.raises(BadRecordError, match="strftime_now") as caught:
             template("{{ strftime_now('%Y') }}").render([])
+        assert "--chat-variable strftime_now=" in caught.value.cure
+        dated = template("{{ strftime_now('%d %b %Y') }}", strftime_now="2025-01-31")
+        assert dated.render([]) == "31 Jan 2025"
+        either = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}"
+        assert template(either).render([]) == "2024"
+        assert template(either, strftime_now="2025-01-31").render([]) == "2025"
+        with pytest.raises(ConfigError, match="is no date") as wrong:
+            template("", strftime_now="today")
+        assert (wrong.value.field, wrong.value.value) == ("chat.variables.strftime_now", "today")
+        with pytest.raises(BadRecordError, match="huge width"):
+            template("{{ strftime_now('%999999999d') }}", strftime_now="2025-01-31").render([])
         assert template("{{ date_string }}", date_string="today").render([]) == "today"
 
     def test_what_a_template_refuses(self):
@@ -188,6 +199,17 @@ class TestTemplates:
 
     def test_json_is_not_escaped_for_the_web(self):
         assert template("{{ messages | tojson }}").render([{"role": "<é>"}]) == '[{"role": "<é>"}]'
+
+    def test_json_takes_the_options_of_transformers(self):
+        message = {"role": "é", "a": 1}
+        for options, expected in (
+            ("true", r'{"role": "\u00e9", "a": 1}'),
+            ("sort_keys=true", '{"a": 1, "role": "é"}'),
+            ("separators=(',', ':')", '{"role":"é","a":1}'),
+            ("indent=1", '{\n "role": "é",\n "a": 1\n}'),
+        ):
+            text = template(f"{{{{ messages[0] | tojson({options}) }}}}").render([message])
+            assert text == expected
 
 
 PAIR = {"prompt": "Why?", "chosen": "So.", "rejected": "No"}

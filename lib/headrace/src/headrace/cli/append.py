@@ -23,7 +23,7 @@ _SOURCE: dict[str, tuple[str, ...]] = {
     "kind": ("kind",),
     "fields": ("field",),
     "leaves": ("leaf",),
-    "chat": ("chat_template", "mask", "mask_role"),
+    "chat": ("chat_template", "chat_variable", "mask", "mask_role"),
     "fim": ("fim", "fim_rate", "fim_spm_rate", "fim_seed"),
     "max_record_bytes": ("max_record_bytes",),
     "special_tokens_in_text": ("special_tokens_in_text",),

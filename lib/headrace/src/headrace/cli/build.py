@@ -46,6 +46,7 @@ def command(
     field: flags.FieldOption = None,
     leaf: flags.LeafOption = None,
     chat_template: flags.ChatTemplateOption = None,
+    chat_variable: flags.ChatVariableOption = None,
     mask: flags.MaskOption = "generation",
     mask_role: flags.MaskRoleOption = None,
     fim: flags.FimOption = None,
@@ -97,12 +98,13 @@ def command(
 
     _refuse_without_effect(context)
     files = (sources, format, text_field, on_bad_line, extension or [])
+    variables = dict(_pair(text, "chat_variable", "enable=yes") for text in chat_variable or [])
     source = SourceConfig(
         *files,
         kind=kind,
-        fields=dict(_pair(f) for f in field or []),
+        fields=dict(_pair(text, "field", "messages=conversation") for text in field or []),
         leaves=_leaves(leaf or []),
-        chat=ChatConfig(chat_template, mask, mask_role or ["assistant"]),
+        chat=ChatConfig(chat_template, mask, mask_role or ["assistant"], variables),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
         max_record_bytes=max_record_bytes,
         special_tokens_in_text=special_tokens_in_text,
@@ -147,7 +149,9 @@ def _refuse_without_effect(context: typer.Context) -> None:
             context, ("mask_role",), f"has no effect with --mask {mask}", "Add --mask roles."
         )
     if kind not in ("auto", "chat", "preference", "prompts"):
-        refuse_typed(context, ("mask", "chat_template"), f"has no effect with --kind {kind}")
+        refuse_typed(
+            context, ("mask", "chat_template", "chat_variable"), f"has no effect with --kind {kind}"
+        )
 
 
 def _build(
@@ -211,13 +215,16 @@ def _leaves(texts: list[str]) -> dict[str, LeafConfig]:
     return dict(parse_leaf(text) for text in texts)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str, option: str, example: str) -> tuple[str, str]:
     from headrace.errors import ConfigError
 
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise ConfigError(
-            "is not NAME=FIELD", field="field", value=text, cure="Write e.g. messages=conversation."
+            f"is not NAME={'FIELD' if option == 'field' else 'VALUE'}",
+            field=option,
+            value=text,
+            cure=f"Write e.g. {example}.",
         )
     return name, value
 

@@ -106,8 +106,8 @@ FieldOption = Annotated[
 LeafOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Keep a field of each document as a leaf; DTYPE is text or a number type. For token ids, add :token for"
-        " one number per id, :token:K for K of them (repeatable).",
+        help="Keep a field of each document as a leaf; DTYPE is text, any or a number type. For token ids, add :token"
+        " for one number per id, :token:K for K of them (repeatable).",
         metavar="NAME=FIELD:DTYPE",
         rich_help_panel=RECORDS,
     ),
@@ -117,6 +117,14 @@ ChatTemplateOption = Annotated[
     typer.Option(
         help="A Jinja template; by default the one beside the tokenizer.",
         metavar="FILE",
+        rich_help_panel=CHATS,
+    ),
+]
+ChatVariableOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A variable of the template; strftime_now=2025-01-31 fixes the date that it writes (repeatable).",
+        metavar="NAME=VALUE",
         rich_help_panel=CHATS,
     ),
 ]

@@ -329,6 +329,10 @@ def build_command(cache: str, ledger: Ledger) -> str:
     for flag, values in (
         ("--extension", source["extensions"]),
         ("--mask-role", source["chat"]["roles"] if source["chat"]["mask"] == "roles" else []),
+        (
+            "--chat-variable",
+            [f"{name}={value}" for name, value in source["chat"].get("variables", {}).items()],
+        ),
         ("--field", [f"{name}={field}" for name, field in source["fields"].items()]),
         ("--leaf", [f"{name}={text}" for name, text in leaves.items()]),
     ):

@@ -1,9 +1,10 @@
 """Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox, and the text that it marks.
 
 Templates come with weights from strangers, so they are treated as data: they run in Jinja's immutable sandbox, which
-gives them access to messages and nothing else. A template always renders the same text: it has no clock
-(``strftime_now`` is not defined; templates that need a date get it from ``variables``). The size of a rendering is
-limited (:mod:`headrace.ingest.bounded_jinja`).
+gives them access to messages and nothing else. A template always renders the same text: it has no clock.
+``strftime_now`` is there if ``variables`` fix its date (``strftime_now: 2025-01-31``), and writes that date.
+
+The size of a rendering is limited (:mod:`headrace.ingest.bounded_jinja`).
 
 ``{% generation %} ... {% endgeneration %}`` marks what the model should learn to write. A template without these marks
 is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): the text added by message i is its turn, and the text
@@ -17,8 +18,9 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
@@ -39,6 +41,8 @@ _OPEN = "\ufdd0"
 _CLOSE = "\ufdd1"
 _MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
+_CLOCK = "strftime_now"
+_OTHER_TEMPLATE = "Mend the record, or give another template: --chat-template FILE."
 
 _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "headrace"}]
 Spans = tuple[tuple[int, int], ...]
@@ -180,7 +184,16 @@ class ChatTemplate:
         environment.bound_filters()
         self._begin = environment.begin
         environment.globals["raise_exception"] = self._refuse
-        self._variables = {**record["tokens"], **variables}
+        given: dict[str, Any] = dict(variables)
+        if _CLOCK in given:
+            try:
+                given[_CLOCK] = _fixed_clock(given[_CLOCK])
+            except BadRecordError as bad:
+                field = f"chat.variables.{_CLOCK}"
+                raise ConfigError(
+                    bad.problem, field=field, value=variables[_CLOCK], cure=bad.cure
+                ) from None
+        self._variables = {**record["tokens"], **given}
         self.has_marks = bool(_GENERATION.search(record["text"]))
         try:
             self._template = environment.from_string(record["text"])
@@ -290,6 +303,8 @@ class ChatTemplate:
     def _render_form(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
         self._begin()
         variables = {**self._variables, **given.variables}
+        if _CLOCK in given.variables:
+            variables[_CLOCK] = _fixed_clock(given.variables[_CLOCK])
         try:
             text: str = self._template.render(
                 messages=messages,
@@ -314,14 +329,19 @@ class ChatTemplate:
         except BadRecordError:
             raise
         except Exception as error:  # noqa: BLE001 (a template may do anything that Jinja's language can)
+            cure = _OTHER_TEMPLATE
+            if f"'{_CLOCK}' is undefined" in str(error):
+                cure = (
+                    f"Fix the date that the template writes: --chat-variable {_CLOCK}=2025-01-31."
+                )
             raise BadRecordError(
-                f"the chat template fails on it ({type(error).__name__}: {one_line(error)})"
+                f"the chat template fails on it ({type(error).__name__}: {one_line(error)})", cure
             ) from None
         return text
 
     @staticmethod
     def _refuse(message: str) -> None:
-        raise BadRecordError(f"the chat template refuses it ({message})")
+        raise BadRecordError(f"the chat template refuses it ({message})", _OTHER_TEMPLATE)
 
 
 def _place_of(wanted: Any, value: Any, path: str = "") -> str:
@@ -348,10 +368,29 @@ def refuse_marks(messages: Sequence[Message]) -> None:
 
 
 def _to_json(
-    value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
 ) -> str:
-    # Jinja's own filter escapes <, > and & for web pages, which models have never seen.
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
+    # Jinja's own filter escapes <, > and & for web pages, which models have never seen. The options are in the order
+    # that transformers gives them, for which templates are written.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _fixed_clock(date: Any) -> Callable[[str], str]:
+    """The template's function ``strftime_now``, which always tells the same date (at midnight)."""
+    try:
+        moment = datetime.fromisoformat(date)
+    except (TypeError, ValueError):
+        raise BadRecordError(
+            f"is no date for the template's {_CLOCK}", "Write one such as 2025-01-31."
+        ) from None
+
+    def strftime_now(pattern: str) -> str:
+        # The C library would pad a field to any width that a template asks for.
+        if re.search(r"\d{3}", pattern):
+            raise BadRecordError("the chat template asks for a date of a huge width")
+        return moment.strftime(pattern)
+
+    return strftime_now
 
 
 def _generation_extension() -> Any:

@@ -6,6 +6,8 @@ counts. Price: that of the container's reader; memory is bounded by one document
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +22,7 @@ from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
 from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
 from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
 from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
-from headrace.ingest.records import BadRecordError, Fields, Reader, Slice
+from headrace.ingest.records import BadRecordError, Fields, Reader, Row, Slice
 from headrace.ingest.source import PRE_TOKENIZED, TOKEN_MASKS, SourceConfig, SourceFile
 
 READERS: dict[str, type[Reader]] = {
@@ -41,6 +43,7 @@ MOST_UNUSED_NAMES = 256
 """Names of unused fields that are counted one by one; records may be keyed by ids."""
 OTHER_FIELDS = "(others)"
 _MOST_SHAPES = 1024
+_COMPARED_RECORDS = 20
 
 
 class Document(NamedTuple):
@@ -123,12 +126,15 @@ class DocumentReader:
                 listed.
         """
         try:
-            for row, record in self._reader:
+            records = iter(self._reader)
+            for row, record in records:
                 try:
                     if isinstance(record, BadRecordError):
                         raise record
                     documents = self._maker.documents(record)
                 except BadRecordError as bad:
+                    if self.config.on_bad_line == "error" and not self._rows:
+                        self._refuse_alike(bad, records)
                     self.skipped_lines += 1
                     self.first_skipped = self.first_skipped or (row, self.refusal(row, bad))
                     continue
@@ -140,6 +146,36 @@ class DocumentReader:
             raise
         self._check_unchanged()
         self._ended = True
+
+    def _refuse_alike(self, first: BadRecordError, following: Iterator[Row]) -> None:
+        """Raises SourceError if the first records all fail as the first does: then no line is to blame, but the choice
+        of the field, the encoding or the template.
+        """
+        is_start = self.file.part is None or not self.file.part.start
+        if not is_start:
+            return
+        alike = 1
+        try:
+            for _, record in itertools.islice(following, _COMPARED_RECORDS - 1):
+                problem = self._problem_of(record)
+                if problem is None or _kind_of_problem(problem) != _kind_of_problem(first):
+                    return
+                alike += 1
+        except SourceError:
+            return
+        if alike > 1:
+            cure = first.cure or "Choose other fields, another --format or another --kind."
+            problem = f"each of its first {alike} records fails alike: {first.problem}"
+            raise SourceError(problem, field=self.file.shown_path, cure=cure)
+
+    def _problem_of(self, record: Fields | BadRecordError) -> BadRecordError | None:
+        if isinstance(record, BadRecordError):
+            return record
+        try:
+            list(self._maker.documents(record))
+        except BadRecordError as bad:
+            return bad
+        return None
 
     def _note_fields(self, record: Fields) -> None:
         self._rows += 1
@@ -182,6 +218,11 @@ class DocumentReader:
                 field=self.file.path,
                 cure="Run the same command again when nothing writes to it any more.",
             )
+
+
+def _kind_of_problem(bad: BadRecordError) -> str:
+    """A problem without its details, which stand in brackets, and without numbers."""
+    return re.sub(r"\d+", "", bad.problem.partition(" (")[0])
 
 
 def with_mask_settled(

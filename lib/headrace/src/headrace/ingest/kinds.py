@@ -152,7 +152,7 @@ class TextKind(DocumentKind):
     """One text, one document."""
 
     def documents(self, record: Fields) -> Iterable[Document]:
-        text = string_of(self._field(record, "text"), self._field_name("text"))
+        text = string_of(self._field(record, "text"), self._field_name("text"), self._cure)
         return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import importlib
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from headrace.store.ragged import LeafValues
 Fields: TypeAlias = Mapping[str, Any]
 
 TEXT = "text"
+ANY = "any"
 _LEAF_CURE = "Check the field of this leaf, or leave such records out."
 UTF8_CURE = "Convert the file to UTF-8 (e.g. iconv -f latin1 -t utf-8)."
 
@@ -241,10 +243,32 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
     return value
 
 
-def string_of(value: Any, field: str) -> str:
+def string_of(value: Any, field: str, cure: str = "") -> str:
     """A value that must be a string; otherwise raises BadRecordError."""
     if not isinstance(value, str):
-        raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a string")
+        raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a string", cure)
+    return value
+
+
+def with_texts_for_bytes(value: Any) -> Any:
+    """A value of a table in which bytes are the text that they encode, within lists and objects, too.
+
+    Raises:
+        BadRecordError: they are not UTF-8.
+
+    Example:
+        >>> with_texts_for_bytes({"messages": [{"content": "é".encode()}]})
+        {'messages': [{'content': 'é'}]}
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise not_utf8(error, "value") from None
+    if isinstance(value, list | tuple):
+        return [with_texts_for_bytes(one) for one in value]
+    if isinstance(value, dict):
+        return {name: with_texts_for_bytes(one) for name, one in value.items()}
     return value
 
 
@@ -290,7 +314,8 @@ class LeafConfig:
 
     Attributes:
         field: The field; ``a.b`` is field b within a.
-        dtype: ``text`` (kept as UTF-8 bytes), or the dtype of a number or of a list of numbers, e.g. ``float32``.
+        dtype: ``text`` (kept as UTF-8 bytes), ``any`` (as text; what is no string as JSON writes it, and nothing where
+            the field is absent or null), or the dtype of a number or of a list of numbers, e.g. ``float32``.
         kind: ``fixed``: one number per document; ``ragged``: a list; ``auto``: ragged for text and values per token,
             else fixed.
         width: For token ids, the number of values per id: a list of numbers (1), or a list of lists. None: not values
@@ -307,7 +332,7 @@ class LeafConfig:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        if self.width is not None and (self.kind == "fixed" or self.dtype == TEXT):
+        if self.width is not None and (self.kind == "fixed" or self.is_text):
             cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
             raise ConfigError(
                 "cannot be of a text or of one value per document",
@@ -316,13 +341,18 @@ class LeafConfig:
                 cure=cure,
             )
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is stored as UTF-8."""
+        return self.dtype in (TEXT, ANY)
+
     def spec(self, name: str) -> LeafSpec:
         """The leaf's specification for the store.
 
         Raises:
             ConfigError: the dtype or the kind is invalid.
         """
-        if self.dtype == TEXT:
+        if self.is_text:
             if self.kind == "fixed":
                 raise ConfigError(
                     "a text is no single value",
@@ -341,9 +371,14 @@ class LeafConfig:
         Raises:
             BadRecordError: the field is missing, or has another type.
         """
-        value = lookup(record, self.field, _LEAF_CURE)
-        if self.dtype == TEXT:
-            text = string_of(value, self.field)
+        keep_any = f"Keep values of any type, and none where it is absent: {self.field}:{ANY}."
+        if self.dtype == ANY:
+            text = self._any_text(record)
+            utf8_length(text)
+            return np.frombuffer(text.encode(), np.uint8)
+        value = lookup(record, self.field, keep_any if self.is_text else _LEAF_CURE)
+        if self.is_text:
+            text = string_of(value, self.field, keep_any)
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
         if self.kind == "ragged" or self.width is not None:
@@ -353,6 +388,21 @@ class LeafConfig:
                 f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE
             )
         return numbers([value], self.dtype, self.field)
+
+    def _any_text(self, record: Fields) -> str:
+        """The value as text, whatever it is."""
+        try:
+            value = lookup(record, self.field)
+        except BadRecordError:
+            return ""
+        if value is None or isinstance(value, str):
+            return value or ""
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError):  # a table's date, decimal number or the like
+            return str(value)
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:

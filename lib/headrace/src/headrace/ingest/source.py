@@ -46,7 +46,7 @@ from headrace.ingest.listing import (
     list_path,
     nearby,
 )
-from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
+from headrace.ingest.records import ANY, MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
@@ -364,7 +364,13 @@ class SourceConfig:
             for name in FIELDS[kind]
             if self.is_optional(kind, name) and (f := self.field_of(kind, name))
         }
-        return names - {leaf.field for leaf in self.leaves.values()}
+        leaves = self.leaves.values()
+        required = {
+            field
+            for name in FIELDS[kind]
+            if self.requires(kind, name) and (field := self.field_of(kind, name))
+        } | {leaf.field for leaf in leaves if leaf.dtype != ANY}
+        return (names | {leaf.field for leaf in leaves}) - required
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.

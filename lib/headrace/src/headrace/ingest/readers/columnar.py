@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from headrace.errors import SourceError
-from headrace.ingest.records import Reader, Row, Slice, import_extra, reading
+from headrace.ingest.records import (
+    BadRecordError,
+    Fields,
+    Reader,
+    Row,
+    Slice,
+    import_extra,
+    reading,
+    with_texts_for_bytes,
+)
 from headrace.store.files import open_source
 
 _ROWS = 512
@@ -31,10 +40,11 @@ class ColumnarReader(Reader):
             for start in range(0, batch.num_rows, _ROWS):
                 some = batch.slice(start, _ROWS)
                 names = some.schema.names
+                has_bytes = "binary" in str(some.schema.types)
                 for values in zip(
                     *(column_values(some.column(i)) for i in range(len(names))), strict=True
                 ):
-                    yield row, dict(zip(names, values, strict=True))
+                    yield row, record_of(names, values, has_bytes=has_bytes)
                     row += 1
 
 
@@ -134,6 +144,19 @@ def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
             start = i + 1
             filled = 0
     return slices
+
+
+def record_of(
+    names: Sequence[str], values: Sequence[Any], *, has_bytes: bool
+) -> Fields | BadRecordError:
+    """One row of a table; text that is stored as bytes is text."""
+    record = dict(zip(names, values, strict=True))
+    if not has_bytes:
+        return record
+    try:
+        return with_texts_for_bytes(record)
+    except BadRecordError as bad:
+        return bad
 
 
 def column_values(column: Any) -> list[Any]:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, did_you_mean
-from headrace.ingest.readers.columnar import column_values
+from headrace.ingest.readers.columnar import column_values, record_of
 from headrace.ingest.records import (
     BadRecordError,
     Reader,
@@ -132,8 +132,9 @@ class HubReader(DatasetReader):
             table = dataset[row : min(row + _ROWS, rows.stop)]
             self.stored_bytes += table.nbytes
             columns = [column_values(table.column(n).combine_chunks()) for n in names]
+            has_bytes = "binary" in str(table.schema.types)
             for i, values in enumerate(zip(*columns, strict=True)):
-                yield row + i, dict(zip(names, values, strict=True))
+                yield row + i, record_of(names, values, has_bytes=has_bytes)
 
     def _streamed(self, dataset: Any) -> Iterator[Row]:
         row = 0
@@ -145,7 +146,7 @@ class HubReader(DatasetReader):
                 else dataset.shard(num_shards=shards, index=i, contiguous=True)
             )
             for record in shard:
-                yield row, record
+                yield row, record_of(list(record), list(record.values()), has_bytes=True)
                 row += 1
 
     @classmethod
