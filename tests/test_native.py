@@ -1,5 +1,6 @@
 """The compiled part: its checksums, and what is said where it is missing, stale or for another machine."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,15 @@ def test_checksums_are_those_of_google(name, before, begin, size):
     crc32c = getattr(native_library().calls, name)
     expected = google_crc32c.extend(before, values[begin:].tobytes())
     assert crc32c(before, values.ctypes.data + begin, size) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux lists features there")
+def test_the_instructions_of_this_processor_are_used():
+    """Whatever compiler the library comes from."""
+    text = Path("/proc/cpuinfo").read_text()
+    flags = set(re.findall(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)[0].split())
+    crc = {"sse4_2", "pclmulqdq"} <= flags or "crc32" in flags
+    assert native_library().calls.features() == crc + 2 * ("avx2" in flags)
 
 
 def test_a_missing_library_says_what_builds_it(tmp_path):

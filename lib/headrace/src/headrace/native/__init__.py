@@ -51,6 +51,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     # checksum of what came before, bytes, how many
     "crc32c": (ctypes.c_uint32, [ctypes.c_uint32, _ADDRESS, _UNSIGNED]),
     "crc32c_by_table": (ctypes.c_uint32, [ctypes.c_uint32, _ADDRESS, _UNSIGNED]),
+    "features": (_NUMBER, []),  # bits: 1 the instructions for checksums, 2 AVX2
     "handle_bus_errors": (_NUMBER, []),
     "lost_pages": (_INTEGER, []),
     "process": (None, [_ADDRESS]),

@@ -1,6 +1,6 @@
 // CRC-32C of bytes in memory: by the instructions of the processor where it has them, else by a table.
 //
-// Which way is taken is asked once, when the program runs: a library that is compiled for every x86-64 or aarch64
+// Which way is taken follows from the processor at hand (features.c): a library that is compiled for every x86-64 or aarch64
 // processor uses what the one at hand can do.
 //
 // With the instructions, three streams are summed at a time, because one instruction takes as long as three can be
@@ -9,9 +9,6 @@
 // x ** (8 n) modulo the polynomial.
 
 #include "native.h"
-#if defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
-#endif
 
 enum { AHEAD = 1024 }; // bytes before their use at which they are fetched: streams end before the processor detects them
 static const u32 POLYNOMIAL = 0x82F63B78; // bits reflected
@@ -80,7 +77,6 @@ FEATURES static inline u64 moved(u64 sum, u32 power) {
     __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((i64)sum), _mm_cvtsi64_si128(power), 0);
     return _mm_crc32_u64(0, (u64)_mm_cvtsi128_si64(product));
 }
-static int has_features(void) { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul"); }
 #else
 #define FEATURES __attribute__((target("+crc")))
 
@@ -105,13 +101,6 @@ static inline u64 moved(u64 sum, u32 power) {
         shifted = shifted >> 1 ^ (shifted & 1 ? POLYNOMIAL : 0);
     }
     return product;
-}
-static int has_features(void) {
-#ifdef __APPLE__
-    return 1; // every one of Apple's has them
-#else
-    return (getauxval(AT_HWCAP) >> 7 & 1) != 0; // HWCAP_CRC32
-#endif
 }
 #endif
 
@@ -142,7 +131,7 @@ FEATURES static u32 by_instructions(u32 before, const u8 *p, u64 size) {
 
 // Continues a checksum `before` (0: begins one) over bytes.
 EXPORT u32 headrace_crc32c(u32 before, const u8 *p, u64 size) {
-    return has_features() ? by_instructions(before, p, size) : headrace_crc32c_by_table(before, p, size);
+    return headrace_has_crc ? by_instructions(before, p, size) : headrace_crc32c_by_table(before, p, size);
 }
 
 #ifdef HEADRACE_SOURCES // what this library was compiled of: __init__.py compares

@@ -16,6 +16,9 @@ typedef unsigned long long u64;
 // The library is compiled with -fvisibility=hidden: only what is marked is seen from outside.
 #define EXPORT __attribute__((visibility("default")))
 
+// Instructions that the processor at hand has: see features.c.
+extern int headrace_has_crc, headrace_has_avx2;
+
 EXPORT u32 headrace_crc32c(u32 before, const u8 *bytes, u64 size);
 
 #ifdef HEADRACE_SOURCES // the SHA-256 of all sources, from the command line; in one of them

@@ -83,7 +83,7 @@ __attribute__((target("avx2"))) static void take_wide(const u64 *gaps, u64 *out,
     take_words(gaps, out, words, size);
 }
 static void take_from(const u64 *gaps, u64 *out, i64 words, i64 size) {
-    (__builtin_cpu_supports("avx2") ? take_wide : take_words)(gaps, out, words, size);
+    (headrace_has_avx2 ? take_wide : take_words)(gaps, out, words, size);
 }
 #else
 static void take_from(const u64 *gaps, u64 *out, i64 words, i64 size) { take_words(gaps, out, words, size); }
