@@ -25,12 +25,14 @@ ASKS_NONE = (
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 WRITES_CONTENT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}</s>{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 READS_PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
-    "{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% endfor %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
+    "({{ k }}={{ v }}){% endfor %}{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 TOOL = {
     "type": "function",
@@ -195,7 +197,7 @@ def test_python_words_are_refused(tmp_path: Path, template: str, content: Any, p
 
 def test_words_of_json_may_be_made_of_them(tmp_path: Path):
     template = "{{ messages[0].extra | string | lower }} {{ messages[0].extra | tojson }}"
-    record = {"messages": [{"role": "user", "content": "Hi", "extra": True}]}
+    record = {"messages": [{"role": "user", "content": "", "extra": True}]}
     chat = ChatConfig(template, "all")
     report = build(tmp_path, lines(tmp_path, [record]), template, chat=chat)
     assert decoded(report)[0][0] == "true true"

@@ -328,7 +328,8 @@ TALK = [
     ],
 )
 def test_turns_by_mode(mode: Any, wanted: str):
-    said = [{**m, "trainable": m["content"] in "SA"} for m in TALK]
+    marks = {"trainable": True} if mode != "customized" else {}
+    said = [{**m, "trainable": m["content"] in "SA", **marks} for m in TALK]
     texts, leaves = encoded(
         [{"messages": said}],
         "chat",

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.nodes import Slice as SliceNode
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -266,6 +266,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif name == "join" and given:
             sized, separator = (given[0], value) if function is not None else (value, given[0])
             self.spend(_size(sized) * _size(separator))
+
+
+def names_in(tree: nodes.Template) -> tuple[set[str], set[str]]:
+    """What a template may ask for: fields (attributes, and texts, which may be keys), and variables."""
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return attributes | texts, meta.find_undeclared_variables(tree)
 
 
 def _refuse_spelled(*values: Any) -> None:

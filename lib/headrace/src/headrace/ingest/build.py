@@ -78,7 +78,7 @@ from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
 from headrace.store.retry import wire
 
-INGEST_VERSION = 3
+INGEST_VERSION = 4
 """Increased when the same input would give other tokens or another layout: builds cannot be resumed across versions."""
 
 

@@ -32,6 +32,7 @@ from headrace.ingest.conversations import (
 )
 from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
+from headrace.ingest.template_reading import LeftOut, left_out, probe_of, shape_of
 from headrace.store import files
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -42,6 +43,7 @@ _CLOSE = "\ufdd1"
 _MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
 _CLOCK = "strftime_now"
+_MOST_SHAPES = 1024
 _OTHER_TEMPLATE = "Mend the record, or give another template: --chat-template FILE."
 
 _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "headrace"}]
@@ -201,6 +203,8 @@ class ChatTemplate:
             raise ConfigError(
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
+        self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
+        self._left_out: dict[str, LeftOut] = {}
         self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
     def render(
@@ -236,6 +240,70 @@ class ChatTemplate:
                 text.append(piece)
                 at += len(piece)
         return "".join(text), tuple(spans)
+
+    def left_out(
+        self, messages: Sequence[Message], given: Given = NOTHING, *, ask: bool = False
+    ) -> LeftOut:
+        """The fields of messages, and the messages, that the template does not write.
+
+        Example:
+            >>> chat = ChatTemplate({"text": "{% for m in messages %}{{ m.content }}{% endfor %}", "tokens": {}}, {})
+            >>> chat.left_out([{"role": "user", "content": "Hi", "name": "Ann"}])
+            LeftOut(fields=[['name']], lost=[])
+        """
+        probe = probe_of(messages)
+        shape = json.dumps([given.tools is None, dict(given.variables), ask]) + shape_of(messages)
+        missing = self._left_out.get(shape)
+        if missing is None:
+            try:
+                text = self.render(probe.messages, given, ask=ask)
+                missing = left_out(probe, text, self._fields)
+            except BadRecordError:  # the template checks what texts say
+                missing = LeftOut([[] for _ in messages], [])
+            if len(self._left_out) >= _MOST_SHAPES:
+                self._left_out.clear()
+            self._left_out[shape] = missing
+        # A template may decide by the text itself: a message is lost if any other makes no difference.
+        lost = [
+            i for i in missing.lost if self._ignores(messages, i, probe.messages[i], given, ask)
+        ]
+        return missing._replace(lost=lost)
+
+    def _ignores(
+        self, messages: Sequence[Message], i: int, other: Message, given: Given, ask: bool
+    ) -> bool:
+        """Whether another message in place of message i gives the same text."""
+        changed = [*messages[:i], other, *messages[i + 1 :]]
+        try:
+            return self.render(changed, given, ask=ask) == self.render(messages, given, ask=ask)
+        except BadRecordError:
+            return False
+
+    def spans_without(
+        self, messages: Sequence[Message], masked: Sequence[bool], given: Given = NOTHING
+    ) -> Spans:
+        """What the template marks, without the text of some messages: what other words in them change.
+
+        Raises:
+            BadRecordError: the template refuses it, or marks something else with other words.
+        """
+        text, spans = self.render_marked(messages, given)
+        others = probe_of(messages).messages
+        changed = [
+            other if is_masked else message
+            for message, other, is_masked in zip(messages, others, masked, strict=True)
+        ]
+        other_text, other_spans = self.render_marked(changed, given)
+        if len(other_spans) != len(spans):
+            raise BadRecordError(
+                "has turns that are not trained on, and the template marks another number of texts with other words in"
+                " them, so which are theirs cannot be told"
+            )
+        return tuple(
+            (a, b)
+            for (a, b), (c, d) in zip(spans, other_spans, strict=True)
+            if text[a:b] == other_text[c:d]
+        )
 
     def spans_of_turns(
         self, messages: Sequence[Message], wanted: Sequence[bool], given: Given = NOTHING
@@ -286,10 +354,11 @@ class ChatTemplate:
         yield messages
         has_nulls = any(m.get("content", "") is None for m in messages)
         has_calls = any("tool_calls" in m for m in messages)
-        if has_nulls:
-            yield with_texts_for_nulls(messages)
+        # Texts for nulls come later: a template that asks for none would then write no call.
         if has_calls:
             yield with_arguments_as_text(messages)
+        if has_nulls:
+            yield with_texts_for_nulls(messages)
         if has_nulls and has_calls:
             yield with_texts_for_nulls(with_arguments_as_text(messages))
 

@@ -31,7 +31,9 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_SAYS_NOTHING = {"role", "content", "name", "weight", "trainable"}
+TRAINING_MARKS = ("trainable", "train", "loss", "weight")
+"""Fields of a message that say whether it is trained on: true or false, or 1 or 0."""
+_SAYS_NOTHING = {"role", "content", "name", *TRAINING_MARKS}
 """Fields of a message that are no content."""
 _OF_THE_BUILD = ("messages", "tools", "documents", "add_generation_prompt")
 
@@ -109,6 +111,26 @@ def read_variables(value: Any, field: str) -> dict[str, Any]:
                 "Move it out of the object.",
             )
     return variables
+
+
+def training_mark(message: Message, place: str) -> bool | None:
+    """Whether a message is to be trained on; None if it does not say so.
+
+    Raises:
+        BadRecordError: it says something else than yes or no.
+
+    Example:
+        >>> training_mark({"role": "assistant", "content": "Hi", "weight": 0}, "messages[1]")
+        False
+    """
+    marks = {name: message[name] for name in TRAINING_MARKS if name in message}
+    for name, mark in marks.items():
+        if mark not in (0, 1):
+            raise BadRecordError(
+                f"holds {json.dumps(mark)} in {place}.{name}, which says whether the message is trained on",
+                "Write true or false, or 1 or 0.",
+            )
+    return all(marks.values()) if marks else None
 
 
 def with_texts_for_nulls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

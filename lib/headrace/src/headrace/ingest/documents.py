@@ -59,6 +59,7 @@ class Document(NamedTuple):
         ids: Its ids, if the source has them.
         mask: Its mask, if the source has it: uint8 ``[len(ids)]``.
         label: Label from the kind: 1 for the chosen one of a pair.
+        unused: Fields of the record that the kind reads, and that the chat template left out.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Document(NamedTuple):
     ids: np.ndarray | None = None
     mask: np.ndarray | None = None
     label: int = 0
+    unused: tuple[str, ...] = ()
 
 
 class DocumentMaker(Protocol):
@@ -78,7 +80,7 @@ class DocumentMaker(Protocol):
     columns: list[str]
     optional: set[str]
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def documents(self, record: Fields) -> Sequence[Document]:
         """The documents of a record, all of them or none.
 
         Raises:
@@ -140,6 +142,7 @@ class DocumentReader:
                     continue
                 self.row = row
                 self._note_fields(record)
+                self._count_unused({name for one in documents for name in one.unused}, 1)
                 yield from documents
         except SourceError:
             self._check_unchanged()  # if the file is being written, report that and not the incomplete line
@@ -186,12 +189,13 @@ class DocumentReader:
     def _count_shapes(self) -> None:
         used = {name for column in self._maker.columns for name in (column, column.split(".")[0])}
         for shape, rows in self._shapes.items():
-            for name in shape:
-                if name in used:
-                    continue
-                known = name in self._unused or len(self._unused) < MOST_UNUSED_NAMES
-                self._unused[name if known else OTHER_FIELDS] += rows
+            self._count_unused([name for name in shape if name not in used], rows)
         self._shapes.clear()
+
+    def _count_unused(self, names: Iterable[str], rows: int) -> None:
+        for name in names:
+            known = name in self._unused or len(self._unused) < MOST_UNUSED_NAMES
+            self._unused[name if known else OTHER_FIELDS] += rows
 
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""

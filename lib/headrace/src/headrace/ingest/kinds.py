@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +39,13 @@ from headrace.ingest.chat_template import (
     refuse_marks,
 )
 from headrace.ingest.choices import Kind
-from headrace.ingest.conversations import Message, read_messages, read_tools, read_variables
+from headrace.ingest.conversations import (
+    Message,
+    read_messages,
+    read_tools,
+    read_variables,
+    training_mark,
+)
 from headrace.ingest.cut_points import MAX_PIECE_CHARS
 from headrace.ingest.documents import Document
 from headrace.ingest.fim import content_keys, fill_in_middle
@@ -113,7 +119,7 @@ class DocumentKind(abc.ABC):
         return [*self.own_leaves, *self._asked]
 
     @abc.abstractmethod
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def documents(self, record: Fields) -> Sequence[Document]:
         """The documents of a record.
 
         Raises:
@@ -151,7 +157,7 @@ class DocumentKind(abc.ABC):
 class TextKind(DocumentKind):
     """One text, one document."""
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def documents(self, record: Fields) -> Sequence[Document]:
         text = string_of(self._field(record, "text"), self._field_name("text"), self._cure)
         return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
 
@@ -170,7 +176,7 @@ class TokensKind(DocumentKind):
         if self._masks:
             self.own_leaves = (LOSS_MASK,)
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def documents(self, record: Fields) -> Sequence[Document]:
         ids = numbers(
             self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False
         )
@@ -375,7 +381,7 @@ class MarkedKind(DocumentKind):
             leaves[CHOSEN.name] = np.array([d.label for d in documents], np.uint8), None
         return EncodedBatch(tokens, lengths, leaves)
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def documents(self, record: Fields) -> Sequence[Document]:
         if self.config.special_tokens_in_text == "error":
             values = [self._field(record, name) for name in FIELDS[self.kind]]
             texts = [
@@ -385,7 +391,7 @@ class MarkedKind(DocumentKind):
         return self._documents(record)
 
     @abc.abstractmethod
-    def _documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Sequence[Document]:
         """The documents of a record, whatever special tokens it contains."""
 
     def _chat(self) -> ChatTemplate:
@@ -409,6 +415,54 @@ class MarkedKind(DocumentKind):
             read_variables(self._field(record, "variables"), self._field_name("variables")),
         )
 
+    def _training_marks(self, messages: Sequence[Message], name: str) -> list[bool | None]:
+        """For each message of a field whether it says that it is trained on, or not."""
+        field = self._field_name(name)
+        return [training_mark(one, f"{field}[{i}]") for i, one in enumerate(messages)]
+
+    def _without_masked(
+        self,
+        spans: Spans,
+        messages: Sequence[Message],
+        marks: Sequence[bool | None],
+        given: Given,
+    ) -> Spans:
+        """The characters that are trained on, without the messages that are marked false."""
+        masked = [mark is False for mark in marks]
+        if not any(masked):
+            return spans
+        chat = self._chat()
+        if chat.has_marks and self.config.chat.mask == "generation":
+            return chat.spans_without(messages, masked, given)
+        _, hidden = chat.spans_of_turns(messages, masked, given)
+        return without_spans(spans, hidden)
+
+    def _unwritten(
+        self, messages: Sequence[Message], given: Given, name: str, *, ask: bool = False
+    ) -> tuple[str, ...]:
+        """The fields of a conversation, and of what is given to the template with it, that the template leaves out.
+
+        Raises:
+            BadRecordError: it leaves out a message altogether.
+        """
+        chat = self._chat()
+        left_out = chat.left_out(messages, given, ask=ask)
+        field = self._field_name(name)
+        if left_out.lost:
+            first = left_out.lost[0]
+            turn = f"turn {first + 1} ({messages[first]['role']}) of field {field!r}"
+            raise BadRecordError(
+                f"holds words that the chat template leaves out: {turn}",
+                "Give a template that writes such turns: --chat-template FILE.",
+            )
+        names = {f"{field}[].{one}" for silent in left_out.fields for one in silent}
+        for optional, value in (("tools", given.tools), ("documents", given.documents)):
+            if value is not None and optional not in chat.variables_read:
+                names.add(self._field_name(optional))
+        for variable in given.variables.keys() - chat.variables_read:
+            names.add(f"{self._field_name('variables')}.{variable}")
+        return tuple(names)
+
     def _document(
         self, record: Fields, text: str, spans: Spans | None = None, **more: Any
     ) -> Document:
@@ -424,19 +478,21 @@ class ChatKind(MarkedKind):
 
     own_leaves = (LOSS_MASK,)
 
-    def _documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Sequence[Document]:
         messages = self._conversation(record)
         given = self._given(record)
         how = self.config.chat
         chat = self._chat()
-        if how.mask == "generation":
+        marks = self._training_marks(messages, "messages")
+        if how.mask in ("generation", "all"):
             text, spans = chat.render_marked(messages, given)
-        elif how.mask == "all":
-            text = chat.render(messages, given)
-            spans = ((0, len(text)),)
+            if how.mask == "all":
+                spans = ((0, len(text)),)
+            spans = self._without_masked(spans, messages, marks, given)
         else:
-            text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, how), given)
-        return (self._document(record, text, spans),)
+            text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, marks, how), given)
+        unused = self._unwritten(messages, given, "messages")
+        return (self._document(record, text, spans, unused=unused),)
 
     def _conversation(self, record: Fields) -> list[dict[str, Any]]:
         """The messages of a record: its list of them, or its question and its answer."""
@@ -464,18 +520,36 @@ def _turns(value: Any, role: str, field: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": string_of(value, field)}]
 
 
-def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
-    """The messages that are trained on."""
+def _wanted_turns(
+    messages: Sequence[Message], marks: Sequence[bool | None], how: ChatConfig
+) -> list[bool]:
+    """The messages that are trained on: those that the mask chooses, but for the ones marked false."""
     roles = [str(message["role"]) for message in messages]
-    if how.mask == "roles":
-        return [role in how.roles for role in roles]
-    flags = [message.get("trainable", message.get("weight")) for message in messages]
-    if how.mask == "customized" and not all(isinstance(one, bool | int | float) for one in flags):
+    if how.mask == "customized" and None in marks:
         raise BadRecordError(
             "holds a message that does not say whether it is trained on",
             'With mask customized each has "trainable": true or false (or "weight": 1 or 0).',
         )
-    return trained_turns(roles, how.mask, flags)
+    chosen = (
+        [role in how.roles for role in roles]
+        if how.mask == "roles"
+        else trained_turns(roles, how.mask, marks)
+    )
+    return [is_chosen and mark is not False for is_chosen, mark in zip(chosen, marks, strict=True)]
+
+
+def without_spans(spans: Spans, masked: Spans) -> Spans:
+    """What is left of increasing spans without the characters of others.
+
+    Example:
+        >>> without_spans(((0, 4), (6, 9)), ((2, 3), (5, 7)))
+        ((0, 2), (3, 4), (7, 9))
+    """
+    rest = list(spans)
+    for start, stop in masked:
+        pieces = [(a, min(b, start)) for a, b in rest] + [(max(a, stop), b) for a, b in rest]
+        rest = sorted({(a, b) for a, b in pieces if a < b})
+    return tuple(rest)
 
 
 class PreferenceKind(MarkedKind):
@@ -483,7 +557,7 @@ class PreferenceKind(MarkedKind):
 
     own_leaves = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
 
-    def _documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Sequence[Document]:
         prompt = self._field(record, "prompt")
         chosen = self._field(record, "chosen")
         rejected = self._field(record, "rejected")
@@ -545,28 +619,35 @@ class PreferenceKind(MarkedKind):
     def _answer(
         self, record: Fields, question: str, messages: list[Any], label: int, given: Given
     ) -> Document:
-        text, spans = self._chat().render_marked(messages, given)
+        chat = self._chat()
+        text, spans = chat.render_marked(messages, given)
         if not text.startswith(question):
             raise BadRecordError(
                 "its prompt is rendered otherwise with an answer than alone, so they cannot be parted"
             )
         cut = len(question)
-        if self._chat().has_marks and self.config.chat.mask == "generation":
-            answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
-        else:
-            answer_spans = ((cut, len(text)),)
-        return self._document(record, text, answer_spans, cut=cut, label=label)
+        name = "chosen" if label else "rejected"
+        if not (chat.has_marks and self.config.chat.mask == "generation"):
+            spans = ((cut, len(text)),)
+        marks = self._training_marks(messages, name)
+        spans = self._without_masked(spans, messages, marks, given)
+        answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
+        unused = self._unwritten(messages, given, name)
+        return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
 
 class PromptsKind(MarkedKind):
     """One prompt, one document: the text that a model continues."""
 
-    def _documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Sequence[Document]:
         prompt = self._field(record, "prompt")
         if isinstance(prompt, str):
             return (self._document(record, prompt, framed=(True, False)),)
-        text = self._chat().render(self._messages(record, "prompt"), self._given(record), ask=True)
-        return (self._document(record, text),)
+        messages = self._messages(record, "prompt")
+        given = self._given(record)
+        text = self._chat().render(messages, given, ask=True)
+        unused = self._unwritten(messages, given, "prompt", ask=True)
+        return (self._document(record, text, unused=unused),)
 
 
 _KINDS: dict[Kind, type[DocumentKind]] = {
