@@ -105,7 +105,7 @@ def test_names_are_consistent(name):
 @pytest.mark.parametrize(
     ("command", "said", "unused"),
     [
-        ("--version", "headrace 0.2", (*HEAVY, "typer")),
+        ("--version", "headrace 0.3", (*HEAVY, "typer")),
         ("--help", "Caches:", HEAVY),
         ("config", "", HEAVY),
         *((f"{name} --help", f"Usage: headrace {name}", HEAVY) for name in LEAVES),

@@ -1,10 +1,11 @@
-"""Some hundred configs with one thing changed: what each error says, or what is taken, is written in a table beside
-this file.
+"""Some hundred configs with one thing changed: which field and value each error is about, or what is taken, is written
+in a table beside this file.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,12 +50,25 @@ components:
 """What is changed; a path such as ``stages/0/tokens`` says where."""
 
 
+def brief(value: object) -> str:
+    """How Python writes a value; of a config, the fields alone that are not their default."""
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    given = [
+        f"{field.name}={brief(getattr(value, field.name))}"
+        for field in dataclasses.fields(value)
+        if getattr(value, field.name) != field.default
+    ]
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
 def outcome(load: Callable[[], LmDataConfig], path: str = "") -> str:
-    """The error, or what the config holds at a path."""
+    """The field and the value that an error is about, or what the config holds at a path."""
     try:
         value: Any = load()
     except HeadraceError as error:
-        return str(error)
+        cure = "" if error.field and error.cure else "no field or no cure in "
+        return f"{cure}{type(error).__name__}: {error.field} = {error.value!r}"
     for name in path.split("/") if path else ():
         value = (
             value[int(name)]
@@ -63,10 +77,11 @@ def outcome(load: Callable[[], LmDataConfig], path: str = "") -> str:
             if isinstance(value, dict)
             else vars(value)[name]
         )
-    return f"takes {value!r}" if path else "takes it"
+    return f"takes {brief(value)}" if path else "takes it"
 
 
-def outcome_of_change(path: str, text: str) -> str:
+def changed(path: str, text: str) -> dict[str, Any]:
+    """The base with another value at a path, or without it."""
     config = copy.deepcopy(BASE)
     *parents, last = path.split("/")
     target: Any = config
@@ -76,6 +91,11 @@ def outcome_of_change(path: str, text: str) -> str:
         del target[last]
     else:
         target[int(last) if isinstance(target, list) else last] = yaml.safe_load(text)
+    return config
+
+
+def outcome_of_change(path: str, text: str) -> str:
+    config = changed(path, text)
     return outcome(lambda: decode(LmDataConfig, config), "" if text == LEAVE_OUT else path)
 
 
@@ -98,3 +118,10 @@ def test_a_file(text, expected, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("settings", "expected"), TABLE["settings"])
 def test_settings(settings, expected):
     assert outcome_of_settings(settings) == expected
+
+
+@pytest.mark.parametrize(("path", "text", "sentence"), TABLE["sentences"])
+def test_what_an_error_says(path, text, sentence):
+    with pytest.raises(HeadraceError) as caught:
+        decode(LmDataConfig, changed(path, text))
+    assert str(caught.value) == sentence

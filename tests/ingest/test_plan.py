@@ -121,7 +121,9 @@ def test_compressed_files_are_cut_for_want_of_parts_alone():
 def test_workers_without_a_part_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(engines, "build_on_zephyr", lambda *settings: iter(()))
+    monkeypatch.setattr(
+        engines.extensions, "load_extension", lambda *names: lambda *settings: iter(())
+    )
     job: Any = None
     for workers, parts, message in (
         (8, 5, "3 of 8 workers have nothing to do: 5 parts are to be built"),

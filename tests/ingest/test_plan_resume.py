@@ -96,16 +96,16 @@ def test_a_difference_is_named(wanted: Ledger, message: str):
 def test_parts_without_a_bad_line_are_kept_under_wider_rules(
     begun: dict[str, Any], wanted: dict[str, Any]
 ):
-    ledgers = [
+    before, after = (
         with_("metadata", source={**SOURCE, "on_bad_line": "skip", **rules})
         for rules in (begun, wanted)
-    ]
+    )
     whole = PartRecord("00000", 1, 1, "", {"skipped_lines": 0})
-    check_same_build("out", *ledgers, [whole])
+    check_same_build("out", before, after, [whole])
     lacking = PartRecord("00001", 1, 1, "", {"skipped_lines": 2, "first_skipped": "a, line 3"})
     if "on_bad_line" not in begun:
         with pytest.raises(PlanMismatchError, match=next(iter(begun))):
-            check_same_build("out", *ledgers, [whole, lacking])
+            check_same_build("out", before, after, [whole, lacking])
 
 
 def test_what_decides_nothing_may_differ():

@@ -28,7 +28,7 @@ COMMANDS = "headrace.commands"
 ENGINES = "headrace.engines"
 INSPECTORS = "headrace.inspectors"
 
-_OURS: dict[str, dict[str, str]] = {
+_BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: dict.fromkeys(("swrr", "greedy", "exhaustive", "least_consumed"), "compat"),
     SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     COMMANDS: dict.fromkeys(("convert", "config from-levanter"), "levanter"),
@@ -45,7 +45,7 @@ def _installed(group: str) -> dict[str, EntryPoint]:
 
 def names_of(group: str) -> list[str]:
     """Names that may be used: of installed packages, and of headrace's own packages that are not installed."""
-    return sorted({*_installed(group), *_OURS[group]})
+    return sorted({*_installed(group), *_BUILT_IN[group]})
 
 
 def installed_names(group: str) -> list[str]:
@@ -66,7 +66,7 @@ def load_extension(group: str, name: str, field: str) -> Any:
     """
     point = _installed(group).get(name)
     if point is None:
-        package = f"headrace[{_OURS[group][name]}]"
+        package = f"headrace[{_BUILT_IN[group][name]}]"
         raise ConfigError(
             f"needs the package {package}", field=field, value=name, cure=install_command(package)
         )

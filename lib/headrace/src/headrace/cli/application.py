@@ -116,10 +116,10 @@ class _Group(TyperGroup):
         in_panels = {name for names in PANELS.values() for name in names}
         others = tuple(name for name in usable if name not in in_panels)
         for title, names in {**PANELS, "Other packages": others}.items():
-            shown = [(name, _summary(name)) for name in names if name in usable]
-            if shown:
+            summaries = [(name, _summary(name)) for name in names if name in usable]
+            if summaries:
                 with formatter.section(title):
-                    formatter.write_dl(shown)
+                    formatter.write_dl(summaries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in extensions.names_of(extensions.COMMANDS):

@@ -34,7 +34,7 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
         >>> web = ComponentConfig("caches/web", weight=3, buckets=BucketsConfig("length", edges=[512], weights=[1, 2]))
         >>> config = LmDataConfig({"web": web, "code": ComponentConfig("caches/code")})
         >>> [*config.components], config.weights
-        (['web/0', 'web/1', 'code'], {'web': {'weight': 3, 'blend': {'web/0': 1, 'web/1': 2}}, 'code': 1})
+        (['web/0', 'web/1', 'code'], {'web': {'weight': 3, 'blend': {'web/0': 1, 'web/1': 2}}, 'code': 1.0})
     """
     groups = {n: _split(n, c, config) for n, c in config.components.items() if _is_group(c)}
     if not groups:

@@ -103,7 +103,7 @@ class CompatConfig:
                 value=self.system,
                 cure=_ELSEWHERE[self.system],
             )
-        known = extensions.names_of(extensions.SYSTEMS)
-        check_choice("compat.system", self.system, known)
+        installed_systems = extensions.names_of(extensions.SYSTEMS)
+        check_choice("compat.system", self.system, installed_systems)
         system = extensions.load_extension(extensions.SYSTEMS, self.system, "compat.system")
         return system(self)

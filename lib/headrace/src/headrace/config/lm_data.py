@@ -236,10 +236,10 @@ class LmDataConfig:
         """Whether the run may end at a step that only the data tell."""
         components = self.components.values()
         limited = any(c.max_epochs is not None or c.max_tokens is not None for c in components)
-        counted = self.counted is not None and any(stage.tokens for stage in self.stages)
+        ends_by_tokens = self.counted is not None and any(stage.tokens for stage in self.stages)
         has_own_end = self.policy in ("exhaustive", "least_consumed")
         ends = self.stop_strategy != "restart" or self.max_epochs is not None
-        return limited or counted or ends or has_own_end
+        return limited or ends_by_tokens or ends or has_own_end
 
     def build_caches(self, *, progress: bool = True) -> None:
         """Builds missing caches that have a source, and finishes unfinished ones.
@@ -350,10 +350,9 @@ class LmDataConfig:
     ) -> tuple[PlannedDataset, PlannedDataset]:
         """Training and validation side of a component."""
         from headrace.data.component import component_sides
-        from headrace.data.packed import PackedTokenDataset
 
         block = None
-        packed = isinstance(dataset, PackedTokenDataset)  # whose documents are held out
+        packed = dataset.pack_plan is not None  # whose documents are held out
         split, path = self.held_out.get(name, (None, ""))
         if split is not None and len(self.phases) > 1 and not packed:
             lengths = [length for _, length in self.phases]

@@ -234,17 +234,17 @@ class _Loader(_OnceEach, yaml.SafeLoader):
         name = str(node.value)
         if not name.strip():
             raise _no_file(node)
-        place = _place(node)
-        path = _beside(self.files[-1], name, place)
+        include_place = _place(node)
+        path = _beside(self.files[-1], name, include_place)
         if any(Location.parse(path).identity() == Location.parse(f).identity() for f in self.files):
             circle = " includes ".join([*self.files, path])
             raise ConfigError(
                 f"goes in a circle ({circle})",
                 field=_INCLUDE,
                 value=name,
-                cure=f"Write what it should hold in its place ({place}).",
+                cure=f"Write what it should hold in its place ({include_place}).",
             )
-        inner = type(self)(_text_of(path, place))
+        inner = type(self)(_text_of(path, include_place))
         inner.name = path
         inner.files = (*self.files, path)
         try:

@@ -44,7 +44,7 @@ def _one_of(*schemas: Schema, **more: Any) -> Schema:
 
 _WRITTEN = {"type": "string", "pattern": r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*$"}
 _NUMBER = _one_of({"type": "number"}, _WRITTEN)
-_WHOLE = _one_of({"type": "integer"}, _WRITTEN)
+_WHOLE_NUMBER = _one_of({"type": "integer"}, _WRITTEN)
 """YAML 1.1 reads 1e10 as a string; either is accepted as a number."""
 _PAIR: Schema = {"type": "array", "minItems": 2, "maxItems": 2}
 _POINTS = _one_of(
@@ -170,7 +170,7 @@ def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
         return {"enum": [*slot.choices]}
     plain: dict[Any, Schema] = {
         bool: {"enum": [True, False, "true", "false"]},
-        int: _WHOLE,
+        int: _WHOLE_NUMBER,
         str: {"type": ["string", "number"]},
     }
     return {**plain, float: _NUMBER, Any: {}}[slot.form]

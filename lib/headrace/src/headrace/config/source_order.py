@@ -23,8 +23,10 @@ def in_order_of_run(config: LmDataConfig, begun: Mapping[str, Any]) -> LmDataCon
     for listed, names in (("stages", ["weights"]), ("amendments", ["add", "weights"])):
         stored: list[Mapping[str, Any]] = begun.get(listed, [])
         fields[listed] = list(getattr(config, listed))
-        for number, (entry, before) in enumerate(zip(fields[listed], stored, strict=False)):
-            turned = {name: in_order_of(getattr(entry, name), before.get(name)) for name in names}
+        for number, (entry, stored_entry) in enumerate(zip(fields[listed], stored, strict=False)):
+            turned = {
+                name: in_order_of(getattr(entry, name), stored_entry.get(name)) for name in names
+            }
             fields[listed][number] = replace(entry, **turned)
     was_in_order = all(repr(getattr(config, name)) == repr(fields[name]) for name in fields)
     return config if was_in_order else replace(config, **fields)

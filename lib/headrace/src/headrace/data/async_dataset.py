@@ -470,3 +470,16 @@ def _argument(value: Any) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"{value.dtype}{list(value.shape)} of {digest[:8]}"
     return function_name(value)
+
+
+def check_dataset(field: str, value: object) -> None:
+    """Raises ConfigError if an argument is not a dataset.
+
+    Example:
+        >>> check_dataset("dataset", ["a", "b"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: dataset = ['a', 'b']: is not a dataset. Give ...
+    """
+    if not isinstance(value, AsyncDataset):
+        cure = "Give a TokenSeqDataset, a MixtureDataset or config.dataset()."
+        raise ConfigError("is not a dataset", field=field, value=value, cure=cure)

@@ -44,6 +44,7 @@ from headrace.store.arrays import ArrayList
 if TYPE_CHECKING:
     from headrace.data.phased import PhaseChange
     from headrace.data.preview import Preview
+    from headrace.pack.plan import PackPlan
     from headrace.store.cache import TokenCache
 
 
@@ -106,6 +107,16 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     def joined_rows(self) -> JoinedRows:
         """Finds the pieces of rows of the sources."""
         return JoinedRows(self.sources)
+
+    @property
+    def pack_plan(self) -> PackPlan | None:
+        """The plan of its rows, if they are packs of documents."""
+        return None
+
+    @property
+    def has_further_rows(self) -> bool:
+        """Whether its rows are the further rows of another dataset."""
+        return False
 
     @property
     def are_own_rows(self) -> bool:
@@ -314,6 +325,10 @@ class ReorderedDataset(WrappingDataset):
         self.order = order
         self._selects = base.shuffle_order() is not None and selects(order, base.length)
 
+    @property
+    def has_further_rows(self) -> bool:
+        return self.base.has_further_rows
+
     @cached_property
     def _fixed(self) -> Order:
         """What it selects from a shuffle."""
@@ -325,7 +340,7 @@ class ReorderedDataset(WrappingDataset):
 
     @property
     def pending_order(self) -> PendingBraid | None:
-        return self.order if isinstance(self.order, PendingBraid) else self.base.pending_order
+        return self.order.pending_braid or self.base.pending_order
 
     def reordered(self, order: Order) -> PlannedDataset:
         pending = self.pending_order
@@ -335,13 +350,14 @@ class ReorderedDataset(WrappingDataset):
         # to train on and one to validate with, are mixed with different things. So a set is taken from the sequence
         # that the seed alone determines, and the braid goes over what was taken. A second braid takes its place.
         in_turn = self.settled(lambda _: pending.blocks_in_turn())
-        if isinstance(order, PendingBraid):
+        if order.pending_braid is not None:
             return in_turn.reordered(order)
         if not selects(order, self.length):
             return ReorderedDataset(self, order)
-        if isinstance(order, Repeat):
-            part = self.reordered(order.base)
-            return part.reordered(Repeat(Identity(len(part)), order.epochs))
+        if order.repeated is not None:
+            base, epochs = order.repeated
+            part = self.reordered(base)
+            return part.reordered(Repeat(Identity(len(part)), epochs))
         part = in_turn.reordered(order)
         return part.reordered(pending.over(len(part)))
 
@@ -363,8 +379,8 @@ class ReorderedDataset(WrappingDataset):
 
     @property
     def rows_of_pass(self) -> int | None:
-        if isinstance(self.order, Repeat):
-            return len(self.order.base)
+        if self.order.repeated is not None:
+            return len(self.order.repeated[0])
         return self.base.length if self.order.repeats else None
 
     def shuffle_order(self) -> Order | None:
@@ -374,11 +390,10 @@ class ReorderedDataset(WrappingDataset):
         return None if self._selects else OrderedRun(self.base, self.order)
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        repeats_all = (
-            isinstance(self.order, Repeat)
-            and isinstance(self.order.base, Identity)
-            and len(self.order.base) == self.base.length
-        )
+        if self.order.repeated is None:
+            return ()
+        one_pass = self.order.repeated[0]
+        repeats_all = isinstance(one_pass, Identity) and len(one_pass) == self.base.length
         run = self.base.pass_order() if repeats_all else None
         # The dataset below must be the same in every epoch: only the order is told of the epoch
         return () if run is None or run.dataset.shuffle_order() is not None else (run,)

@@ -102,6 +102,10 @@ class FurtherDataset(WrappingDataset):
         self._rows = source.further.num_rows
 
     @property
+    def has_further_rows(self) -> bool:
+        return True
+
+    @property
     def length(self) -> int:
         return self._rows
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from headrace.data.async_dataset import AsyncDataset
+from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.columns import run_columns
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.provenance import Explained
@@ -98,11 +98,7 @@ class MixtureDataset(WrappingDataset):
                 cure=cure,
             )
         for name, dataset in components.items():
-            if not isinstance(dataset, AsyncDataset):
-                cure = "Give a dataset, e.g. TokenSeqDataset(CACHE, seq_len=2048)."
-                raise ConfigError(
-                    "is not a dataset", field=f"components.{name}", value=dataset, cure=cure
-                )
+            check_dataset(f"components.{name}", dataset)
         check_whole("num_steps", num_steps)
         check_at_least("num_steps", num_steps, cure="Leave it out for a run without an end.")
         check_choice("stop_strategy", stop_strategy, STOP_STRATEGIES, "is no stop strategy")

@@ -123,8 +123,8 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         plans = packing.pop("plans", None)
         self._pairs = is_of_pairs(self.cache, pairs)
-        asked = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
-        self.packing = asked.resolved(
+        requested_packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
+        self.packing = requested_packing.resolved(
             pairs=self._pairs, conversations=mask_leaf(self.cache, "auto") is not None
         )
         self.unit = unit = self.packing.unit or 1
@@ -137,7 +137,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         self.plan, self.plan_path = plan_of_cache(
             self.cache, spec, removed.which, self.packing.plans, unit, digest
         )
-        if asked.long is None and self.plan.counts.dropped_tokens:
+        if requested_packing.long is None and self.plan.counts.dropped_tokens:
             _LOG.warning(
                 f"packing {self.cache.path} leaves out {self.plan.counts.dropped_tokens:,} tokens of documents longer"
                 f" than {int(seq_len):,}, so that each answer keeps its question: raise seq_len, or say what to do with"
@@ -193,6 +193,10 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             True
         """
         return self._rows.blocks_per_row()
+
+    @property
+    def pack_plan(self) -> PackPlan:
+        return self.plan
 
     def packs_of(self, plan: PackPlan) -> PackedRows:
         """The rows of another plan for documents of this cache."""

@@ -14,8 +14,7 @@ from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.columns import columns_of
-from headrace.data.dataset import OrderedRun, PlannedDataset, ReorderedDataset, WrappingDataset
-from headrace.data.further_rows import FurtherDataset
+from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
 from headrace.data.provenance import Explained
 from headrace.data.rows import Rows
 from headrace.errors import ConfigError
@@ -249,7 +248,7 @@ class Continued(WrappingDataset):
     def describe(self) -> dict[str, Any]:
         # Further rows follow from what was drawn before, which the earlier phases describe: untouched blocks and whole
         # epochs are described, and the epoch of the first of these
-        rest = [part.describe() for part in self.rest if not has_further_rows(part)]
+        rest = [part.describe() for part in self.rest if not part.has_further_rows]
         return {
             "first": self.first,
             "epoch": self.epoch if rest else self.whole_epoch,
@@ -276,10 +275,3 @@ class Continued(WrappingDataset):
             for field, values in zip(located, rows, strict=True):
                 field[chosen] = values
         return located
-
-
-def has_further_rows(dataset: PlannedDataset) -> bool:
-    """Whether a dataset, below its orders, has the further rows of another one."""
-    while isinstance(dataset, ReorderedDataset):
-        dataset = dataset.base
-    return isinstance(dataset, FurtherDataset)

@@ -23,7 +23,7 @@ from headrace.data.left_packs import LeftPieces, pack_left, pieces_of_packs
 from headrace.data.left_tokens import LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedRows, PackedTokenDataset
-from headrace.data.phased import Continued, PhaseChange, PhasedDataset, has_further_rows
+from headrace.data.phased import Continued, PhaseChange, PhasedDataset
 from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
@@ -287,11 +287,11 @@ class _Course:
         open_parts = self._parts[parts.index(dataset) : -1]
         if dataset is self._component.whole and position > 0:
             open_parts = self._parts[-1:]
-        left = [
+        left_pieces = [
             self._leave(part, cut, position if part is dataset else 0, epoch)
             for part, cut in open_parts
         ]
-        rows, skipped = self._cut_left(left, seq_len)
+        rows, skipped = self._cut_left(left_pieces, seq_len)
         self._has_left = rows > 0
         blocks = len(self._blocks)
         if blocks:
@@ -305,7 +305,7 @@ class _Course:
         """Leaves a part of an epoch at a position: notes its untouched blocks, and returns the tokens of all other rows
         that were not drawn.
         """
-        if has_further_rows(part):
+        if part.has_further_rows:
             return tokens_of_rows(cut.dataset, _rows_from(part, position, epoch))
         blocks = len(cut.blocks)
         order = part.shuffle_order() or Identity(len(part))
@@ -338,10 +338,10 @@ class _Course:
         """The remainder of the epoch: its untouched blocks, cut like the whole, and what is left of others."""
         rows = RowsOfBlocks(self._blocks, block=whole.block, n=whole.rows)
         untouched = _blocks_first(whole.dataset.reordered(rows), self._blocks, whole.block)
-        left: PlannedDataset = whole.dataset.reordered(Slice(whole.rows, 0, 0))
+        remainder: PlannedDataset = whole.dataset.reordered(Slice(whole.rows, 0, 0))
         if self._has_left:
-            left = FurtherDataset(self._stored)
-        return untouched, _blocks_first(left, Identity(0), whole.block)
+            remainder = FurtherDataset(self._stored)
+        return untouched, _blocks_first(remainder, Identity(0), whole.block)
 
     def enter(
         self,
@@ -395,7 +395,7 @@ class _PackedCourse(_Course):
     def _leave(self, part: PlannedDataset, cut: _Cut, position: int, epoch: int) -> LeftPieces:
         source = cut.dataset.sources[0]
         if isinstance(source, FurtherRows):
-            source = source.further if has_further_rows(part) else source.rows
+            source = source.further if part.has_further_rows else source.rows
         return pieces_of_packs(cast(PackedRows, source), _rows_from(part, position, epoch))
 
     def _cut_left(self, left: Sequence[LeftPieces], seq_len: int) -> tuple[int, int]:
@@ -457,16 +457,16 @@ def _limit(
     limit = mixture.limits[name]
     if limit is None:
         return None
-    left = max(limit - component.first, 0) * mixture.seq_len // component.seq_len
+    remaining_rows = max(limit - component.first, 0) * mixture.seq_len // component.seq_len
     epochs = recipe.max_epochs
     if isinstance(epochs, Mapping):
         epochs = epochs.get(name)
     if epochs is None:
-        return component.first + left
+        return component.first + remaining_rows
     # A pass has as many rows as it has: those of packs follow from their padding, not from the rows of another length
     rows_left = component.rest_rows + int((epochs - component.whole_epoch) * len(component.whole))
     if epochs < component.whole_epoch:  # it ends within the pass that the change cut short
-        rows_left = min(left, component.rest_rows)
+        rows_left = min(remaining_rows, component.rest_rows)
     by_tokens = course.token_limit
     if by_tokens is not None:
         by_tokens = max(by_tokens - component.first, 0) * mixture.seq_len // component.seq_len

@@ -147,10 +147,10 @@ def rows_of_step(
             else "Steps count from 0.",
         )
     begin, size = schedule.rows_at(step)
-    held = int(held_rows(schedule, dataset.length, np.asarray([step]))[0])
+    stored_rows = int(held_rows(schedule, dataset.length, np.asarray([step]))[0])
     phase = max(first for first, _ in dataset.phases if first <= step)
     example = repeated_from(
-        np.arange(begin, begin + held), dataset.length, schedule.rows_at(phase)[0]
+        np.arange(begin, begin + stored_rows), dataset.length, schedule.rows_at(phase)[0]
     )
     rows = rows_of_examples(dataset.at_step(step)[0], example, row_order)
     return replace(rows, step=step, batch_size=size)

@@ -231,10 +231,10 @@ class JoinedRows:
         self._sources = sources
         windows = [getattr(source, "whole_windows", None) for source in sources if len(sources) > 1]
         self._joined = np.array([w is not None for w in windows])
-        known: list[Windows] = [w for w in windows if w is not None]
-        self._table = WindowsTable(known) if known else None
+        window_sources: list[Windows] = [w for w in windows if w is not None]
+        self._table = WindowsTable(window_sources) if window_sources else None
         self._number = np.cumsum(self._joined) - 1
-        self._first_part = starts(np.array([w.rows_of_part.size for w in known], np.int64))
+        self._first_part = starts(np.array([w.rows_of_part.size for w in window_sources], np.int64))
 
     def pieces(
         self,

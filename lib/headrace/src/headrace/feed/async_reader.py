@@ -101,8 +101,8 @@ class AsyncReader(BatchReader):
         begin, size = self._schedule.rows_at(step)
         rows = begin + self._placement.local_rows(size)
         length = self._dataset.length
-        held = int(held_rows(self._schedule, length, np.asarray([step]))[0])
-        inside = rows < begin + held
+        stored_rows = int(held_rows(self._schedule, length, np.asarray([step]))[0])
+        inside = rows < begin + stored_rows
         rows = repeated_from(rows, length)
         with (
             self._watch.phase("read"),

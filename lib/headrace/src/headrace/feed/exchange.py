@@ -48,7 +48,7 @@ they were last drawn. If hosts own few strands each, new borders cause most open
 """
 _DRAWN = 3
 """The first window of full length, which redraws borders; window 0 has a single step (order/residency.py)."""
-_COUNTED = 7
+_COUNTERS = 7
 """Windows at the start of a period in which ``auto`` counts. It decides from the second half of them."""
 
 
@@ -178,8 +178,8 @@ class RowExchange:
         if self._count is None or blocks is None:
             return
         row, block = blocks()
-        self._count.add(holder[row], block, judged=2 * turn >= _COUNTED)
-        if turn + 1 == _COUNTED:
+        self._count.add(holder[row], block, judged=2 * turn >= _COUNTERS)
+        if turn + 1 == _COUNTERS:
             reads = self._count.reads_per_block
             self._count = None
             self.on = reads > WORTH_IT

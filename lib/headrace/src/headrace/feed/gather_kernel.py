@@ -188,8 +188,8 @@ class KernelThread:
         """Waits until ``number`` tables are done."""
         if self._worker is None:
             return  # closed: all were done
-        done = gather_kernel().calls.worker_wait(self._worker, number)
-        while len(self._tables) > self._submitted - done + 1:
+        tasks_done = gather_kernel().calls.worker_wait(self._worker, number)
+        while len(self._tables) > self._submitted - tasks_done + 1:
             self._tables.popleft()
         self._tables[0] = self._tables[0][0], None  # only needed for its link to the next table
 

@@ -413,8 +413,14 @@ class Slots:
             documents = self.kind.documents(number)
             some = np.flatnonzero(array == number)
             if documents is not None:
-                found = documents.runs(start[some], size[some])
-                runs.append((begin[some][found.piece] + found.column, found.size, found.value))
+                document_runs = documents.runs(start[some], size[some])
+                runs.append(
+                    (
+                        begin[some][document_runs.piece] + document_runs.column,
+                        document_runs.size,
+                        document_runs.value,
+                    )
+                )
             elif not self.slot_bytes:
                 runs.append(
                     (begin[some], size[some], np.full(some.size, self.kind.default, self.dtype))

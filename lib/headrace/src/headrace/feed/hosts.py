@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from headrace.errors import ConfigError
 
 _ROUND = 1 << 12
-_SHOWN = 5
+_MOST_LISTED = 5
 _NUMPY_TO_PLAIN = operator.methodcaller("item")
 
 
@@ -55,9 +55,9 @@ def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
         return
     descriptions = gather(devices, json.dumps(described, default=_NUMPY_TO_PLAIN).encode())
     lines = host_differences({process: json.loads(text) for process, text in descriptions.items()})
-    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    more = f"; and {len(lines) - _MOST_LISTED} more" if len(lines) > _MOST_LISTED else ""
     raise ConfigError(
-        f"do not load the same batches: {'; '.join(lines[:_SHOWN])}{more}",
+        f"do not load the same batches: {'; '.join(lines[:_MOST_LISTED])}{more}",
         field="hosts",
         cure="Start all processes with the same config, caches and checkpoint.",
     )

@@ -23,7 +23,7 @@ from jax.tree_util import Partial
 
 from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.batch.micro_plan import MicroBatchConfig
-from headrace.data.async_dataset import AsyncDataset
+from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.dataset import BatchOrder
 from headrace.data.sources_at import SourcesAt
 from headrace.errors import (
@@ -59,7 +59,7 @@ DEFAULT_PREFETCH_BYTES = 1 << 30
 _MAX_READY = (GATHERING + 3) * GROUP
 _READY_REPLAYS = 2
 
-_Counted: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
+_CountedIteration: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -142,9 +142,7 @@ class DataLoader(BatchOrder):
         row_order: RowOrder = "locality",
         **options: Unpack[LoaderOptions],
     ) -> None:
-        if not isinstance(dataset, AsyncDataset):
-            cure = "Give a TokenSeqDataset, a MixtureDataset or config.dataset()."
-            raise ConfigError("is not a dataset", field="dataset", value=dataset, cure=cure)
+        check_dataset("dataset", dataset)
         super().__init__(dataset, batch_size, row_order, options.get("last_batch"))
         if unknown := options.keys() - LoaderOptions.__annotations__.keys():
             raise TypeError(f"DataLoader got an unexpected keyword argument {min(unknown)!r}")
@@ -174,7 +172,9 @@ class DataLoader(BatchOrder):
         self._host_barrier = options.get("host_barrier", HostBarrier())
         self._lock = threading.Lock()
         self._finished = IterationStats(self._stall_rule)
-        self._counted: list[_Counted] = []  # one per iteration, and nothing else updates it
+        self._counted: list[
+            _CountedIteration
+        ] = []  # one per iteration, and nothing else updates it
         self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()

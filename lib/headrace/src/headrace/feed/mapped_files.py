@@ -304,8 +304,8 @@ class MappedFiles:
         if checks is None or checks.needed[number] <= window.settled:
             return True
         table = checks.tables[(checks.needed[number] - 1) // _TABLE]
-        done = table is None or table.thread.is_done(table.number)
-        return done and bool(checks.sound[window.settled : checks.needed[number]].all())
+        thread_done = table is None or table.thread.is_done(table.number)
+        return thread_done and bool(checks.sound[window.settled : checks.needed[number]].all())
 
     def settle(self, window: MappedBlocks, number: int) -> Iterator[tuple[int, int, int]]:
         """Waits for the checks that a step of a window needs. Yields block, array and number of each chunk that is not

@@ -255,11 +255,11 @@ class BatchMaker:
         ends = host.document_ends
         weights = host.row_weights
         mask = host.token_mask
-        given = tuple(values is not None for values in (lengths, ends, weights, mask))
-        key = *given, *(host.extras or ())
+        optional_leaves = tuple(values is not None for values in (lengths, ends, weights, mask))
+        key = *optional_leaves, *(host.extras or ())
         if key not in self._structures:
             leaf = np.zeros(0)
-            lengths, ends, weights, mask = (leaf if one else None for one in given)
+            lengths, ends, weights, mask = (leaf if one else None for one in optional_leaves)
             extras = host.extras and dict.fromkeys(host.extras, leaf)
             batch = PackedBatch(
                 leaf,

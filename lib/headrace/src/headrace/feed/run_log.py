@@ -424,8 +424,8 @@ def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) ->
             own_labels = dict(labels)
             name_of_metric = name
             if (of_source := _OF_SOURCE.fullmatch(name)) is not None:
-                before, own_labels["source"], figure = of_source.groups()
-                name_of_metric = f"{before}sources/{figure}"
+                prefix, own_labels["source"], figure = of_source.groups()
+                name_of_metric = f"{prefix}sources/{figure}"
             metric = f"headrace_{name_of_metric.replace('/', '_')}"
             if metric not in gauges:
                 gauges[metric] = client.Gauge(

@@ -186,16 +186,16 @@ class ChatTemplate:
         environment.bound_filters()
         self._begin = environment.begin
         environment.globals["raise_exception"] = self._refuse
-        given: dict[str, Any] = dict(variables)
-        if _CLOCK in given:
+        template_variables: dict[str, Any] = dict(variables)
+        if _CLOCK in template_variables:
             try:
-                given[_CLOCK] = _fixed_clock(given[_CLOCK])
+                template_variables[_CLOCK] = _fixed_clock(template_variables[_CLOCK])
             except BadRecordError as bad:
                 field = f"chat.variables.{_CLOCK}"
                 raise ConfigError(
                     bad.problem, field=field, value=variables[_CLOCK], cure=bad.cure
                 ) from None
-        self._variables = {**record["tokens"], **given}
+        self._variables = {**record["tokens"], **template_variables}
         self.has_marks = bool(_GENERATION.search(record["text"]))
         try:
             self._template = environment.from_string(record["text"])
@@ -390,9 +390,9 @@ class ChatTemplate:
                 "documents": given.documents,
                 **variables,
             }
-            place = _place_of(value, roots)
+            value_path = _place_of(value, roots)
             raise BadRecordError(
-                f"{error.problem}{f': {place}' if place else ''}",
+                f"{error.problem}{f': {value_path}' if value_path else ''}",
                 "Write a text there in the record, or write it with {{ value | tojson }} in the template.",
             ) from None
         except BadRecordError:
@@ -423,7 +423,7 @@ def _place_of(wanted: Any, value: Any, path: str = "") -> str:
         pairs = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
     else:
         return ""
-    return next((place for p, one in pairs if (place := _place_of(wanted, one, p))), "")
+    return next((value_path for p, one in pairs if (value_path := _place_of(wanted, one, p))), "")
 
 
 def refuse_marks(messages: Sequence[Message]) -> None:

@@ -194,8 +194,8 @@ class DocumentReader:
 
     def _count_unused(self, names: Iterable[str], rows: int) -> None:
         for name in names:
-            known = name in self._unused or len(self._unused) < MOST_UNUSED_NAMES
-            self._unused[name if known else OTHER_FIELDS] += rows
+            is_listed = name in self._unused or len(self._unused) < MOST_UNUSED_NAMES
+            self._unused[name if is_listed else OTHER_FIELDS] += rows
 
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""

@@ -181,10 +181,10 @@ class TokensKind(DocumentKind):
             self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False
         )
         stretches = list(self._stretches(record, ids.size))
-        shown = slice(stretches[0][0], stretches[-1][1])
-        outside = (ids[shown] < 0) | (ids[shown] >= self.tokenizer.vocab_size)
+        visible_columns = slice(stretches[0][0], stretches[-1][1])
+        outside = (ids[visible_columns] < 0) | (ids[visible_columns] >= self.tokenizer.vocab_size)
         if outside.any():
-            at = shown.start + int(np.flatnonzero(outside)[0])
+            at = visible_columns.start + int(np.flatnonzero(outside)[0])
             raise BadRecordError(
                 f"holds the id {int(ids[at])} at position {at}, outside the vocabulary of {self.tokenizer.vocab_size}",
                 "Give the tokenizer that it was made with.",
@@ -288,17 +288,17 @@ class TokensKind(DocumentKind):
             return 0, size
         field = self._field_name("attention_mask")
         values = numbers(value, "int64", field)
-        seen = np.flatnonzero(values)
-        if values.size != size or (values[seen] != 1).any():
+        attended = np.flatnonzero(values)
+        if values.size != size or (values[attended] != 1).any():
             raise BadRecordError(
                 f"has {size} ids, and not a 0 or 1 for each in its {field}",
                 "Leave it unused: --field attention_mask=none.",
             )
-        if not seen.size:
+        if not attended.size:
             return 0, 0
-        start = int(seen[0])
-        stop = int(seen[-1]) + 1
-        if seen.size != stop - start:
+        start = int(attended[0])
+        stop = int(attended[-1]) + 1
+        if attended.size != stop - start:
             at = start + int(np.flatnonzero(values[start:stop] == 0)[0])
             raise BadRecordError(
                 f"hides position {at} by its {field}, between others that it shows",
@@ -312,14 +312,14 @@ class TokensKind(DocumentKind):
         values = numbers(positions, "int64", field, bools=False)
         if values.size != size:
             raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}")
-        shown = values[start:stop]
-        if not shown.size:
+        stretch = values[start:stop]
+        if not stretch.size:
             return [start]
-        is_start = shown == 0
+        is_start = stretch == 0
         is_start[0] = True
-        wrong = np.flatnonzero(~is_start[1:] & (np.diff(shown) != 1))
-        if shown[0] != 0 or wrong.size:
-            at = start if shown[0] != 0 else start + 1 + int(wrong[0])
+        wrong = np.flatnonzero(~is_start[1:] & (np.diff(stretch) != 1))
+        if stretch[0] != 0 or wrong.size:
+            at = start if stretch[0] != 0 else start + 1 + int(wrong[0])
             raise BadRecordError(
                 f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor one more than"
                 " before",
@@ -500,12 +500,14 @@ class ChatKind(MarkedKind):
             messages = self._messages(record, "messages")
         else:
             context = self._field(record, "context")
-            asked = _turns(self._field(record, "question"), "user", self._field_name("question"))
+            question_turns = _turns(
+                self._field(record, "question"), "user", self._field_name("question")
+            )
             if context:
                 text = string_of(context, self._field_name("context"))
-                asked[-1]["content"] = f"{asked[-1]['content']}\n\n{text}"
+                question_turns[-1]["content"] = f"{question_turns[-1]['content']}\n\n{text}"
             answer = _turns(self._field(record, "answer"), "assistant", self._field_name("answer"))
-            messages = [*asked, *answer]
+            messages = [*question_turns, *answer]
         system = self._field(record, "system")
         if system and messages[0]["role"] != "system":
             text = string_of(system, self._field_name("system"))

@@ -347,7 +347,7 @@ def _within_folder(
 
 
 def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]], url: str) -> Iterator[Entry]:
-    place = Location.parse(url)
+    location = Location.parse(url)
     for info in infos:
         name = str(info["name"])
         is_folder = info["type"] != "file" or (name.endswith("/") and not info.get("size"))
@@ -355,8 +355,10 @@ def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]], url: str) -> Itera
             continue
         if info.get("size") is None:  # a listing of web pages: ask for each
             info = fs.info(name)
-        own = f"{place.scheme}://{name}" if place.is_bucket else fs.unstrip_protocol(name)
-        yield _remote_entry(own, info)
+        entry_url = (
+            f"{location.scheme}://{name}" if location.is_bucket else fs.unstrip_protocol(name)
+        )
+        yield _remote_entry(entry_url, info)
 
 
 def _remote_entry(url: str, info: dict[str, Any]) -> Entry:

@@ -60,10 +60,8 @@ class DataEnd:
         }
         for name, (rows, what) in last.items():
             if rows:
-                counted = format_count(rows, "row")
-                return (
-                    f"The data end after {self.rows:,} rows: {counted} {what} (last_batch: {name})."
-                )
+                row_count = format_count(rows, "row")
+                return f"The data end after {self.rows:,} rows: {row_count} {what} (last_batch: {name})."
         return ""
 
 
@@ -82,12 +80,12 @@ def data_end(schedule: BatchSchedule, length: int | None) -> DataEnd | None:
         return DataEnd(0, 0)
     last = int(schedule.step_of(np.asarray([length - 1]))[0])
     first, size = schedule.rows_at(last)
-    held = length - first
-    missing = size - held
+    later_rows = length - first
+    missing = size - later_rows
     if missing == 0 or schedule.last_batch == "pad":
         return DataEnd(length, last + 1, padded_rows=missing)
     if schedule.last_batch == "drop":
-        return DataEnd(length, last, dropped_rows=held)
+        return DataEnd(length, last, dropped_rows=later_rows)
     return DataEnd(length, last + 1, filled_rows=missing)
 
 

@@ -162,21 +162,21 @@ def rows_in_touched_blocks(
     if touched_blocks.has(np.array([of]))[0]:
         touched_rows -= (of + 1) * block - n
     missing = touched_rows - drawn
-    found = [untouched]
+    parts = [untouched]
     low = drawn
     high = n
     step = max(missing, _SCAN)
     while missing > 0 and low < high:
         middle = min(low + step, high)
-        behind = max(high - step, middle)
-        positions = np.concatenate([np.arange(low, middle), np.arange(behind, high)])
+        last_start = max(high - step, middle)
+        positions = np.concatenate([np.arange(low, middle), np.arange(last_start, high)])
         rows = order.at(positions, np.full_like(positions, epoch))
         rows = rows[is_touched(rows)]
-        found.append(rows)
+        parts.append(rows)
         missing -= rows.size
         low = middle
-        high = behind
-    return np.sort(np.concatenate(found))
+        high = last_start
+    return np.sort(np.concatenate(parts))
 
 
 class UntouchedBlocks(Order):

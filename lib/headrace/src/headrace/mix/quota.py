@@ -330,15 +330,15 @@ class Quota(MixingPolicy):
         """
         rows = list(drawn)
         while len(rows) < CHUNK:
-            before = rows[-1] if rows else anchor.drawn
+            rows_before = rows[-1] if rows else anchor.drawn
             step = first_step + len(rows)
-            rest = self._shares.rest(step, before)
+            rest = self._shares.rest(step, rows_before)
             size = int(self.batch.size_at(np.array([step]))[0])
-            taken = np.diff(np.minimum(np.cumsum(rest), size), prepend=0)
-            if not taken.any():
+            rows_taken = np.diff(np.minimum(np.cumsum(rest), size), prepend=0)
+            if not rows_taken.any():
                 break
-            rows.append(before + taken)
-            if taken.sum() < size:
+            rows.append(rows_before + rows_taken)
+            if rows_taken.sum() < size:
                 self._last_is_partial = True
                 break
         return np.array(rows, np.int64).reshape(-1, self.components)

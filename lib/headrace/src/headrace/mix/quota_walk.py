@@ -166,11 +166,11 @@ class Walk:
             ahead_left = ahead.translate(None, crossed[start : ends[s]])
             start = ends[s]
             need = surplus[s] - total - len(ahead_left)
-            taken = ahead_left
+            drawn_bits = ahead_left
             if full and full[s]:
                 # who is due its largest share has no example more, unless it had one early before
-                taken = ahead_left + full[s].translate(None, ahead)
-            pick = order[s * d : s * d + eligible[s]].translate(None, taken)
+                drawn_bits = ahead_left + full[s].translate(None, ahead)
+            pick = order[s * d : s * d + eligible[s]].translate(None, drawn_bits)
             if 0 <= need <= len(pick) and not (odd.size and live[s, odd].any()):
                 ahead = ahead_left + pick[:need]
                 if odd.size:

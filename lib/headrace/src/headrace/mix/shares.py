@@ -203,9 +203,11 @@ class Shares:
         weight = self._weights(at)[0]
         size = int(self._batch.size_at(at)[0])
         rest = np.where(weight > 0, np.clip(self.limits - drawn, 0, size), 0)
-        left = weight * (rest > 0)
-        if self.bounded and left.any():
-            rate = fixed_point(self._of_rows(left[None] / np.add.accumulate(left)[-1]))[0]
+        left_share = weight * (rest > 0)
+        if self.bounded and left_share.any():
+            rate = fixed_point(self._of_rows(left_share[None] / np.add.accumulate(left_share)[-1]))[
+                0
+            ]
             largest = np.floor(self._row_bound(rate) * size + _SHORT).astype(np.int64)
             rest = np.minimum(rest, largest)
         used_up = (rest > 0) & (rest == self.limits - drawn)

@@ -225,9 +225,9 @@ def weights_at_begin(
     # the first amendment that adds a component, and the weight with which it does
     added: dict[str, tuple[str, Any]] = {}
     for number, amendment in enumerate(amendments):
-        for place, weight in weights_by_place(amendment.add).items():
-            field = f"amendments[{number}].add.{'.blend.'.join(place)}"
-            added.setdefault(place[-1], (field, weight))
+        for path, weight in weights_by_place(amendment.add).items():
+            field = f"amendments[{number}].add.{'.blend.'.join(path)}"
+            added.setdefault(path[-1], (field, weight))
     begin: dict[str, Any] = {}
     for name, weight in components.items():
         if name not in later:
@@ -235,9 +235,9 @@ def weights_at_begin(
         elif weight is not None and name not in added:  # in the new blend of a group that has it
             begin[name] = weight
         elif weight is not None and not is_same_weight(weight, added[name][1]):
-            field, brought = added[name]
+            field, new_weight = added[name]
             raise ConfigError(
-                f"brings it in with weight {brought}, and components.{name} has {weight}, as if it were in already",
+                f"brings it in with weight {new_weight}, and components.{name} has {weight}, as if it were in already",
                 field=field,
                 cure=f"Use weights for it if it is; if it is new, leave out components.{name}.weight.",
             )

@@ -135,8 +135,8 @@ def _check_platform() -> None:
         and ctypes.sizeof(ctypes.c_void_p) == 8
     )
     if not supported:
-        here = f"{machine} ({sys.byteorder}-endian) on {sys.platform}"
-        raise NativeLibraryError(f"headrace does not run on {here}: it needs {SUPPORTED}.")
+        platform_name = f"{machine} ({sys.byteorder}-endian) on {sys.platform}"
+        raise NativeLibraryError(f"headrace does not run on {platform_name}: it needs {SUPPORTED}.")
 
 
 def _declared(

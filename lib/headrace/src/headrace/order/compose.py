@@ -75,8 +75,9 @@ def selects(chosen: Order, length: int | None) -> bool:
 
 def fixed_set(chosen: Order, window: OpenWindow) -> Order:
     """A selection from a shuffle with this window: pass by pass the rows of epoch 0, in changing sequence."""
-    if isinstance(chosen, Repeat):
-        return Repeat(fixed_set(chosen.base, window), chosen.epochs)
+    if chosen.repeated is not None:
+        base, epochs = chosen.repeated
+        return Repeat(fixed_set(base, window), epochs)
     return FixedSet(chosen, window.rows)
 
 

@@ -71,11 +71,11 @@ class ValidationConfig:
 
     def __post_init__(self) -> None:
         derive(self.seed)
-        given = [n for n in ("one_in", "fraction", "rows") if getattr(self, n) is not None]
-        if given[1:]:
+        set_fields = [n for n in ("one_in", "fraction", "rows") if getattr(self, n) is not None]
+        if set_fields[1:]:
             raise ConfigError(
-                f"is given beside {given[0]}",
-                field=f"validation.{given[1]}",
+                f"is given beside {set_fields[0]}",
+                field=f"validation.{set_fields[1]}",
                 cure="Give one of them.",
             )
         check_at_least("validation.rows", self.rows, 1, "E.g. 1000.")

@@ -10,12 +10,15 @@ Price: a few numpy calls per batch, never a Python loop over indices.
 from __future__ import annotations
 
 import abc
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_whole
+
+if TYPE_CHECKING:
+    from headrace.order.braid.shuffle import PendingBraid
 
 MAX_LENGTH = 1 << 62
 _BELOW_ONE = np.nextafter(1.0, 0.0)  # a row above 2**53 over a length as large may round to 1
@@ -74,6 +77,16 @@ class Order(abc.ABC):
     def complete(self) -> bool:
         """Whether every row in ``[0, rows)`` occurs equally often in each epoch: nothing is selected."""
         return self.bijective
+
+    @property
+    def repeated(self) -> tuple[Order, int | None] | None:
+        """The order that it repeats, with the number of passes (None: endless); None if it repeats no other order."""
+        return None
+
+    @property
+    def pending_braid(self) -> PendingBraid | None:
+        """The order itself, if its strands are still to be determined."""
+        return None
 
     def __call__(self, i: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Rows at positions ``i`` in epoch 0.
@@ -241,6 +254,10 @@ class Repeat(Order):
         self._shuffle_like(base)
         self.endless = epochs is None
         self.bijective = base.bijective and epochs == 1
+
+    @property
+    def repeated(self) -> tuple[Order, int | None]:
+        return self.base, self.epochs
 
     @property
     def complete(self) -> bool:

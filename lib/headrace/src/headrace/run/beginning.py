@@ -32,8 +32,9 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
 
     Example:
         >>> web = {"0": {"generation": [2], "documents": 3, "digest": "ab"}}
-        >>> beginning_of({"dataset": {"names": ["web", "code"], "tombstones": {"web": web}}})
-        Beginning(braid_version=None, tombstones={'web': [2], 'code': []}, generations={'web': [], 'code': []})
+        >>> beginning = beginning_of({"dataset": {"names": ["web", "code"], "tombstones": {"web": web}}})
+        >>> beginning.tombstones, beginning.generations
+        ({'web': [2], 'code': []}, {'web': [], 'code': []})
     """
     tombstones: dict[str, Sequence[int]] = {}
     generations: dict[str, Sequence[int]] = {}

@@ -325,10 +325,10 @@ def _take_out_newcomers(stage: dict[str, Any], known: Sequence[str]) -> int | No
     """
     newcomers = [name for name in sources_of(stage["weights"]) if name not in known]
     first_drawn: list[int] = []
-    for place, weight in weights_by_place(stage["weights"]).items():
-        if place[-1] not in newcomers:
+    for path, weight in weights_by_place(stage["weights"]).items():
+        if path[-1] not in newcomers:
             continue
-        if len(place) > 1:  # its group has a share, whatever its own weight
+        if len(path) > 1:  # its group has a share, whatever its own weight
             return None
         curve = weight_from_config(weight)
         breaks = {stage["step"], *(step for step in curve.breaks if step > stage["step"])}
@@ -498,13 +498,13 @@ def open_run(
             "is not a loader", field="loader", value=loader, cure="Give config.loader()."
         )
     folder = os.fspath(folder)
-    mine = _as_begun(folder, loader)
+    begun_loader = _as_begun(folder, loader)
     if isinstance(step, LoaderState):
         # before anything is recorded: the state is of the run in the folder, before or after the amendment
-        (RunManifest.load(folder) or mine).check(step)
+        (RunManifest.load(folder) or begun_loader).check(step)
         step = step.step
     step = None if step is None else steps_done(step)
-    manifest = _opened(folder, mine, step)
+    manifest = _opened(folder, begun_loader, step)
     anchors = Anchors(folder, manifest, loader)
     anchors.use(step)
     return replace(manifest, anchors=anchors)
@@ -557,12 +557,12 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
 
 def _check_future(first: int, step: int | None, folder: str, stored: RunManifest) -> None:
     """Raises PlanMismatchError unless an amendment from step ``first`` on changes only what is not done yet."""
-    done = last_checkpoint(folder, stored) if step is None else step
-    if done is not None and first >= done:
+    steps_done = last_checkpoint(folder, stored) if step is None else step
+    if steps_done is not None and first >= steps_done:
         return
-    problem = f"may touch the past: {done} steps are done"
-    cure = f"Begin it at step {done} or later."
-    if done is None:
+    problem = f"may touch the past: {steps_done} steps are done"
+    cure = f"Begin it at step {steps_done} or later."
+    if steps_done is None:
         problem = f"may touch the past: {folder} knows of no checkpoint"
         cure = "Give the steps that are done: open_run(folder, loader, 0), or those of your checkpoint."
     elif step is None:

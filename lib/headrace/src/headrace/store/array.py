@@ -115,21 +115,21 @@ def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
     if not endpoint:
         return {}
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    found = {
+    server_variables = {
         "endpoint": endpoint.rstrip("/"),
         "aws_region": region or profile.get("region") or "us-east-1",
     }
     settings = profile.get("s3")
     if isinstance(settings, dict) and settings.get("addressing_style") == "virtual":
         raise ConfigError(
-            f"cannot be used for caches on {found['endpoint']}: TensorStore asks other servers than Amazon's for"
-            f" {found['endpoint']}/{bucket}",
+            f"cannot be used for caches on {server_variables['endpoint']}: TensorStore asks other servers than Amazon's"
+            f" for {server_variables['endpoint']}/{bucket}",
             field="s3.addressing_style",
             value="virtual",
             cure="Write addressing_style = path in the profile. If the server refuses that, keep caches on a local"
             " disk, or in another store; sources may stay there.",
         )
-    return found
+    return server_variables
 
 
 def _follow_gcs_emulator() -> None:

@@ -69,7 +69,7 @@ class DocumentEnds:
         by_part = np.argsort(part, kind="stable")
         numbers, begins = np.unique(part[by_part], return_index=True)
         self._load(numbers.tolist())
-        found: list[np.ndarray] = []
+        ends_per_array: list[np.ndarray] = []
         runs: list[np.ndarray] = []
         for number, some in zip(numbers.tolist(), np.split(by_part, begins[1:]), strict=False):
             ends = self._ends[number]
@@ -81,9 +81,9 @@ class DocumentEnds:
             nth = np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
             document = np.repeat(first, count) + nth
             runs.append(run)
-            found.append(ends[document].astype(np.int64) - 1 - start[run])
+            ends_per_array.append(ends[document].astype(np.int64) - 1 - start[run])
         nothing = [np.zeros(0, np.int64)]
-        return np.concatenate(runs or nothing), np.concatenate(found or nothing)
+        return np.concatenate(runs or nothing), np.concatenate(ends_per_array or nothing)
 
     def _load(self, numbers: Iterable[int]) -> None:
         """Reads the offsets of parts that are not there yet, several at a time."""

@@ -413,11 +413,13 @@ def sizes_below(folder: str) -> dict[str, int]:
     start = f"{path.rstrip('/')}/"
     try:
         with client_errors(folder):
-            found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
+            entries = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     return {
-        name: int(about.get("size") or 0) for name, about in found.items() if name.startswith(start)
+        name: int(about.get("size") or 0)
+        for name, about in entries.items()
+        if name.startswith(start)
     }
 
 

@@ -190,7 +190,7 @@ def lease(
     held_lease.check()
 
 
-_held: list[tuple[Location, Callable[[], None]]] = []
+_held_leases: list[tuple[Location, Callable[[], None]]] = []
 
 
 @contextmanager
@@ -202,16 +202,16 @@ def owning(root: str, check: Callable[[], None] = lambda: None) -> Iterator[None
         check: Raises if that is no longer so.
     """
     entry = Location.parse(files.absolute(root)), check
-    _held.append(entry)
+    _held_leases.append(entry)
     try:
         yield
     finally:
-        _held.remove(entry)
+        _held_leases.remove(entry)
 
 
 def held_roots() -> list[tuple[Location, Callable[[], None]]]:
     """The folders below which this process may delete, each with a function that raises if that is no longer so."""
-    return list(_held)
+    return list(_held_leases)
 
 
 class LeaseWatch:

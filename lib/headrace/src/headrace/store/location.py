@@ -209,12 +209,10 @@ class Location:
             raise self._refused(field, "has two slashes in its key", cure)
 
     def _check_letters(self, field: str) -> None:
-        found = _CHANGED_BY_CLIENTS[self.scheme].search(self.key)
-        if found:
+        changed_letter = _CHANGED_BY_CLIENTS[self.scheme].search(self.key)
+        if changed_letter:
             cure = f"Choose another folder, such as {self._plain()}."
-            problem = (
-                f"has {found[0]!r} in its key, which would not reach {_NAMES[self.scheme]} as it is"
-            )
+            problem = f"has {changed_letter[0]!r} in its key, which would not reach {_NAMES[self.scheme]} as it is"
             raise self._refused(field, problem, cure)
 
     def check_output(self, field: str = "output") -> None:
@@ -306,6 +304,6 @@ def _parsed(text: str) -> Location:
     query = ""
     if scheme in ("http", "https"):
         bucket = re.split(r"[/?#]", rest, maxsplit=1)[0]
-        key, mark, behind = rest[len(bucket) :].removeprefix("/").partition("?")
-        query = mark + behind
+        key, mark, after_mark = rest[len(bucket) :].removeprefix("/").partition("?")
+        query = mark + after_mark
     return Location(scheme, bucket, key, query, text)

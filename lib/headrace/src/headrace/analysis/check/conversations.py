@@ -8,6 +8,7 @@ those of 2,048 rows in 32 places, about a request each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,7 +21,7 @@ from headrace.data.row_tokens import read_labels
 from headrace.store.cache import TokenCache
 
 _ALL_ROWS = 1 << 14
-_PLACES = 32
+_SAMPLED_RANGES = 32
 _ROWS_PER_PLACE = 64
 _UNITS_AT_A_TIME = 1 << 20
 
@@ -69,19 +70,19 @@ def look_at_conversations(trained: PlannedDataset, cache: TokenCache) -> Convers
     )
     # A piece begins with a conversation if the token before it is the last of another one.
     inside = np.flatnonzero(pieces.start > 0)
-    before, _ = cache.document_ends.within(
+    ended, _ = cache.document_ends.within(
         pieces.array[inside], pieces.start[inside] - 1, np.ones(inside.size, np.int64)
     )
-    begun_inside = inside.size - np.unique(before).size
+    begun_inside = inside.size - np.unique(ended).size
     stored = stored_dataset(trained)
     documents = cache.num_documents
     left_out = 0
     tokens = 0
-    if isinstance(stored, PackedTokenDataset):
-        counts = stored.plan.counts
+    if stored.pack_plan is not None:
+        counts = stored.pack_plan.counts
         left_out = counts.dropped_documents
         tokens = counts.dropped_tokens
-        documents -= stored.removed_documents
+        documents -= cast(PackedTokenDataset, stored).removed_documents
     unit = getattr(stored, "unit", 1)
     return Conversations(
         looked_rows=rows.size,
@@ -100,7 +101,7 @@ def _looked_rows(rows: int) -> Int64[np.ndarray, " n"]:
     """All rows of a small source; of a large one, stretches that are spread evenly."""
     if rows <= _ALL_ROWS:
         return np.arange(rows)
-    first = np.linspace(0, rows - _ROWS_PER_PLACE, _PLACES).astype(np.int64)
+    first = np.linspace(0, rows - _ROWS_PER_PLACE, _SAMPLED_RANGES).astype(np.int64)
     return (first[:, None] + np.arange(_ROWS_PER_PLACE)).reshape(-1)
 
 

@@ -271,6 +271,10 @@ class PendingBraid(Order):
         self.seed = seed
         self.version = version
 
+    @property
+    def pending_braid(self) -> PendingBraid:
+        return self
+
     def in_batches(self, batch_size: int, first_strand: int | None = None) -> BraidShuffle:
         """The order of a dataset that is not mixed and has this many examples in a batch."""
         plan = resolve_strands(np.asarray([self.length]), np.ones(1), batch_size=batch_size)
