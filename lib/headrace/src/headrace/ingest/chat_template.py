@@ -29,6 +29,7 @@ from headrace.ingest.conversations import (
     with_arguments_as_text,
     with_text_parts,
     with_texts_for_nulls,
+    with_wrapped_calls,
 )
 from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
@@ -354,6 +355,8 @@ class ChatTemplate:
         yield messages
         has_nulls = any(m.get("content", "") is None for m in messages)
         has_calls = any("tool_calls" in m for m in messages)
+        if any("function" not in call for m in messages for call in m.get("tool_calls", ())):
+            yield from self._forms(with_wrapped_calls(messages))
         # Texts for nulls come later: a template that asks for none would then write no call.
         if has_calls:
             yield with_arguments_as_text(messages)

@@ -3,7 +3,8 @@
 A message is a mapping with a ``role``. Before any template sees it, :func:`read_messages`
 
 1. drops fields that are null: tables give every message all fields that one of them has;
-2. renames what ShareGPT (``from``, ``value``) and the former API of functions (``function_call``) have;
+2. renames what ShareGPT (``from``, ``value``) and the former API of functions (``function_call``) have, and reads
+   dialogues that are one text (``Human: ... Assistant: ...``) and objects of lists;
 3. joins parts of text to a text, and refuses pictures and other parts;
 4. reads the arguments of tool calls that are JSON in a string.
 
@@ -14,6 +15,7 @@ list, or within arguments that are a string, is kept: there it is what somebody 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -29,7 +31,12 @@ _SHAREGPT_ROLES = {
     "bard": "assistant",
     "observation": "tool",
     "function_response": "tool",
+    "tool_response": "tool",
 }
+_CALLING_ROLES = ("function_call", "tool_call")
+_DIALOGUE = re.compile(r"\s*Human:")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+_LAST_ANSWER = "\n\nAssistant:"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 TRAINING_MARKS = ("trainable", "train", "loss", "weight")
 """Fields of a message that say whether it is trained on: true or false, or 1 or 0."""
@@ -64,7 +71,11 @@ def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
         >>> read_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}], "messages")
         [{'role': 'user', 'content': 'Hi'}]
     """
-    value = _parsed(value, field)
+    if isinstance(value, str) and _DIALOGUE.match(value):
+        value = _turns_of_dialogue(value)
+    value = _parsed(value, field, f"If it is plain text: --kind text --text-field {field}.")
+    if isinstance(value, Mapping):
+        value = _listed(value)
     if not isinstance(value, list) or not value:
         raise BadRecordError(
             f"holds no list of messages in field {field!r}",
@@ -78,16 +89,28 @@ def read_tools(value: Any, field: str) -> list[Any] | None:
 
     Raises:
         BadRecordError: they are no list of objects.
+
+    Example:
+        >>> read_tools('{"name": "f", "description": null}', "tools")
+        [{'name': 'f'}]
     """
-    tools = _parsed(value, field)
+    cure = (
+        f'Tools are [{{"type": "function", "function": ...}}, ...]; leave them unused: --field tools=none; a text of'
+        f" theirs may be the system message: --field tools=none --field system={field}."
+    )
+    tools = _parsed(value, field, cure)
     if tools is None:
         return None
+    if isinstance(tools, Mapping):
+        tools = [tools]
     if not isinstance(tools, list):
-        raise BadRecordError(f"holds a {type_name(tools)} in field {field!r}, not a list of tools")
-    read = [without_nulls(_parsed(tool, f"{field}[{i}]")) for i, tool in enumerate(tools)]
+        raise BadRecordError(
+            f"holds a {type_name(tools)} in field {field!r}, not a list of tools", cure
+        )
+    read = [without_nulls(_parsed(tool, f"{field}[{i}]", cure)) for i, tool in enumerate(tools)]
     for i, tool in enumerate(read):
         if not isinstance(tool, dict):
-            raise BadRecordError(f"holds a {type_name(tool)} in {field}[{i}], not a tool")
+            raise BadRecordError(f"holds a {type_name(tool)} in {field}[{i}], not a tool", cure)
     return read or None
 
 
@@ -138,10 +161,47 @@ def with_texts_for_nulls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
     return [m | {"content": ""} if m.get("content", "") is None else m for m in messages]
 
 
+def prompt_of_dialogues(chosen: str, rejected: str) -> str:
+    r"""What two dialogues that are one text each have in common: all but their last answers; empty if they are none.
+
+    Raises:
+        BadRecordError: they differ before their last answers.
+
+    Example:
+        >>> prompt_of_dialogues("\n\nHuman: Hi\n\nAssistant: Yes", "\n\nHuman: Hi\n\nAssistant: No")
+        '\n\nHuman: Hi\n\nAssistant:'
+    """
+    if not (_DIALOGUE.match(chosen) and _DIALOGUE.match(rejected)):
+        return ""
+    prompts = {text[: text.rfind(_LAST_ANSWER) + len(_LAST_ANSWER)] for text in (chosen, rejected)}
+    if len(prompts) > 1 or _LAST_ANSWER not in chosen:
+        raise BadRecordError(
+            "holds two dialogues that differ before their last answers",
+            "Cut both after the same question.",
+        )
+    return prompts.pop()
+
+
 def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the arguments of tool calls as JSON in a string, which some templates expect."""
     return [
         m | {"tool_calls": _texts(m["tool_calls"])} if "tool_calls" in m else m for m in messages
+    ]
+
+
+def with_wrapped_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with each call as ``{"type": "function", "function": ...}``, which some templates expect."""
+    return [
+        m
+        | {
+            "tool_calls": [
+                call if "function" in call else {"type": "function", "function": call}
+                for call in m["tool_calls"]
+            ]
+        }
+        if "tool_calls" in m
+        else m
+        for m in messages
     ]
 
 
@@ -160,7 +220,7 @@ def _message(value: Any, place: str) -> dict[str, Any]:
         raise BadRecordError(f"holds a {type_name(value)} in {place}, not a message with a role")
     message: dict[str, Any] = without_nulls(value)
     if "role" not in message and "from" in message:
-        message = _from_sharegpt(message)
+        message = _from_sharegpt(message, place)
     if not isinstance(message.get("role"), str):
         has = ", ".join(map(repr, message))
         raise BadRecordError(
@@ -176,33 +236,69 @@ def _message(value: Any, place: str) -> dict[str, Any]:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
         if not message["tool_calls"]:
             del message["tool_calls"]
+    message["content"] = _content(message, place)
+    return message
+
+
+def _content(message: dict[str, Any], place: str) -> str | None:
+    """What a message says, as one text; None if it says something in other fields only."""
+    for name in ("value", "text"):
+        if name in message and "content" not in message:
+            message["content"] = message.pop(name)
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = "".join(
-            _text_of(part, f"{place}.content[{i}]") for i, part in enumerate(content)
+        return "".join(_text_of(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+    if content is None and not message.keys() - _SAYS_NOTHING:
+        raise BadRecordError(
+            f"holds a message without content in {place}", 'An empty text is "content": "".'
         )
-    elif content is None:
-        if not message.keys() - _SAYS_NOTHING:
-            raise BadRecordError(
-                f"holds a message without content in {place}", 'An empty text is "content": "".'
-            )
-        message["content"] = None
-    elif not isinstance(content, str):
+    if not isinstance(content, str | None):
         raise BadRecordError(
             f"holds a {type_name(content)} in {place}.content, not a text",
             "Write it as a string.",
         )
-    return message
+    return content
 
 
-def _from_sharegpt(message: dict[str, Any]) -> dict[str, Any]:
+def _turns_of_dialogue(text: str) -> list[dict[str, str]]:
+    """The messages of a dialogue that is one text, with a blank line before each speaker."""
+    pieces = re.split(r"(?:^|\n\n)(Human|Assistant):", text.strip())
+    return [
+        {"role": _SPEAKERS[speaker], "content": said.strip()}
+        for speaker, said in zip(pieces[1::2], pieces[2::2], strict=True)
+    ]
+
+
+def _listed(value: Mapping[str, Any]) -> Any:
+    """The messages of an object of lists, as some tables have them; an object with texts is one message."""
+    columns = list(value.values())
+    if not all(isinstance(column, list) for column in columns):
+        return [value]
+    if len({len(column) for column in columns}) != 1:
+        return value
+    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _from_sharegpt(message: dict[str, Any], place: str) -> dict[str, Any]:
     role = message.pop("from")
     content = message.pop("value", None)
-    if role == "function_call":
-        call = _json_object(content)
-        if call is None:
-            return {"role": "assistant", "content": content, **message}
-        return {"role": "assistant", "function_call": call, **message}
+    if role in _CALLING_ROLES:
+        calls = _json(content)
+        if isinstance(calls, dict):
+            calls = [calls]
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise BadRecordError(
+                f"holds a {role} that is no JSON object in {place}",
+                'Calls are {"name": "f", "arguments": {...}}.',
+            )
+        return {
+            "role": "assistant",
+            "tool_calls": [
+                call if "function" in call else {"type": "function", "function": call}
+                for call in calls
+            ],
+            **message,
+        }
     if isinstance(role, str):
         role = _SHAREGPT_ROLES.get(role, role)
     return {"role": role, "content": content, **message}
@@ -221,22 +317,28 @@ def _text_of(part: Any, place: str) -> str:
     return text
 
 
-def _tool_calls(value: Any, place: str) -> list[Any]:
-    calls = _parsed(value, place)
+def _tool_calls(value: Any, place: str) -> list[dict[str, Any]]:
+    calls = without_nulls(_parsed(value, place))
     if not isinstance(calls, list):
         raise BadRecordError(f"holds a {type_name(calls)} in {place}, not a list of calls")
+    for i, call in enumerate(calls):
+        if not isinstance(call, dict):
+            raise BadRecordError(
+                f"holds a {type_name(call)} in {place}[{i}], not a call",
+                'Calls are {"type": "function", "function": {"name": "f", "arguments": {...}}}.',
+            )
     return [_with_arguments(call) for call in calls]
 
 
-def _with_arguments(call: Any) -> Any:
-    """A call with its arguments as an object, if they are one."""
-    if not isinstance(call, dict):
-        return call
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as an object or a list, if they are one; none if there are none."""
     if isinstance(call.get("function"), dict):
         return {**call, "function": _with_arguments(call["function"])}
-    arguments = call.get("arguments")
-    parsed = {} if arguments == "" else _json_object(arguments)
-    return call if parsed is None else {**call, "arguments": parsed}
+    if "name" not in call:
+        return call
+    arguments = call.get("arguments", "")
+    parsed = {} if arguments == "" else _json(arguments)
+    return {**call, "arguments": parsed} if isinstance(parsed, dict | list) else call
 
 
 def _texts(calls: list[Any]) -> list[Any]:
@@ -250,18 +352,17 @@ def _texts(calls: list[Any]) -> list[Any]:
     return texts
 
 
-def _json_object(text: Any) -> dict[str, Any] | None:
-    """The object that a string holds as JSON; None if it holds something else."""
+def _json(text: Any) -> Any:
+    """The value that a string holds as JSON; None if it holds none."""
     if not isinstance(text, str):
         return None
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
 
 
-def _parsed(value: Any, field: str) -> Any:
+def _parsed(value: Any, field: str, cure: str = "") -> Any:
     """A JSON value, or the one that a string holds."""
     if not isinstance(value, str):
         return value
@@ -271,5 +372,5 @@ def _parsed(value: Any, field: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise BadRecordError(
-            f"holds a string in field {field!r} that is no JSON ({error})"
+            f"holds a string in field {field!r} that is no JSON ({error})", cure
         ) from None

@@ -41,6 +41,7 @@ from headrace.ingest.chat_template import (
 from headrace.ingest.choices import Kind
 from headrace.ingest.conversations import (
     Message,
+    prompt_of_dialogues,
     read_messages,
     read_tools,
     read_variables,
@@ -52,6 +53,7 @@ from headrace.ingest.fim import content_keys, fill_in_middle
 from headrace.ingest.records import (
     BadRecordError,
     Fields,
+    cure_of_shape,
     joined,
     lookup,
     numbers,
@@ -509,9 +511,17 @@ class ChatKind(MarkedKind):
             answer = _turns(self._field(record, "answer"), "assistant", self._field_name("answer"))
             messages = [*question_turns, *answer]
         system = self._field(record, "system")
-        if system and messages[0]["role"] != "system":
-            text = string_of(system, self._field_name("system"))
+        if not system:
+            return messages
+        field = self._field_name("system")
+        cure = "Leave it unused: --field system=none."
+        text = string_of(system, field, cure)
+        if messages[0]["role"] != "system":
             return [{"role": "system", "content": text}, *messages]
+        if messages[0]["content"] != text:
+            raise BadRecordError(
+                f"holds a system message, and another text for it in field {field!r}", cure
+            )
         return messages
 
 
@@ -564,29 +574,8 @@ class PreferenceKind(MarkedKind):
         chosen = self._field(record, "chosen")
         rejected = self._field(record, "rejected")
         if isinstance(chosen, str) and isinstance(rejected, str):
-            prompt = "" if prompt is None else string_of(prompt, self._field_name("prompt"))
-            if (
-                prompt
-                and "prompt" in self.optional
-                and chosen.startswith(prompt)
-                and rejected.startswith(prompt)
-            ):
-                raise BadRecordError(
-                    "has a prompt, and both answers begin with it: whether it comes before them cannot be told",
-                    "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold it.",
-                )
-            return tuple(
-                self._document(
-                    record,
-                    prompt + answer,
-                    ((len(prompt), len(prompt) + len(answer)),),
-                    cut=len(prompt),
-                    framed=(True, True),
-                    label=label,
-                )
-                for label, answer in ((1, chosen), (0, rejected))
-            )
-        if not (isinstance(chosen, list) and isinstance(rejected, list)):
+            return self._text_pair(record, prompt, chosen, rejected)
+        if not (isinstance(chosen, list | dict) and isinstance(rejected, list | dict)):
             raise BadRecordError(
                 f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two texts or two lists"
                 " of messages"
@@ -604,11 +593,46 @@ class PreferenceKind(MarkedKind):
             turns = answers[0][:shared]
             answers = [a[shared:] for a in answers]
         if not turns or not all(answers):
-            raise BadRecordError("holds answers that share no prompt, or no answer after it")
+            raise BadRecordError(
+                "holds answers that share no prompt, or no answer after it",
+                cure_of_shape("prompt", record)
+                or "Name the field of the prompt: --field prompt=FIELD.",
+            )
         question = self._chat().render(turns, given, ask=True)
         return tuple(
             self._answer(record, question, [*turns, *answer], label, given)
             for label, answer in zip((1, 0), answers, strict=True)
+        )
+
+    def _text_pair(
+        self, record: Fields, prompt: Any, chosen: str, rejected: str
+    ) -> tuple[Document, ...]:
+        """Two texts after a prompt, which dialogues that are one text hold themselves."""
+        if prompt is None:
+            prompt = prompt_of_dialogues(chosen, rejected)
+            chosen = chosen.removeprefix(prompt)
+            rejected = rejected.removeprefix(prompt)
+        prompt = string_of(prompt, self._field_name("prompt"))
+        if (
+            prompt
+            and "prompt" in self.optional
+            and chosen.startswith(prompt)
+            and rejected.startswith(prompt)
+        ):
+            raise BadRecordError(
+                "has a prompt, and both answers begin with it: whether it comes before them cannot be told",
+                "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold it.",
+            )
+        return tuple(
+            self._document(
+                record,
+                prompt + answer,
+                ((len(prompt), len(prompt) + len(answer)),),
+                cut=len(prompt),
+                framed=(True, True),
+                label=label,
+            )
+            for label, answer in ((1, chosen), (0, rejected))
         )
 
     def _asked_messages(self, record: Fields, prompt: Any) -> list[Any] | None:

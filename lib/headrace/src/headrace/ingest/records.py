@@ -14,7 +14,7 @@ import abc
 import importlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, cast
@@ -183,38 +183,72 @@ def one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-_OTHER_SHAPES = (
+_CONVERSATIONS = (
     (("conversations",), "--field messages=conversations"),
     (("conversation",), "--field messages=conversation"),
     (("dialog",), "--field messages=dialog"),
+    (("dialogue",), "--field messages=dialogue"),
+    (("turns",), "--field messages=turns"),
     (
         ("instruction", "input", "output"),
         "--field question=instruction --field context=input --field answer=output",
     ),
     (("instruction", "output"), "--field question=instruction --field answer=output"),
+    (
+        ("instruction", "context", "response"),
+        "--field question=instruction --field context=context --field answer=response",
+    ),
     (("instruction", "response"), "--field question=instruction --field answer=response"),
     (("prompt", "completion"), "--field question=prompt --field answer=completion"),
     (("prompt", "response"), "--field question=prompt --field answer=response"),
     (("question", "answer"), "--field question=question --field answer=answer"),
+    (("question", "response"), "--field question=question --field answer=response"),
+    (("problem", "solution"), "--field question=problem --field answer=solution"),
     (("query", "response"), "--field question=query --field answer=response"),
+    (("query", "answer"), "--field question=query --field answer=answer"),
     (("input", "output"), "--field question=input --field answer=output"),
-    (("chosen", "rejected"), "--kind preference"),
+)
+"""Fields of usual records of conversations, and the options that read them."""
+_KINDS = (
     (("input_ids",), "--kind tokens"),
+    (("chosen", "rejected"), "--kind preference"),
+    (("messages",), "--kind chat"),
+    *((shape, f"--kind chat {options}") for shape, options in _CONVERSATIONS),
     (("text",), "--kind text"),
 )
-"""Fields of other usual records of conversations, and the options that read them."""
+_PROMPTS = ("question", "instruction", "problem", "query", "messages", "conversations", "input")
+_IDS = ("tokens", "token_ids", "ids", "inputs")
+_OTHER_SHAPES = {
+    "messages": (*_CONVERSATIONS, *(one for one in _KINDS if "--kind chat" not in one[1])),
+    "chosen": (
+        (
+            ("response_chosen", "response_rejected"),
+            "--field chosen=response_chosen --field rejected=response_rejected",
+        ),
+        (
+            ("input", "preferred_output", "non_preferred_output"),
+            "--field prompt=input.messages --field chosen=preferred_output --field rejected=non_preferred_output",
+        ),
+        (("accepted", "rejected"), "--field chosen=accepted"),
+        *_KINDS,
+    ),
+    "prompt": tuple(((name,), f"--field prompt={name}") for name in _PROMPTS),
+    "input_ids": (*(((name,), f"--field tokens={name}") for name in _IDS), *_KINDS),
+    "text": tuple(one for one in _KINDS if one[0] != ("text",)),
+}
+"""By the field that is missing: fields of other usual records, and the options that read them."""
 
 
-def cure_of_shape(wanted: str, names: Collection[str]) -> str:
-    """The options that read records with these fields, if they are usual ones and have no ``messages`` as wanted.
+def cure_of_shape(missing: str, names: Iterable[str]) -> str:
+    """The options that read records with these fields, if they are usual ones and lack the usual field of a kind.
 
     Example:
         >>> cure_of_shape("messages", ["id", "prompt", "completion"])
         'Say --field question=prompt --field answer=completion.'
     """
-    if wanted != "messages":
-        return ""
-    fitting = (options for shape, options in _OTHER_SHAPES if set(shape) <= set(names))
+    shapes = _OTHER_SHAPES.get(missing, ())
+    present = set(names)
+    fitting = (options for shape, options in shapes if present.issuperset(shape))
     options = next(fitting, None)
     return "" if options is None else f"Say {options}."
 

@@ -87,7 +87,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "question": NOTHING,
         "context": NOTHING,
         "answer": NOTHING,
-        "system": NOTHING,
+        "system": "system",
         **_OF_TEMPLATES,
     },
     "preference": {

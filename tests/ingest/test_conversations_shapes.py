@@ -1,0 +1,255 @@
+"""Shapes in which people have conversations: each is read, or refused with options that read it when typed."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from headrace.store import open_cache
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "integer"}}}}
+USER = {"role": "user", "content": "Q"}
+ANSWER = {"role": "assistant", "content": "A"}
+HUMAN = {"from": "human", "value": "Q"}
+GPT = {"from": "gpt", "value": "A"}
+DIALOGUE = "\n\nHuman: Q\n\nAssistant: A"
+CHAT = "<user>Q</s><assistant>A</s>"
+CHAT_OPTIONS = ("--mask", "roles", "--mask-role", "assistant")
+
+
+def written(folder: Path, record: dict[str, Any], format: str) -> Path:  # noqa: A002
+    path = folder / f"records.{format}"
+    if format == "jsonl":
+        path.write_text(json.dumps(record) + "\n")
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.Table.from_pylist([record])
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    return path
+
+
+def build(capsys: pytest.CaptureFixture[str], source: Path, *options: str) -> tuple[int, str]:
+    """Status of the command, and what it says on standard error."""
+    template = source.with_name("t.jinja")
+    template.write_text(TEMPLATE)
+    sys.argv = ["headrace", "build", str(source), "-t", "bytes", "--restart"]
+    sys.argv += ["-o", str(source.with_name("cache")), *options]
+    if not {"text", "tokens"}.intersection(options) and "--chat-template" not in options:
+        sys.argv += ["--chat-template", str(template)]
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0), capsys.readouterr().err
+
+
+def texts(source: Path) -> list[tuple[str, str]]:
+    """Each document, and what of it is trained on."""
+    cache = open_cache(source.with_name("cache"))
+    pairs: list[tuple[str, str]] = []
+    for i in range(cache.num_documents):
+        ids = cache.document(i).tolist()
+        mask = cache.leaf("loss_mask").document(i).tolist() if "loss_mask" in cache.leaves else ids
+        trained = bytes(t for t, m in zip(ids, mask, strict=True) if t < 256 and m)
+        pairs.append((bytes(t for t in ids if t < 256).decode(), trained.decode()))
+    return pairs
+
+
+def cure_of(said: str, alternative: int = 0) -> list[str]:
+    """The options that an error names, without the one that leaves lines out."""
+    advice = " ".join(said.split()).partition("Or leave such lines out")[0]
+    options = re.findall(r"(?:--[a-z-]+ (?:[a-z_]+=[a-z_.]+|[a-z]+(?![a-z=]))[ .;]*)+", advice)
+    return shlex.split(options[alternative].strip(" .;"))
+
+
+READ: dict[str, tuple[dict[str, Any], str]] = {
+    "sharegpt": ({"messages": [HUMAN, GPT]}, CHAT),
+    "value for content": ({"messages": [{"role": "user", "value": "Q"}, ANSWER]}, CHAT),
+    "text for content": ({"messages": [{"role": "user", "text": "Q"}, ANSWER]}, CHAT),
+    "one text": ({"messages": DIALOGUE}, CHAT),
+    "object of lists": (
+        {"messages": {"role": ["user", "assistant"], "content": ["Q", "A"]}},
+        CHAT,
+    ),
+    "system column": ({"system": "S", "messages": [USER, ANSWER]}, f"<system>S</s>{CHAT}"),
+    "empty system column": ({"system": "", "messages": [USER, ANSWER]}, CHAT),
+    "system said twice": (
+        {"system": "S", "messages": [{"role": "system", "content": "S"}, USER, ANSWER]},
+        f"<system>S</s>{CHAT}",
+    ),
+    "one tool": (
+        {"tools": json.dumps(TOOL), "messages": [USER, ANSWER]},
+        f"<tools>{json.dumps([TOOL])}{CHAT}",
+    ),
+    "tools as text": (
+        {"tools": json.dumps([TOOL]), "messages": [USER, ANSWER]},
+        f"<tools>{json.dumps([TOOL])}{CHAT}",
+    ),
+    "calls of sharegpt": (
+        {
+            "messages": [
+                {"from": "system", "value": "S"},
+                HUMAN,
+                {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                {"from": "observation", "value": "1"},
+                {"from": "tool_call", "value": '[{"name": "f", "arguments": "{}"}]'},
+                {"from": "tool_response", "value": "2"},
+                GPT,
+            ]
+        },
+        '<system>S</s><user>Q</s><assistant><call>f{"x": 1}</s><tool>1</s><assistant><call>f{}</s><tool>2</s>'
+        "<assistant>A</s>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_a_usual_shape_is_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    format: str,  # noqa: A002
+):
+    record, wanted = READ[name]
+    source = written(tmp_path, record, format)
+    assert build(capsys, source, "--kind", "chat", *CHAT_OPTIONS)[0] == 0
+    ((text, _),) = texts(source)
+    assert text == wanted
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
+    "sharegpt": ("chat", {"conversations": [HUMAN, GPT]}, [(CHAT, "A</s>")]),
+    "dialogue": ("chat", {"conversation": DIALOGUE}, [(CHAT, "A</s>")]),
+    "alpaca": (
+        "chat",
+        {"instruction": "Q", "input": "1", "output": "A"},
+        [("<user>Q\n\n1</s><assistant>A</s>", "A</s>")],
+    ),
+    "completion": ("chat", {"prompt": "Q", "completion": "A"}, [(CHAT, "A</s>")]),
+    "dolly": (
+        "chat",
+        {"instruction": "Q", "context": "", "response": "A"},
+        [(CHAT, "A</s>")],
+    ),
+    "answer": ("chat", {"question": "Q", "answer": "A"}, [(CHAT, "A</s>")]),
+    "chat as text": ("text", {"messages": [USER, ANSWER]}, [(CHAT, "A</s>")]),
+    "sharegpt as text": ("text", {"conversations": [HUMAN, GPT]}, [(CHAT, "A</s>")]),
+    "two systems": (
+        "chat",
+        {"system": "S", "messages": [{"role": "system", "content": "T"}, USER, ANSWER]},
+        [(f"<system>T</s>{CHAT}", "A</s>")],
+    ),
+    "tools of words": (
+        "chat",
+        {"tools": "f(x) adds", "messages": [USER, ANSWER]},
+        [(CHAT, "A</s>")],
+    ),
+    "pairs of sharegpt": (
+        "preference",
+        {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "B"}},
+        [(CHAT, "A</s>"), ("<user>Q</s><assistant>B</s>", "B</s>")],
+    ),
+    "pairs of other names": (
+        "preference",
+        {"prompt": "Q ", "response_chosen": "A", "response_rejected": "B"},
+        [("Q A", "A"), ("Q B", "B")],
+    ),
+    "question for prompt": ("prompts", {"question": "Q", "answer": "A"}, [("Q", "Q")]),
+    "other ids": ("tokens", {"token_ids": [65, 66]}, [("AB", "AB")]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_shape_is_refused_with_options_that_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    kind, record, wanted = REFUSED[name]
+    source = written(tmp_path, record, "jsonl")
+    chat_options = CHAT_OPTIONS if kind == "chat" else ()
+    status, said = build(capsys, source, "--kind", kind, *chat_options)
+    assert (status, "line 1" in said) == (2, True), said
+    cure = cure_of(said)
+    kind_options = [] if "--kind" in cure else ["--kind", kind]
+    is_chat = "chat" in [*cure, *kind_options]
+    options = [*kind_options, *cure, *(CHAT_OPTIONS if is_chat else ())]
+    status, said = build(capsys, source, *options)
+    assert status == 0, (cure, said)
+    assert texts(source) == wanted
+
+
+def test_tools_of_words_may_be_the_system_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = written(tmp_path, {"tools": "f(x) adds", "messages": [USER, ANSWER]}, "jsonl")
+    _, said = build(capsys, source, "--kind", "chat", *CHAT_OPTIONS)
+    assert build(capsys, source, "--kind", "chat", *CHAT_OPTIONS, *cure_of(said, 1))[0] == 0
+    assert texts(source) == [(f"<system>f(x) adds</s>{CHAT}", "A</s>")]
+
+
+def test_two_dialogues_are_parted_after_their_last_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    begin = "\n\nHuman: Q\n\nAssistant: A\n\nHuman: And\n\nAssistant:"
+    record = {"chosen": f"{begin} yes", "rejected": f"{begin} no"}
+    source = written(tmp_path, record, "jsonl")
+    assert build(capsys, source, "--kind", "preference")[0] == 0
+    assert texts(source) == [(f"{begin} yes", " yes"), (f"{begin} no", " no")]
+    lengths = [len(begin.encode())] * 2
+    cache = open_cache(source.with_name("cache"))
+    assert [int(cache.leaf("prompt_length").document(i)[0]) for i in (0, 1)] == lengths
+    other = written(
+        tmp_path, {**record, "rejected": f"{begin} no\n\nHuman: x\n\nAssistant: y"}, "jsonl"
+    )
+    status, said = build(capsys, other, "--kind", "preference")
+    assert status == 2
+    assert "differ before their last answers" in " ".join(said.split())
+
+
+ARGUMENTS = [{"x": 1, "y": [True, None, 1.5]}, {"é": {"z": "a b"}}, {}, [1, 2]]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("expected", ["object", "text"])
+def test_arguments_may_be_an_object_or_its_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Any, expected: str
+):
+    spelled = [arguments, json.dumps(arguments), json.dumps(arguments, separators=(",", ":"))]
+    spelled += [json.dumps(arguments, indent=2), json.dumps(arguments, ensure_ascii=False)]
+    records: list[dict[str, Any]] = []
+    for given in [*spelled, *([None, ""] if arguments == {} else [])]:
+        function = {"name": "f", "arguments": given}
+        for call in (function, {"type": "function", "function": function, "id": "1"}):
+            for calls in ([call], json.dumps([call])):
+                turn = {"role": "assistant", "content": None, "tool_calls": calls}
+                records.append({"messages": [USER, turn]})
+    source = written(tmp_path, records[0], "jsonl")
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    options = ["--kind", "chat", *CHAT_OPTIONS]
+    if expected == "text":
+        text = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls %}"
+        text += "{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}{% endfor %}"
+        options += ["--chat-template", text]
+    assert build(capsys, source, *options)[0] == 0
+    made = texts(source)
+    assert len(made) == len(records)
+    assert set(made) == {made[0]}
+
+
+@pytest.mark.parametrize("value", ["f(x)", "[1]", '"f"'])
+def test_a_call_that_is_none_is_refused_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+):
+    record = {"messages": [HUMAN, {"from": "function_call", "value": value}]}
+    status, said = build(
+        capsys, written(tmp_path, record, "jsonl"), "--kind", "chat", *CHAT_OPTIONS
+    )
+    assert (status, "messages[1]" in said) == (2, True)
