@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ from headrace.ingest.records import (
     type_name,
     utf8_length,
 )
-from headrace.ingest.source import FIELDS, TOKEN_MASKS, ChatConfig, SourceConfig
+from headrace.ingest.source import BOUNDS, FIELDS, TOKEN_MASKS, ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -257,7 +257,13 @@ class TokensKind(DocumentKind):
     def _ones(self, record: Fields, name: str, ids: np.ndarray) -> np.ndarray:
         """A column with a 0 or 1 for each id."""
         field = self._field_name(name)
-        values = numbers(self._field(record, name), "float64", field)
+        value = self._field(record, name)
+        if not isinstance(value, np.ndarray | list | tuple):
+            raise BadRecordError(
+                f"holds a {type_name(value)} in field {field!r}, not a 0 or 1 for each id",
+                f"Leave it unused: --field {name}=none.",
+            )
+        values = numbers(value, "float64", field)
         if values.size != ids.size or not np.isin(values, (0, 1)).all():
             raise BadRecordError(
                 f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
@@ -268,34 +274,51 @@ class TokensKind(DocumentKind):
     def _stretches(self, record: Fields, size: int) -> Iterator[tuple[int, int]]:
         """Where the documents of the record are: without padding, and those of a packed record apart."""
         start, stop = self._unpadded(record, size)
-        starts = [start]
-        lengths = self._field(record, "seq_lengths")
-        positions = self._field(record, "position_ids")
-        if lengths is not None:
-            field = self._field_name("seq_lengths")
-            counts = numbers(lengths, "int64", field, bools=False)
-            if (counts < 0).any() or int(counts.sum()) != stop - start:
+        read_from: dict[str, Callable[[Any, str, int, int, int], list[int]]] = {
+            "seq_lengths": _starts_by_length,
+            "cu_seqlens": _starts_by_bounds,
+            "position_ids": _restarts,
+            "segment_ids": _changes,
+            "seq_idx": _changes,
+        }
+        starts: list[int] = [start]
+        decided_by = ""
+        for name in BOUNDS:
+            value = self._field(record, name)
+            if value is None:
+                continue
+            field = self._field_name(name)
+            try:
+                own_starts = read_from[name](value, field, start, stop, size)
+            except BadRecordError as bad:
+                cure = f"{bad.cure} To leave it unused: --field {name}=none.".strip()
+                raise BadRecordError(bad.problem, cure) from None
+            if decided_by and set(own_starts) != set(starts):
                 raise BadRecordError(
-                    f"has {stop - start} ids, and lengths of documents in field {field!r} that do not sum up to it"
+                    f"has documents that begin elsewhere by its {decided_by} than by its {field}",
+                    f"Leave one unused: --field {name}=none.",
                 )
-            starts = [start, *(start + np.cumsum(counts)[:-1]).tolist()]
-        elif positions is not None:
-            starts = self._restarts(positions, start, stop, size)
+            if not decided_by:
+                starts = own_starts
+                decided_by = field
         yield from itertools.pairwise([*starts, stop])
 
     def _unpadded(self, record: Fields, size: int) -> tuple[int, int]:
         """First and last place (exclusive) that ``attention_mask`` shows to the model."""
         value = self._field(record, "attention_mask")
         if value is None or not size:
-            return 0, size
+            return 0, self._end_of_segments(record, size)
         field = self._field_name("attention_mask")
         values = numbers(value, "int64", field)
         attended = np.flatnonzero(values)
         if values.size != size or (values[attended] != 1).any():
-            raise BadRecordError(
-                f"has {size} ids, and not a 0 or 1 for each in its {field}",
-                "Leave it unused: --field attention_mask=none.",
-            )
+            cure = "Leave it unused: --field attention_mask=none."
+            if values.size == size:
+                cure += (
+                    " If it numbers the documents of a packed record:"
+                    f" --field attention_mask=none --field segment_ids={field}."
+                )
+            raise BadRecordError(f"has {size} ids, and not a 0 or 1 for each in its {field}", cure)
         if not attended.size:
             return 0, 0
         start = int(attended[0])
@@ -308,26 +331,13 @@ class TokensKind(DocumentKind):
             )
         return start, stop
 
-    def _restarts(self, positions: Any, start: int, stop: int, size: int) -> list[int]:
-        """Where ``position_ids`` begin again at 0, which is where the next document begins."""
-        field = self._field_name("position_ids")
-        values = numbers(positions, "int64", field, bools=False)
-        if values.size != size:
-            raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}")
-        stretch = values[start:stop]
-        if not stretch.size:
-            return [start]
-        is_start = stretch == 0
-        is_start[0] = True
-        wrong = np.flatnonzero(~is_start[1:] & (np.diff(stretch) != 1))
-        if stretch[0] != 0 or wrong.size:
-            at = start if stretch[0] != 0 else start + 1 + int(wrong[0])
-            raise BadRecordError(
-                f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor one more than"
-                " before",
-                "Positions count from 0 in each document; to leave them unused: --field position_ids=none.",
-            )
-        return (start + np.flatnonzero(is_start)).tolist()
+    def _end_of_segments(self, record: Fields, size: int) -> int:
+        """Where padding begins by ``segment_ids`` that count from 1 and end with zeros."""
+        value = self._field(record, "segment_ids")
+        if value is None or not size:
+            return size
+        values = _one_for_each_id(value, self._field_name("segment_ids"), size)
+        return int(np.flatnonzero(values)[-1]) + 1 if values[0] else size
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         ids = [d.ids for d in documents if d.ids is not None]
@@ -340,6 +350,64 @@ class TokensKind(DocumentKind):
         return EncodedBatch(
             np.concatenate(ids) if ids else np.zeros(0, self.tokenizer.dtype), lengths, leaves
         )
+
+
+def _starts_by_length(lengths: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+    """Where documents of these lengths begin between ``start`` and ``stop``, the ids that are no padding."""
+    counts = numbers(lengths, "int64", field, bools=False)
+    if (counts < 0).any() or int(counts.sum()) != stop - start:
+        raise BadRecordError(
+            f"has {stop - start} ids, and lengths of documents in field {field!r} that do not sum up to it"
+        )
+    return [start, *(start + np.cumsum(counts)[:-1]).tolist()]
+
+
+def _starts_by_bounds(bounds: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+    """Where documents begin by the bounds of all of them, 0 first, which count padding or not."""
+    places = numbers(bounds, "int64", field, bools=False)
+    last = int(places[-1]) if places.size else -1
+    if last not in (size, stop - start) or places[0] != 0 or (np.diff(places) < 0).any():
+        raise BadRecordError(
+            f"has {size} ids, and bounds in field {field!r} that do not increase from 0 to it",
+            "Write the bounds of all documents: [0, 5, 9] for two of 5 and 4 ids.",
+        )
+    if last != size:
+        places = places + start
+    inside = np.clip(places[:-1], start, stop)
+    return [start, *np.unique(inside[(inside > start) & (inside < stop)]).tolist()]
+
+
+def _restarts(positions: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+    """Where ``position_ids`` begin again at 0, which is where the next document begins."""
+    values = _one_for_each_id(positions, field, size)
+    stretch = values[start:stop]
+    if not stretch.size:
+        return [start]
+    is_start = stretch == 0
+    is_start[0] = True
+    wrong = np.flatnonzero(~is_start[1:] & (np.diff(stretch) != 1))
+    if stretch[0] != 0 or wrong.size:
+        at = start if stretch[0] != 0 else start + 1 + int(wrong[0])
+        raise BadRecordError(
+            f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor one more than"
+            " before",
+            "Positions count from 0 in each document.",
+        )
+    return (start + np.flatnonzero(is_start)).tolist()
+
+
+def _changes(numbers_of_documents: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+    """Where the number of the document changes that each id belongs to."""
+    values = _one_for_each_id(numbers_of_documents, field, size)
+    changes = np.flatnonzero(np.diff(values[start:stop])) + 1
+    return [start, *(start + changes).tolist()]
+
+
+def _one_for_each_id(value: Any, field: str, size: int) -> np.ndarray:
+    values = numbers(value, "int64", field, bools=False)
+    if values.size != size:
+        raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}")
+    return values
 
 
 class MarkedKind(DocumentKind):

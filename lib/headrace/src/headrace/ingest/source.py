@@ -78,9 +78,14 @@ FIELDS: dict[str, dict[str, str]] = {
         "labels": "labels",
         "completion_mask": "completion_mask",
         "assistant_masks": "assistant_masks",
+        "weights": "weights",
+        "loss_weights": "loss_weights",
         "attention_mask": "attention_mask",
-        "position_ids": "position_ids",
         "seq_lengths": "seq_lengths",
+        "cu_seqlens": "cu_seqlens",
+        "position_ids": "position_ids",
+        "segment_ids": "segment_ids",
+        "seq_idx": "seq_idx",
     },
     "chat": {
         "messages": "messages",
@@ -106,8 +111,11 @@ OPTIONAL = (
     *((kind, name) for kind in ("preference", "prompts") for name in _OF_TEMPLATES),
 )
 """What is optional in a record, unless its field is named."""
-TOKEN_MASKS = ("loss_mask", "labels", "completion_mask", "assistant_masks")
+_TOKEN_WEIGHTS = ("weights", "loss_weights")
+TOKEN_MASKS = ("loss_mask", "labels", "completion_mask", "assistant_masks", *_TOKEN_WEIGHTS)
 """What says which token ids are trained on; a token is, if all that a record has agree."""
+BOUNDS = ("seq_lengths", "cu_seqlens", "position_ids", "segment_ids", "seq_idx")
+"""What says where the documents of a packed record begin."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 HF_SCHEME = "hf://"
@@ -342,6 +350,8 @@ class SourceConfig:
             return None  # the question and the answer are the conversation
         usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
         field = self.fields.get(name, usual)
+        if name in _TOKEN_WEIGHTS and any(leaf.field == field for leaf in self.leaves.values()):
+            return None  # weights that are stored are no mask
         return None if field == NOTHING and (kind, name) in OPTIONAL else field
 
     def is_optional(self, kind: Kind, name: str) -> bool:
