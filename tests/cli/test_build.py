@@ -153,7 +153,7 @@ def test_json(headrace: Run, corpus: Path, tmp_path: Path):
         ("", ["corpus", "--dtype", "uint8"], "cannot hold a vocabulary of 258"),
         (
             "",
-            ["corpus", "--text-field", "body"],
+            ["corpus/1.jsonl", "--text-field", "body"],
             "1.jsonl: each of its first 5 records fails alike: has no field 'body' (it has 'text')",
         ),
         ("", ["corpus", "--chunk-tokens", "0"], "chunk_tokens = 0"),

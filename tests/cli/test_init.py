@@ -80,20 +80,49 @@ def test_too_little_text_is_refused(headrace, texts):
 
 
 def test_a_line_that_cannot_be_read_is_left_out_where_that_is_asked_for(headrace, texts):
-    (texts / "code" / "b.py").write_bytes("caf\xe9\n".encode("latin-1"))
+    bad = texts / "code" / "b.py"
+    bad.write_bytes("caf\xe9\n".encode("latin-1"))
     (texts / "code" / "c.py").write_text("text")
-    (texts / "a-first").mkdir()
-    (texts / "a-first" / "a.txt").write_text("A source that is read before the bad one. " * 50)
     refused = headrace("init", "texts", "-o", "first")
     assert refused.code == 2
     assert "b.py, line 1: is not UTF-8" in refused.err
     assert "lines out: --on-bad-line skip" in refused.err
-    part = Path("first/caches/a-first/parts/00000/part.json")
-    built = part.stat().st_mtime_ns
     done = headrace("init", "texts", "-o", "first", "--on-bad-line", "skip")
-    assert part.stat().st_mtime_ns == built
     assert done.code == 0
     assert "code: 1 bad line skipped, the first: texts/code/b.py, line 1: is not UTF-8" in done.err
+
+
+def test_all_bad_files_of_all_sources_are_named_before_any_is_built(headrace, texts):
+    records_of(texts, books="body", web="text")
+    (texts / "on" / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
+    (texts / "web" / "b.jsonl.gz").write_bytes(b"this is no gzip")
+    refused = headrace("init", "texts", "-o", "first")
+    assert refused.code == 2
+    assert "error 3 files cannot be built from, and nothing was written:" in refused.err
+    for name, fault in (
+        ("books/a.jsonl", "each of its first 20 records fails alike: has no field 'text'"),
+        ("on/latin.txt, line 1", "is not UTF-8"),
+        ("web/b.jsonl.gz", "is damaged: its gzip stream cannot be read"),
+    ):
+        assert f"  texts/{name}: {fault}" in refused.err
+    assert not Path("first").exists()
+    (texts / "on" / "latin.txt").write_text("caf\xe9\n", encoding="utf-8")
+    (texts / "web" / "b.jsonl.gz").unlink()
+    assert headrace("init", "texts", "-o", "first", "--text-field", "body").code == 0
+
+
+def test_what_was_built_is_kept_and_not_looked_at_again(headrace, texts):
+    """A source that becomes bad behind its first records stops the build; the sources before it stay."""
+    records_of(texts, web="text")
+    with (texts / "web" / "a.jsonl").open("ab") as file:
+        file.write(b"\n" + json.dumps({"text": "long " * 20_000}).encode() + b"\nno json\n")
+    refused = headrace("init", "texts", "-o", "first")
+    assert refused.code == 2
+    assert "texts/web/a.jsonl, line 52: is not valid JSON" in refused.err
+    part = Path("first/caches/code/parts/00000/part.json")
+    built = part.stat().st_mtime_ns
+    assert headrace("init", "texts", "-o", "first", "--on-bad-line", "skip").code == 0
+    assert part.stat().st_mtime_ns == built
 
 
 def test_names_that_are_not_utf8_are_refused_where_they_would_be_read(headrace, texts):

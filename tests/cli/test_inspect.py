@@ -182,6 +182,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(
             chunk_tokens=16,
             compression="zstd",
             progress=False,
+            first_look=False,
         )
     code, out, _ = headrace("inspect", "my cache")
     assert code == 0

@@ -178,7 +178,7 @@ class TestResume:
             good.replace(b'"text"', b'"txet"', 1)
         )  # of the same size: the plan stays
         with pytest.raises(SourceError, match=r"3\.jsonl, line 1"):
-            build(corpus, tmp_path / "cache", config)
+            build(corpus, tmp_path / "cache", config, first_look=False)
         with pytest.raises(CacheUnfinishedError):
             TokenCache.open(str(tmp_path / "cache"))
         (corpus / "3.jsonl").write_bytes(good)
@@ -290,7 +290,7 @@ class TestResume:
             f.write("not json\n")
         how = {"engine": engine, "workers": 1}
         with pytest.raises(SourceError, match=r"4\.jsonl, line 9") as caught:
-            build(corpus, tmp_path / "cache", **how)
+            build(corpus, tmp_path / "cache", first_look=False, **how)
         assert "--restart" not in (caught.value.cure or "")
         resumed = build(corpus, tmp_path / "cache", on_bad_line="skip", **how)
         assert resumed.parts_reused > 0

@@ -408,33 +408,6 @@ def test_a_bad_line_of_a_slice_is_named_by_its_line_in_the_file(tmp_path: Path):
         list(last)
 
 
-@pytest.mark.parametrize(
-    ("line", "problem", "cure"),
-    [
-        ('{"body": %d}', "has no field 'text'", "--text-field"),
-        ('{"text": %d}', "holds a number in field 'text'", "--text-field"),
-        ("word %d", "is not valid JSON", "--format"),
-    ],
-)
-def test_records_that_all_fail_alike_blame_no_line(
-    tmp_path: Path, line: str, problem: str, cure: str
-):
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(line % i + "\n" for i in range(30)))
-    with pytest.raises(SourceError, match=problem) as caught:
-        texts(path)
-    assert caught.value.field == str(path)
-    assert "first 20 records" in caught.value.problem
-    assert cure in (caught.value.cure or "")
-    assert "--on-bad-line" not in (caught.value.cure or "")
-    # One that is good among them, or fails otherwise: then the line is to blame.
-    for other in ('{"text": "good"}', "[1]"):
-        path.write_text("".join([line % 1 + "\n", other + "\n"]))
-        with pytest.raises(SourceError, match=problem) as caught:
-            texts(path)
-        assert caught.value.field == f"{path}, line 1"
-
-
 @pytest.mark.parametrize("stored", ["binary", "large_binary"])
 def test_bytes_of_a_table_are_text(tmp_path: Path, stored: str):
     arrow = pytest.importorskip("pyarrow")

@@ -78,16 +78,18 @@ def test_a_store_that_does_not_come_back_is_an_error_and_a_resume_completes(
         monkeypatch.setattr(
             SourceConfig, "files", lambda *_: listed
         )  # it was there when it was listed
-        with pytest.raises(
-            SourceError, match=r"1\.jsonl: cannot be read.*Run the same command again"
-        ):
-            build_cache(
-                config,
-                TokenizerConfig(),
-                str(tmp_path / "c"),
-                engine="inline",
-                **{**SMALL, "part_bytes": 1},
-            )
+        for first_look in (True, False):
+            with pytest.raises(
+                SourceError, match=r"1\.jsonl: cannot be read.*[Rr]un the same command again"
+            ):
+                build_cache(
+                    config,
+                    TokenizerConfig(),
+                    str(tmp_path / "c"),
+                    engine="inline",
+                    first_look=first_look,
+                    **{**SMALL, "part_bytes": 1},
+                )
         proxy.faults = Faults()
         report = build_cache(
             config, TokenizerConfig(), str(tmp_path / "c"), **{**SMALL, "part_bytes": 1}

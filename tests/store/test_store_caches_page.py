@@ -1,5 +1,6 @@
 """docs/caches.md: every command runs as it is printed, every message that it quotes is one that headrace says."""
 
+import gzip
 import json
 import re
 import shlex
@@ -87,6 +88,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/growing}\namendments: [{step: 20, extend: {docs: 2}}]\n"
     )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
+    write_broken(tmp_path / "broken")
+    (tmp_path / "mended").mkdir()
     write_tables(tmp_path)
     write_megatron(tmp_path / "tokens_text_document")
     corpus = SourceConfig([str(tmp_path / "corpus")])
@@ -103,6 +106,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = retry.use_policy(retry.RetryPolicy(first_delay_s=0.01))
     yield tmp_path
     retry.use_policy(before)
+
+
+def write_broken(folder: Path) -> None:
+    write_lines(folder / "column.jsonl", [{"body": f"row {k}"} for k in range(30)])
+    records = [{"text": f"row {k}"} for k in range(30)]
+    good = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "cut.jsonl.gz").write_bytes(gzip.compress(good.encode(), mtime=0)[:-9])
+    latin = "".join(f'{{"text": "caf\xe9 {k}"}}\n' for k in range(30))
+    (folder / "latin.jsonl").write_bytes(latin.encode("latin-1"))
+    lines = good.splitlines()
+    (folder / "line.jsonl").write_text("\n".join([*lines[:2], "no JSON", *lines[2:]]))
 
 
 def write_tables(folder: Path) -> None:
@@ -165,6 +179,17 @@ def test_the_commands_run(
         exec(compile(code, "caches.md", "exec"), {})
     assert TokenCache.open("caches/theirs").ledger.tokenizer["stated"] is True
     assert TokenCache.open("caches/web").fingerprint == TokenCache.open("theirs/source").fingerprint
+
+
+def test_the_error_about_bad_files_is_printed_as_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (printed,) = re.findall(r"```text\n(error .*?)```", PAGE, re.DOTALL)
+    (line,) = (line for line in PAGE.splitlines() if line.startswith("headrace build broken/ "))
+    monkeypatch.setattr(sys, "argv", shlex.split(line.partition("  # ")[0]))
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == printed
 
 
 @pytest.mark.soak

@@ -27,7 +27,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -132,7 +132,17 @@ class IndexOutOfRangeError(HeadraceError, IndexError):
 
 
 class SourceError(HeadraceError):
-    """Input text cannot be read; ``field`` is the file (and line)."""
+    """Input text cannot be read; ``field`` is the file (and line).
+
+    Args:
+        problem: As for HeadraceError, like the keywords.
+        faults: The errors about the single files, if the error is about several.
+        about: Field, value and cure.
+    """
+
+    def __init__(self, problem: str, *, faults: Sequence[HeadraceError] = (), **about: Any) -> None:
+        super().__init__(problem, **about)
+        self.faults = tuple(faults)
 
 
 class CacheError(HeadraceError):

@@ -64,8 +64,8 @@ def check(
     """Check a config: what it resolves to, what its first steps read, and what will cause problems.
 
     Reads no tokens, except of a few first documents; of conversations, lengths and masks. Caches that do not exist yet
-    are planned with their `expected_tokens`. Exits with status 1 if there is a problem (the run could not start, or
-    would not be what was asked for), with 2 if the config is invalid.
+    are planned with their `expected_tokens`, and the first records of their sources are tried. Exits with status 1 if
+    there is a problem (the run could not start, or would not be what was asked for), with 2 if the config is invalid.
 
     For example:
 
@@ -81,20 +81,32 @@ def check(
     """
     from headrace.analysis.check.findings import findings
     from headrace.analysis.check.plan import plan_run
+    from headrace.analysis.check.sources import source_findings
+    from headrace.config.sources import source_faults
+    from headrace.errors import ConfigError
+    from headrace.ingest.first_look import refuse_faults
 
     with working("checking"):
-        plan = plan_run(
-            load_as_begun(config, settings, run),
-            sizes=parse_sizes(tokens),
-            layout=layout,
-            look=not declared,
-            hosts=parse_hosts(hosts),
-            num_steps=num_steps,
-            icc=parse_shares(icc),
-        )
+        loaded = load_as_begun(config, settings, run)
+        faults = {} if declared else source_faults(loaded)
+        try:
+            plan = plan_run(
+                loaded,
+                sizes=parse_sizes(tokens),
+                layout=layout,
+                look=not declared,
+                hosts=parse_hosts(hosts),
+                num_steps=num_steps,
+                icc=parse_shares(icc),
+            )
+        except ConfigError:
+            # A cache without a size is built first, for which its source has to be mended.
+            refuse_faults([fault for some in faults.values() for fault in some])
+            raise
         if run is not None:
             check_run(run, plan.config, plan.config.dataset())
-        all_findings = findings(plan)
+        all_findings = [*source_findings(faults), *findings(plan)]
+        all_findings.sort(key=lambda finding: finding.level)
     if as_json:
         typer.echo(json.dumps(check_json(plan, all_findings)))
     else:

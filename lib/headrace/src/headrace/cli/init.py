@@ -68,9 +68,11 @@ def command(
     """
     from headrace.errors import ConfigError
     from headrace.ingest.build import build_cache
+    from headrace.ingest.first_look import faults_of_sources, refuse_faults
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
     from headrace.store.joined import open_cache
+    from headrace.store.ledger import is_finished
 
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
@@ -81,13 +83,20 @@ def command(
     _refuse_unused_fields(text_field or [], [config for _, config in listed])
     if dry_run:
         return
+    with_text = [(source, config) for source, config in listed if source.files]
+    caches = {source.name: output / "caches" / source.name for source, _ in with_text}
+    encoder = TokenizerConfig(tokenizer)
+    unbuilt = [
+        (config, encoder)
+        for source, config in with_text
+        if restart or not is_finished(str(caches[source.name]))
+    ]
+    refuse_faults([fault for faults in faults_of_sources(unbuilt) for fault in faults])
     chosen: list[tuple[FoundSource, int, int]] = []
-    for source, config in listed:
-        if not source.files:
-            continue
-        cache = output / "caches" / source.name
+    for source, config in with_text:
+        cache = caches[source.name]
         with kept_when_interrupted():
-            report = build_cache(config, TokenizerConfig(tokenizer), str(cache), restart=restart)
+            report = build_cache(config, encoder, str(cache), restart=restart, first_look=False)
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if report.skipped_lines:
             skipped = format_count(report.skipped_lines, "bad line")

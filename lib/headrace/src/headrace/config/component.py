@@ -17,9 +17,8 @@ from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, generation_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
-from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.amendments import number_of_each
 from headrace.mix.blend import is_size_rule
 from headrace.mix.limits import check_component_budgets
@@ -33,8 +32,6 @@ from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
 from headrace.store.generations import cache_of_generation, check_generation, generations_of
 from headrace.store.joined import open_components
-from headrace.store.ledger import ledger_state
-from headrace.store.levanter_layout import is_levanter
 
 if TYPE_CHECKING:  # imports jax
     from headrace.config.lm_data import LmDataConfig
@@ -172,29 +169,6 @@ class ComponentConfig:
     def shown_cache(self) -> str:
         """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
-
-    def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
-        """Builds missing caches and finishes unfinished ones; see ``LmDataConfig.build_caches``."""
-        for path in (
-            self.caches if self.source is not None or not self.replicas else ()
-        ):  # a copy is not built
-            if cache_of_generation(path):  # appending builds it
-                continue
-            ledger = ledger_state(path)
-            if ledger is not None and ledger.finished:
-                continue
-            if self.source is not None:
-                with _named_in_config():
-                    build_cache(self.source, tokenizer, path, progress=progress)
-            elif ledger is None and not is_levanter(
-                path
-            ):  # opening one begun by hand tells how to finish it
-                raise ConfigError(
-                    "does not exist, and there is no source to build it from",
-                    field=f"components.{name}.cache",
-                    value=path,
-                    cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
-                )
 
     def document_filter(self, name: str) -> DocumentFilter | None:
         """The filter of documents to leave out; ConfigError if its file lists none."""
@@ -459,7 +433,7 @@ def _of_amendment(error: ConfigError, config: LmDataConfig) -> ConfigError:
 
 
 @contextmanager
-def _named_in_config() -> Iterator[None]:
+def named_in_config() -> Iterator[None]:
     """Errors about ``bos`` and ``eos`` name their place in a config."""
     try:
         yield
@@ -487,7 +461,7 @@ def _opened(
     if opened and config.tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])
     elif opened and config.tokenizer is not None:
-        with _named_in_config():
+        with named_in_config():
             loaded = load_tokenizer(config.tokenizer)
         for _, cache in opened:
             loaded.check_same(cache.ledger.tokenizer, cache.path)

@@ -40,6 +40,7 @@ from headrace.config.extended import extended
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
 from headrace.config.source_order import in_order_of_run
+from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
@@ -246,9 +247,9 @@ class LmDataConfig:
 
         Raises:
             ConfigError: a cache is missing and its component has no source.
+            SourceError: files of the sources cannot be built from; names them all, before anything is built.
         """
-        for name, component in self.components.items():
-            component.build_caches(name, self.tokenizer or TokenizerConfig(), progress=progress)
+        build_caches(self, progress=progress)
 
     def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
         """Opens the caches of all components; ``instead``: open caches, by name, to use in place of those at their

@@ -100,6 +100,7 @@ def append_cache(
         "part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES)
     )
     planned = plan_build(reading, encoder, output, part_bytes, settings)[1]
+    settings["first_look"] = False  # that was it
     _check_like(output, ledger, planned)
     number = _number_of(output, generations, planned)
     folder = generation_path(output, number)

@@ -39,11 +39,12 @@ from headrace.errors import (
 )
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
-from headrace.ingest.documents import described, split_file, with_mask_settled
+from headrace.ingest.documents import split_file
 from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.gigatoken_encoder import check_tokenizer_engine, plan_encoding
-from headrace.ingest.kinds import LOSS_MASK, make_kind, template_of
+from headrace.ingest.kinds import LOSS_MASK, make_kind
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     PartTask,
@@ -69,6 +70,7 @@ from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
     Ledger,
+    is_finished,
     part_folder,
     read_ledger,
     read_part_record,
@@ -152,6 +154,8 @@ class BuildOptions(TypedDict, total=False):
         compression: ``none``, the default, or ``zstd``.
         hash_sources: Store a hash of each source file in the ledger, and use it to detect changes.
         progress: Show a bar if stderr is a terminal (the default).
+        first_look: Try the first records of all files before anything is built, and name all bad files in one error
+            (the default); see :mod:`headrace.ingest.first_look`. False: the build stops at the first bad file.
     """
 
     dtype: str | None
@@ -160,6 +164,7 @@ class BuildOptions(TypedDict, total=False):
     compression: Compression
     hash_sources: bool
     progress: bool
+    first_look: bool
 
 
 def build_cache(
@@ -192,7 +197,8 @@ def build_cache(
         A report. If the cache was already finished, nothing is done and ``parts_built`` is 0.
 
     Raises:
-        SourceError: the source is missing, empty, unreadable, bad in a line, or changed.
+        SourceError: the source is missing, empty, unreadable, bad in a line, or changed; if several files are bad from
+            the start, it names them all, and nothing was built.
         ConfigError: a setting is invalid, or differs from the one with which the folder was started.
         CacheError: the output cannot be written, contains something else, or is being built by another process.
 
@@ -214,6 +220,8 @@ def build_cache(
     output = str(output)
     files.check_writable(output)
     check_engine(engine, workers)
+    if is_finished(output) and not restart:
+        options["first_look"] = False  # nothing is read of the files
     work, planned, left_out = plan_build(source, tokenizer, output, part_bytes, options)
     work = replace(work, engine=engine, workers=workers, restart=restart)
     try:
@@ -242,7 +250,11 @@ def plan_build(
     part_bytes: int,
     options: BuildOptions,
 ) -> tuple[_Work, Ledger, Counter[str]]:
-    """The work of a build, its initial ledger, and the extensions of skipped files."""
+    """The work of a build, its initial ledger, and the extensions of skipped files.
+
+    Raises:
+        SourceError: the first look finds files that cannot be built from.
+    """
     if not isinstance(source, SourceConfig):
         raise ConfigError(
             "is not a source", field="source", value=source, cure="Give SourceConfig([PATH])."
@@ -260,7 +272,7 @@ def plan_build(
     check_at_least(
         "chunk_tokens", options.get("chunk_tokens"), cure=f"Leave it out for {DEFAULT_CHUNK:,}."
     )
-    loaded = load_tokenizer(tokenizer).reading_special(source.special_tokens_in_text)
+    loaded = load_tokenizer(tokenizer)
     layout = CacheLayout(
         options.get("dtype") or loaded.dtype.name,
         options.get("chunk_tokens", DEFAULT_CHUNK),
@@ -268,25 +280,22 @@ def plan_build(
         options.get("compression", "none"),
     )
     layout.check_vocabulary(loaded.vocab_size)
-    left_out: Counter[str] = Counter()
-    listed = [described(f) for f in source.files(left_out)]
-    kind = source.kind_of(listed)
-    check_tokenizer_engine(tokenizer.engine, loaded, kind)
-    source = with_mask_settled(source, kind, listed)
+    given = Input.of(source, tokenizer, loaded)
+    check_tokenizer_engine(tokenizer.engine, given.tokenizer, given.kind)
+    if options.get("first_look", True):
+        refuse_faults(given.faults())
     job = BuildJob(
-        output, source, loaded.record(), layout, kind, template_of(source, kind, tokenizer)
+        output, given.source, given.tokenizer.record(), layout, given.kind, given.template
     )
-    planned = _planned(job, loaded, listed, part_bytes)
+    planned = _planned(job, given.tokenizer, given.listed, part_bytes)
     if options.get("hash_sources"):
         planned = structs.replace(
-            planned, sources=with_hashes(planned.sources, content_hashes(listed))
+            planned, sources=with_hashes(planned.sources, content_hashes(given.listed))
         )
     shows = options.get("progress", True) and sys.stderr.isatty()
-    return (
-        _Work(job, {f.shown_path: f for f in listed}, loaded, shows, tokenizer.engine),
-        planned,
-        left_out,
-    )
+    listed = {f.shown_path: f for f in given.listed}
+    work = _Work(job, listed, given.tokenizer, shows, tokenizer.engine)
+    return work, planned, given.left_out
 
 
 @dataclass(frozen=True)

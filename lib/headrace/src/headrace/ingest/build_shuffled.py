@@ -20,6 +20,7 @@ from headrace.errors import CacheError, PlanMismatchError, SourceError
 from headrace.ingest.build import BuildOptions, BuildReport, build_cache, plan_build, report_of
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import check_engine
+from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.plan import DEFAULT_PART_BYTES, check_same_build, cure_of_begun, is_changed
 from headrace.ingest.reshuffle import PLAIN_FOLDER, Reshuffling, clear
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
@@ -85,6 +86,9 @@ def build_shuffled(
     workers = options.get("workers")
     check_engine(engine, workers)
     plain = files.join(output, PLAIN_FOLDER)
+    if options.get("restart") and options.get("first_look", True):
+        refuse_faults(faults_of_sources([(source, tokenizer)])[0])  # before anything is deleted
+        options["first_look"] = False
     try:
         if read_ledger(output) is None:
             check_vacant(output, but=PLAIN_FOLDER)
@@ -95,12 +99,9 @@ def build_shuffled(
                 old_ledger = None
             if old_ledger is not None:
                 part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
-                _check_same(
-                    output,
-                    old_ledger,
-                    how,
-                    plan_build(source, tokenizer, output, part_bytes, options)[1],
-                )
+                unlooked: ShuffledBuildOptions = {**options, "first_look": False}
+                planned = plan_build(source, tokenizer, output, part_bytes, unlooked)[1]
+                _check_same(output, old_ledger, how, planned)
             if old_ledger is None or not old_ledger.finished:
                 report = build_cache(source, tokenizer, plain, **options)
                 cache = TokenCache.open(plain)

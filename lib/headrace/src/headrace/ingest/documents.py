@@ -6,10 +6,9 @@ counts. Price: that of the container's reader; memory is bounded by one document
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -22,7 +21,7 @@ from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
 from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
 from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
 from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
-from headrace.ingest.records import BadRecordError, Fields, Reader, Row, Slice
+from headrace.ingest.records import BadRecordError, Fields, Reader, Slice
 from headrace.ingest.source import PRE_TOKENIZED, TOKEN_MASKS, SourceConfig, SourceFile
 
 READERS: dict[str, type[Reader]] = {
@@ -43,7 +42,6 @@ MOST_UNUSED_NAMES = 256
 """Names of unused fields that are counted one by one; records may be keyed by ids."""
 OTHER_FIELDS = "(others)"
 _MOST_SHAPES = 1024
-_COMPARED_RECORDS = 20
 
 
 class Document(NamedTuple):
@@ -128,15 +126,12 @@ class DocumentReader:
                 listed.
         """
         try:
-            records = iter(self._reader)
-            for row, record in records:
+            for row, record in self._reader:
                 try:
                     if isinstance(record, BadRecordError):
                         raise record
                     documents = self._maker.documents(record)
                 except BadRecordError as bad:
-                    if self.config.on_bad_line == "error" and not self._rows:
-                        self._refuse_alike(bad, records)
                     self.skipped_lines += 1
                     self.first_skipped = self.first_skipped or (row, self.refusal(row, bad))
                     continue
@@ -149,36 +144,6 @@ class DocumentReader:
             raise
         self._check_unchanged()
         self._ended = True
-
-    def _refuse_alike(self, first: BadRecordError, following: Iterator[Row]) -> None:
-        """Raises SourceError if the first records all fail as the first does: then no line is to blame, but the choice
-        of the field, the encoding or the template.
-        """
-        is_start = self.file.part is None or not self.file.part.start
-        if not is_start:
-            return
-        alike = 1
-        try:
-            for _, record in itertools.islice(following, _COMPARED_RECORDS - 1):
-                problem = self._problem_of(record)
-                if problem is None or _kind_of_problem(problem) != _kind_of_problem(first):
-                    return
-                alike += 1
-        except SourceError:
-            return
-        if alike > 1:
-            cure = first.cure or "Choose other fields, another --format or another --kind."
-            problem = f"each of its first {alike} records fails alike: {first.problem}"
-            raise SourceError(problem, field=self.file.shown_path, cure=cure)
-
-    def _problem_of(self, record: Fields | BadRecordError) -> BadRecordError | None:
-        if isinstance(record, BadRecordError):
-            return record
-        try:
-            list(self._maker.documents(record))
-        except BadRecordError as bad:
-            return bad
-        return None
 
     def _note_fields(self, record: Fields) -> None:
         self._rows += 1
@@ -200,11 +165,7 @@ class DocumentReader:
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""
         if self.config.on_bad_line == "error":
-            cure = (
-                f'{bad.cure} Or leave such lines out: --on-bad-line skip (in Python: on_bad_line="skip"); finished'
-                " parts are kept."
-            )
-            raise SourceError(bad.problem, field=self.describe_row(row), cure=cure.strip())
+            raise refused(bad, self.describe_row(row))
         return f"{self.describe_row(row)}: {bad.problem}"
 
     def describe_row(self, row: int) -> str:
@@ -224,9 +185,13 @@ class DocumentReader:
             )
 
 
-def _kind_of_problem(bad: BadRecordError) -> str:
-    """A problem without its details, which stand in brackets, and without numbers."""
-    return re.sub(r"\d+", "", bad.problem.partition(" (")[0])
+def refused(bad: BadRecordError, place: str) -> SourceError:
+    """The error about a bad record, if such records are not skipped."""
+    cure = (
+        f'{bad.cure} Or leave such lines out: --on-bad-line skip (in Python: on_bad_line="skip"); finished'
+        " parts are kept."
+    )
+    return SourceError(bad.problem, field=place, cure=cure.strip())
 
 
 def with_mask_settled(
@@ -235,9 +200,7 @@ def with_mask_settled(
     """The source, with the masks that the first record of token ids has, unless they are configured.
 
     Every part is built with the same leaves, so this is decided before the first; a record that differs is an error.
-
-    Raises:
-        SourceError: a file cannot be read.
+    A file that cannot be read decides nothing: :mod:`headrace.ingest.first_look` names it, with all others.
     """
     optional = (
         [name for name in TOKEN_MASKS if source.is_optional(kind, name)] if kind == "tokens" else []
@@ -245,16 +208,23 @@ def with_mask_settled(
     if not optional:
         return source
     for file in listed:
-        if file.format in PRE_TOKENIZED:
-            continue
+        record = _first_record(file, source, kind)
+        if record is not None:
+            names = {name: source.field_of(kind, name) or "" for name in optional}
+            there = {name: field for name, field in names.items() if record.get(field) is not None}
+            return replace(source, fields={**source.fields, **there}) if there else source
+    return source
+
+
+def _first_record(file: SourceFile, source: SourceConfig, kind: Kind) -> Fields | None:
+    """The first good record of a file that may have masks; None if there is none, or the file cannot be read."""
+    if file.format in PRE_TOKENIZED:
+        return None
+    with suppress(SourceError):
         for _, record in open_reader(file, source.columns(kind), source.optional_columns(kind)):
             if not isinstance(record, BadRecordError):
-                names = {name: source.field_of(kind, name) or "" for name in optional}
-                there = {
-                    name: field for name, field in names.items() if record.get(field) is not None
-                }
-                return replace(source, fields={**source.fields, **there}) if there else source
-    return source
+                return record
+    return None
 
 
 def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:

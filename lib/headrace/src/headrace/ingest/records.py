@@ -14,14 +14,16 @@ import abc
 import importlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from functools import partial
+from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, SourceError, did_you_mean, install_command
+from headrace.store.files import open_source
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
 
@@ -40,6 +42,10 @@ class BadRecordError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.cure = cure
+
+
+class EndOfHeadError(Exception):
+    """A stream that gives only the beginning of its file has no more to give, and the file goes on."""
 
 
 Row: TypeAlias = "tuple[int, Fields | BadRecordError]"
@@ -73,6 +79,7 @@ class Reader(abc.ABC):
         ignored: Ignored records, by type (``text/html``).
         unread: Columns of a table that are not read.
         max_record_bytes: A larger record is a bad one, if records are read as a whole.
+        open_stream: Opens the file; one who reads only its beginning opens less.
     """
 
     unit: ClassVar[str] = "row"
@@ -86,6 +93,7 @@ class Reader(abc.ABC):
         self.ignored: Counter[str] = Counter()
         self.unread: list[str] = []
         self.max_record_bytes = MAX_RECORD_BYTES
+        self.open_stream: Callable[[], IO[bytes]] = partial(open_source, path)
 
     def too_long(self) -> BadRecordError:
         """The error for a record of more than ``max_record_bytes``."""
@@ -142,7 +150,7 @@ def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[
     """Converts errors while ``path`` is read to a :class:`~headrace.errors.SourceError` about it."""
     try:
         yield
-    except (HeadraceError, BadRecordError, GeneratorExit):
+    except (HeadraceError, BadRecordError, EndOfHeadError, GeneratorExit):
         raise
     except FileNotFoundError as error:
         raise SourceError(

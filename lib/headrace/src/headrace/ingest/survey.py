@@ -8,17 +8,19 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
-from headrace.ingest.documents import open_reader
+from headrace.ingest.first_look import open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
-from headrace.ingest.records import BadRecordError, Fields, lookup
+from headrace.ingest.records import BadRecordError, EndOfHeadError, Fields, lookup
 from headrace.ingest.source import (
     FORMATS,
     USUAL_ENDINGS,
     SourceConfig,
+    SourceFile,
     endings_in_words,
     split_compression,
 )
@@ -47,7 +49,7 @@ class FoundSource:
         files: Number of files.
         bytes: Their stored size.
         left_out: Other files, by extension; ``empty .txt`` if none has a byte.
-        with_fields: A file whose records have named fields; None if the source has none.
+        with_fields: Some files whose records have named fields.
     """
 
     name: str
@@ -56,32 +58,23 @@ class FoundSource:
     files: int
     bytes: int
     left_out: Counter[str]
-    with_fields: Entry | None
+    with_fields: list[Entry]
 
     def config(
         self, text_fields: Sequence[str] = (), on_bad_line: OnBadLine = "error"
     ) -> SourceConfig:
         """The config of the source. Its text field is the first of ``text_fields`` and :data:`USUAL_TEXT_FIELDS` that
-        holds text in the first good record of one file, or ``text`` if none does.
-
-        Raises:
-            SourceError: that file cannot be read.
+        holds text in the first good record of some files, or ``text`` if none does.
         """
         config = SourceConfig(self.paths, on_bad_line=on_bad_line, extensions=self.endings)
-        if self.with_fields is None:
-            return config
-        entry = self.with_fields
-        file = config.source_file(entry.path, entry.size, entry.version)
         names = list(dict.fromkeys((*text_fields, *USUAL_TEXT_FIELDS)))
-        records = (
-            record
-            for _, record in open_reader(file, names, names)
-            if not isinstance(record, BadRecordError)
-        )
-        record = next(records, {})
-        return replace(
-            config, text_field=next((name for name in names if _has_text(record, name)), "text")
-        )
+        for entry in self.with_fields:
+            file = config.source_file(entry.path, entry.size, entry.version)
+            record = _first_record(file, names)
+            if record is not None:
+                there = (name for name in names if _has_text(record, name))
+                return replace(config, text_field=next(there, "text"))
+        return config
 
 
 def survey(folder: str) -> list[FoundSource]:
@@ -148,10 +141,8 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
     paths = [path] if path else [entry.path for entry in chosen]
     safe = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", name)).strip("-") or "text"
     size = sum(entry.size or 0 for entry in chosen)
-    with_fields = next(
-        (entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS), None
-    )
-    return FoundSource(safe, paths, endings, len(chosen), size, left_out, with_fields)
+    with_fields = [entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS]
+    return FoundSource(safe, paths, endings, len(chosen), size, left_out, with_fields[:_HEADS])
 
 
 def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
@@ -191,6 +182,15 @@ def _is_text(entries: Sequence[Entry]) -> bool:
     )
     heads = [files.read_range(path, 0, _HEAD) for path in plain[:_HEADS]]
     return 2 * sum(map(_begins_with_text, heads)) > len(heads)
+
+
+def _first_record(file: SourceFile, names: Sequence[str]) -> Fields | None:
+    """The first good record of a file; None if there is none, or the file cannot be read."""
+    with suppress(SourceError, EndOfHeadError):
+        for _, record in open_head(file, names, names):
+            if not isinstance(record, BadRecordError):
+                return record
+    return None
 
 
 def _has_text(record: Fields, field: str) -> bool:

@@ -171,6 +171,12 @@ def ledger_state(root: str) -> LedgerState | None:
     return whole_state(root)
 
 
+def is_finished(root: str) -> bool:
+    """Whether there is a finished cache. Raises the same errors as :func:`read_ledger`."""
+    state = ledger_state(root)
+    return state is not None and state.finished
+
+
 def whole_state(root: str) -> LedgerState | None:
     """The state of a cache with its whole ledger; None if there is none. Raises as :func:`read_ledger` does."""
     url = files.join(root, LEDGER_NAME)

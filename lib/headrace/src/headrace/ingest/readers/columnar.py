@@ -33,6 +33,8 @@ class ColumnarReader(Reader):
     """What Parquet and Arrow files have in common."""
 
     what = "Parquet file"
+    page_bytes: int | None = None
+    """Bytes that are read at once of a column, page by page; None: a whole column chunk."""
 
     def _rows(self, batches: Iterator[Any], first: int) -> Iterator[Row]:
         row = first
@@ -55,9 +57,9 @@ class ParquetReader(ColumnarReader):
         arrow = import_extra("pyarrow", "parquet", self.path)
         with (
             reading(self.path, arrow.ArrowInvalid, what=self.what),
-            open_source(self.path) as stream,
+            self.open_stream() as stream,
         ):
-            file = _parquet(stream, self.path)
+            file = _parquet(stream, self.path, self.page_bytes)
             groups = self.units(file.metadata.num_row_groups)
             row = sum(
                 file.metadata.row_group(g).num_rows for g in range(min(groups.start, groups.stop))
@@ -91,7 +93,7 @@ class ArrowReader(ColumnarReader):
         arrow = import_extra("pyarrow", "parquet", self.path)
         with (
             reading(self.path, arrow.ArrowInvalid, what=self.what),
-            open_source(self.path) as stream,
+            self.open_stream() as stream,
         ):
             row = 0
             for batch in self._batches(stream, arrow):
@@ -107,9 +109,12 @@ class ArrowReader(ColumnarReader):
     def _batches(self, stream: IO[bytes], arrow: Any) -> Iterator[Any]:
         """Record batches; for those before the slice, only their number of rows."""
         if not _is_ipc_file(stream):
-            yield from arrow.ipc.open_stream(stream)
+            batches = arrow.ipc.open_stream(stream)
+            self.columns_of(batches.schema.names)
+            yield from batches
             return
         file = arrow.ipc.open_file(stream)
+        self.columns_of(file.schema.names)  # before the first batch, which may be large
         units = self.units(file.num_record_batches)
         for i in range(units.stop):
             batch = file.get_batch(i)
@@ -176,7 +181,7 @@ def column_values(column: Any) -> list[Any]:
     return [values[a:b] for a, b in itertools.pairwise(offsets)]
 
 
-def _parquet(stream: IO[bytes], path: str) -> Any:
+def _parquet(stream: IO[bytes], path: str, page_bytes: int | None = None) -> Any:
     stream.seek(0, 2)
     if stream.tell() == 0:
         raise SourceError(
@@ -185,7 +190,10 @@ def _parquet(stream: IO[bytes], path: str) -> Any:
             cure="Fetch or write the file again, or leave it out.",
         )
     stream.seek(0)
-    return import_extra("pyarrow.parquet", "parquet", path).ParquetFile(stream)
+    open_file = import_extra("pyarrow.parquet", "parquet", path).ParquetFile
+    if page_bytes is None:
+        return open_file(stream)
+    return open_file(stream, buffer_size=page_bytes, pre_buffer=False)
 
 
 def _group_bytes(file: Any, group: int) -> int:

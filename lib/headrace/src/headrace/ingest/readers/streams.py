@@ -72,7 +72,7 @@ class BlockReader(Reader):
         Raises:
             SourceError: they cannot be read.
         """
-        with reading(self.path), open_source(self.path) as stream:
+        with reading(self.path), self.open_stream() as stream:
             if self.part is None:
                 size = BLOCK_BYTES if self.compression == "none" else PACKED_BLOCK_BYTES
                 stored = self._count_bytes(iter(lambda: stream.read(size), b""))
@@ -169,11 +169,16 @@ class TextReader(BlockReader):
     def __iter__(self) -> Iterator[Row]:
         blocks: list[bytes] = []
         size = 0
+        decoder = codecs.getincrementaldecoder("utf-8")()
         for block in self.blocks():
             blocks.append(block)
             if (size := size + len(block)) > self.max_record_bytes:
                 yield 1, self.too_long()
                 return
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError:
+                break  # what follows cannot make it text, so it is not read
         raw = b"".join(blocks)
         try:
             yield 1, {self.columns[0] if self.columns else "text": raw.decode()}

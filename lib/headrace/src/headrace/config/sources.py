@@ -1,0 +1,122 @@
+"""Builds the caches of a config from the sources that its components name, after a first look at all of them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from headrace.config.component import ComponentConfig, named_in_config
+from headrace.errors import ConfigError, HeadraceError
+from headrace.ingest.build import build_cache
+from headrace.ingest.first_look import faults_of_sources, refuse_faults
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig
+from headrace.store.generations import cache_of_generation
+from headrace.store.ledger import is_finished, ledger_state
+from headrace.store.levanter_layout import is_levanter
+
+if TYPE_CHECKING:  # imports this module
+    from headrace.config.lm_data import LmDataConfig
+
+_FIELD = r"--field (\w+)=(\w+(?:\.\w+)*)"
+_AS_FIELDS = (
+    (r"--text-field", "text_field"),
+    (r"--on-bad-line skip", "on_bad_line: skip"),
+    (r"--format", "format"),
+    (r"--kind (text|tokens|chat|preference|prompts)", r"kind: \1"),
+    (r"--kind", "kind"),
+    (r"--max-record-bytes", "max_record_bytes"),
+    (r"--chat-template FILE", "chat.template: FILE"),
+    (r"--chat-variable (\S+)=([\w-]+)", r"chat.variables: {\1: \2}"),
+)
+"""Options of ``headrace build``, and the fields of a source that say the same."""
+
+
+def build_caches(config: LmDataConfig, *, progress: bool) -> None:
+    """Builds missing caches that have a source, and finishes unfinished ones: see ``LmDataConfig.build_caches``."""
+    wanted: list[tuple[str, SourceConfig, list[str]]] = []
+    for name, component in config.components.items():
+        if component.source is not None:
+            wanted.append((name, component.source, _unbuilt(component)))
+        elif not component.replicas:  # a copy is not built
+            _check_there(name, _unbuilt(component))
+    tokenizer = config.tokenizer or TokenizerConfig()
+    with named_in_config():
+        faults = _faults({name: source for name, source, paths in wanted if paths}, tokenizer)
+        refuse_faults([fault for some in faults.values() for fault in some])
+        for _, source, paths in wanted:
+            for path in paths:
+                build_cache(source, tokenizer, path, progress=progress, first_look=False)
+
+
+def source_faults(config: LmDataConfig) -> dict[str, list[HeadraceError]]:
+    """Looks at the sources of components whose caches are not built: by component, an error for each file that cannot
+    be built from, with cures for a config.
+
+    Raises:
+        ConfigError: a setting does not fit a source, or the tokenizer cannot be loaded.
+        CacheError: a store cannot be reached.
+    """
+    sources = {
+        name: component.source
+        for name, component in config.components.items()
+        if component.source is not None and _unbuilt(component)
+    }
+    with named_in_config():
+        return _faults(sources, config.tokenizer or TokenizerConfig())
+
+
+def in_config(fault: HeadraceError, component: str) -> HeadraceError:
+    """An error about a component's source, with a cure for a config in place of one for the command line.
+
+    Example:
+        >>> from headrace.errors import SourceError
+        >>> cure = "Say --field messages=chat. Or leave such lines out: --on-bad-line skip (in Python: x)."
+        >>> in_config(SourceError("is bad", field="a.jsonl", cure=cure), "web").cure
+        'Say components.web.source.fields: {messages: chat}. Or leave such lines out: components.web.source.on_bad_line: skip.'
+    """  # noqa: E501
+    path = f"components.{component}.source"
+    cure = re.sub(r" \(in Python: [^)]*\)", "", fault.cure or "")
+    cure = re.sub(rf"{_FIELD}(?: {_FIELD})*", lambda match: _fields_in(match[0], path), cure)
+    for option, field in _AS_FIELDS:
+        cure = re.sub(rf"{option}\b", rf"{path}.{field}", cure)
+    about = {} if fault.value is None else {"value": fault.value}
+    field = path if fault.field == "source" else fault.field
+    return type(fault)(fault.problem, field=field, cure=cure, **about)
+
+
+def _fields_in(options: str, path: str) -> str:
+    pairs = ", ".join(f"{role}: {field}" for role, field in re.findall(_FIELD, options))
+    return f"{path}.fields: {{{pairs}}}"
+
+
+def _faults(
+    sources: dict[str, SourceConfig], tokenizer: TokenizerConfig
+) -> dict[str, list[HeadraceError]]:
+    found = faults_of_sources([(source, tokenizer) for source in sources.values()])
+    return {
+        name: [in_config(fault, name) for fault in faults]
+        for name, faults in zip(sources, found, strict=True)
+        if faults
+    }
+
+
+def _unbuilt(component: ComponentConfig) -> list[str]:
+    """The caches of a component that are not there, or not finished. Generations are not among them: appending builds
+    those.
+    """
+    paths = [path for path in component.caches if not cache_of_generation(path)]
+    return [path for path in paths if not is_finished(path) and not is_levanter(path)]
+
+
+def _check_there(name: str, paths: list[str]) -> None:
+    """Raises ConfigError for the first cache that does not exist and has no source."""
+    for path in paths:
+        # Opening one that was begun by hand tells how to finish it.
+        if ledger_state(path) is None:
+            raise ConfigError(
+                "does not exist, and there is no source to build it from",
+                field=f"components.{name}.cache",
+                value=path,
+                cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
+            )

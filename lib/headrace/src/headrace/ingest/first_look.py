@@ -1,0 +1,348 @@
+"""The first look: before a build begins its long work, the first records of all files of all sources are tried.
+
+One error then names every file that cannot be built from, with its fault and the cure: a missing column, another
+encoding, no JSON, a template that fails, a damaged archive or table. Without it, a build would stop at the first such
+file, after hours, and after its cure at the next one.
+
+Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it become documents; nothing
+is tokenized. A file that becomes bad further on is not noticed here: ``on_bad_line`` decides what happens then. With
+``on_bad_line="skip"``, bad records pass here, too. But a file whose first records all fail alike does not: no line is
+to blame then, but the choice of field, encoding or template, and the whole file would be skipped.
+
+Price: for a file in a bucket, one request; for a table there, one for its end and two or three for each column. On a
+local disk, about a millisecond for a file. At most :data:`MOST_FILES` files of a source, :data:`AT_ONCE` at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import IO, Any, cast
+
+from headrace.errors import CacheError, HeadraceError, SourceError, format_count
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.choices import Kind
+from headrace.ingest.documents import described, open_reader, refused, with_mask_settled
+from headrace.ingest.kinds import DocumentKind, make_kind, template_of
+from headrace.ingest.readers.columnar import ColumnarReader
+from headrace.ingest.readers.streams import BlockReader
+from headrace.ingest.records import BadRecordError, EndOfHeadError, Fields, Reader
+from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.store import files
+
+HEAD_BYTES = 1 << 16
+"""Stored bytes of a file that are read, from its start."""
+TABLE_BYTES = 1 << 22
+"""Most bytes that are read of a table: its end, and the first page of each column."""
+TRIED_RECORDS = 20
+"""Records of a file that become documents."""
+MOST_FILES = 1024
+"""Files of a source that are looked at; if it has more, so many of them, spread evenly."""
+AT_ONCE = 16
+_MOST_RECORDS = 1 << 14  # 64 KiB of packed text may be a thousand times as long
+_MOST_NAMED = 20  # files with the same fault
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a build reads: the files of a source as they are now, and what their records become.
+
+    Attributes:
+        source: The source; which masks its records of ids have is settled.
+        kind: What its records become.
+        listed: Its files.
+        left_out: Extensions of other files in its folders, and how many have them.
+        tokenizer: The tokenizer.
+        template: The chat template; None if none is needed.
+    """
+
+    source: SourceConfig
+    kind: Kind
+    listed: list[SourceFile]
+    left_out: Counter[str]
+    tokenizer: Tokenizer
+    template: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, source: SourceConfig, tokenizer: TokenizerConfig, loaded: Tokenizer) -> Input:
+        """Lists the files of a source.
+
+        Raises:
+            SourceError: a path does not exist, or names no file that can be read.
+            ConfigError: a setting does not fit the files.
+        """
+        left_out: Counter[str] = Counter()
+        listed = [described(file) for file in source.files(left_out)]
+        kind = source.kind_of(listed)
+        settled = with_mask_settled(source, kind, listed)
+        template = template_of(settled, kind, tokenizer)
+        own_tokenizer = loaded.reading_special(source.special_tokens_in_text)
+        return cls(settled, kind, listed, left_out, own_tokenizer, template)
+
+    def faults(self) -> list[HeadraceError]:
+        """Looks at its files: an error for each that cannot be built from, in the order of the files.
+
+        Raises:
+            ConfigError: the template or a setting does not fit the kind, or a package is missing.
+        """
+        look = _FirstLook(
+            self.source, make_kind(self.source, self.kind, self.tokenizer, self.template)
+        )
+        some = _spread(self.listed, MOST_FILES)
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headrace-look") as pool:
+            return [fault for fault in pool.map(look.fault_of, some) if fault is not None]
+
+
+def faults_of_sources(
+    sources: Iterable[tuple[SourceConfig, TokenizerConfig]],
+) -> list[list[HeadraceError]]:
+    """Looks at several sources: for each, an error for each file that it cannot be built from.
+
+    Raises:
+        ConfigError: a setting does not fit a source, a tokenizer cannot be loaded, or a package is missing.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "a.txt").write_bytes("café".encode("latin-1"))
+        ...     source = SourceConfig([f"{folder}/a.txt"])
+        ...     ((fault,),) = faults_of_sources([(source, TokenizerConfig("bytes"))])
+        >>> fault.problem
+        'is not UTF-8 (byte 0xe9 at byte 3 of the file)'
+    """
+    loaded: dict[TokenizerConfig, Tokenizer] = {}
+    faults: list[list[HeadraceError]] = []
+    for source, tokenizer in sources:
+        if tokenizer not in loaded:
+            loaded[tokenizer] = load_tokenizer(tokenizer)
+        try:
+            faults.append(Input.of(source, tokenizer, loaded[tokenizer]).faults())
+        except (SourceError, CacheError) as error:  # no file to look at
+            faults.append([error])
+    return faults
+
+
+def refuse_faults(faults: Sequence[HeadraceError]) -> None:
+    """Raises one error that names all faults, if there are any; files with the same fault are named together.
+
+    Raises:
+        SourceError: there are faults; ``faults`` of the error lists them.
+
+    Example:
+        >>> bad = [SourceError("has no column 'text'", field=f"{k}.parquet", cure="Choose one.") for k in range(3)]
+        >>> refuse_faults([*bad, SourceError("is not UTF-8", field="a.txt", cure="Convert it.")])
+        Traceback (most recent call last):
+        headrace.errors.SourceError: 4 files cannot be built from, and nothing was written:
+          0.parquet: has no column 'text'. Choose one.
+            the same: 1.parquet, 2.parquet
+          a.txt: is not UTF-8. Convert it.
+    """
+    if len(faults) == 1:
+        raise faults[0]
+    if not faults:
+        return
+    lines = [f"{format_count(len(faults), 'file')} cannot be built from, and nothing was written:"]
+    for alike in with_same_fault(faults):
+        lines.append(f"  {alike[0]}")
+        if alike[1:]:
+            lines.append(f"    the same: {_named(alike[1:])}")
+    raise SourceError("\n".join(lines), faults=faults)
+
+
+def with_same_fault(faults: Sequence[HeadraceError]) -> list[list[HeadraceError]]:
+    """The faults in groups that differ in files and numbers only."""
+    groups: defaultdict[tuple[str, str | None], list[HeadraceError]] = defaultdict(list)
+    for fault in faults:
+        groups[_without_numbers(fault.problem), fault.cure].append(fault)
+    return list(groups.values())
+
+
+def in_words(alike: Sequence[HeadraceError]) -> str:
+    """The problem of some files with the same fault, in one line.
+
+    Example:
+        >>> in_words([SourceError("is not UTF-8", field=name) for name in ("a.txt", "b.txt")])
+        'a.txt: is not UTF-8; the same: b.txt'
+    """
+    problem = f"{alike[0].field}: {alike[0].problem}"
+    return f"{problem}; the same: {_named(alike[1:])}" if alike[1:] else problem
+
+
+def _named(faults: Sequence[HeadraceError]) -> str:
+    names = ", ".join(str(fault.field) for fault in faults[:_MOST_NAMED])
+    more = len(faults) - _MOST_NAMED
+    return f"{names} and {more:,} more" if more > 0 else names
+
+
+class _FirstLook:
+    """Looks at the files of one source, from several threads."""
+
+    def __init__(self, source: SourceConfig, kind: DocumentKind) -> None:
+        self._source = source
+        self._kind = kind
+        self._kind_lock = Lock()  # a template renders one conversation at a time
+
+    def fault_of(self, file: SourceFile) -> HeadraceError | None:
+        """Why a file cannot be built from; None if its head gives no reason.
+
+        Raises:
+            ConfigError: a package is missing.
+        """
+        reader = open_head(file, self._kind.columns, self._kind.optional)
+        reader.max_record_bytes = self._source.max_record_bytes
+        most = _MOST_RECORDS if isinstance(reader, BlockReader) else TRIED_RECORDS
+        problems: list[BadRecordError | None] = []  # of the first records; None: it is good
+        first_bad: tuple[int, BadRecordError] | None = None
+        damage: SourceError | None = None
+        try:
+            for row, record in islice(reader, most):
+                problem = record if isinstance(record, BadRecordError) else None
+                # All of the head is parsed; only the first records become documents: that takes longer.
+                if len(problems) < TRIED_RECORDS:
+                    problem = self._problem_of(record)
+                    problems.append(problem)
+                if first_bad is None and problem is not None:
+                    first_bad = row, problem
+        except EndOfHeadError:
+            pass
+        except CacheError as error:  # of the store, about its address
+            cure = f"{error.cure} Then run the same command again."
+            damage = SourceError(
+                f"cannot be read ({error.problem})", field=file.shown_path, cure=cure
+            )
+        except SourceError as error:
+            damage = error
+        bad = [problem for problem in problems if problem is not None]
+        if 1 < len(bad) == len(problems) and _are_alike(bad):
+            return self._fault_of_all(file, bad)
+        if first_bad is not None and self._source.on_bad_line == "error":
+            row, problem = first_bad
+            return refused(problem, reader.describe_row(row))
+        return damage
+
+    def _problem_of(self, record: Fields | BadRecordError) -> BadRecordError | None:
+        if isinstance(record, BadRecordError):
+            return record
+        try:
+            with self._kind_lock:
+                self._kind.documents(record)
+        except BadRecordError as bad:
+            return bad
+        return None
+
+    def _fault_of_all(self, file: SourceFile, bad: Sequence[BadRecordError]) -> SourceError:
+        """The error for a file whose first records all fail alike: it blames no line."""
+        cure = bad[0].cure or "Choose other fields, another --format or another --kind."
+        if self._source.on_bad_line == "skip":
+            cure += " Or leave the file out: lines are skipped where others of a file are good."
+        problem = f"each of its first {len(bad)} records fails alike: {bad[0].problem}"
+        return SourceError(problem, field=file.shown_path, cure=cure)
+
+
+def open_head(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
+    """A reader of the first records of a file, which reads little more than them. If it could read on, it ends with
+    EndOfHeadError.
+    """
+    reader = open_reader(file, columns, optional)
+    size = file.size
+    if isinstance(reader, BlockReader):
+        reader.open_stream = lambda: cast("IO[bytes]", _Head(file.path, size))
+    elif isinstance(reader, ColumnarReader) and size is not None:
+        reader.open_stream = lambda: cast("IO[bytes]", _TablePieces(file.path, size))
+        reader.page_bytes = HEAD_BYTES
+    return reader
+
+
+class _Head(io.RawIOBase):
+    """The first bytes of a file, by one request; EndOfHeadError after them if the file goes on."""
+
+    def __init__(self, path: str, size: int | None) -> None:
+        super().__init__()
+        head = b"" if size == 0 else files.read_range(path, 0, HEAD_BYTES)[:HEAD_BYTES]
+        self._stream = io.BytesIO(head)
+        self._goes_on = len(head) == HEAD_BYTES != size
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        if not data and self._goes_on:
+            raise EndOfHeadError
+        return data
+
+
+class _TablePieces(io.RawIOBase):
+    """A table's file, of which only the pieces that are asked for are read, :data:`HEAD_BYTES` at least;
+    EndOfHeadError when they would be more than :data:`TABLE_BYTES`.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        super().__init__()
+        self._path = path
+        self._size = size
+        self._at = 0
+        self._pieces: list[tuple[int, bytes]] = []
+        self._left = TABLE_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        if stop <= self._at:
+            return b""
+        for start, piece in self._pieces:
+            if start <= self._at and stop <= start + len(piece):
+                break
+        else:
+            start, piece = self._fetch(self._at, stop)
+        data = piece[self._at - start : stop - start]
+        self._at += len(data)
+        return data
+
+    def _fetch(self, start: int, stop: int) -> tuple[int, bytes]:
+        # A few bytes at the end of a table are followed by the bytes before them.
+        start = min(start, max(0, self._size - HEAD_BYTES))
+        stop = min(max(stop, start + HEAD_BYTES), self._size)
+        self._left -= stop - start
+        if self._left < 0:
+            raise EndOfHeadError
+        piece = files.read_range(self._path, start, stop)
+        if len(piece) > stop - start:  # of a web server that always sends the whole file
+            piece = piece[start:stop]
+        self._pieces.append((start, piece))
+        return start, piece
+
+
+def _spread(listed: Sequence[SourceFile], most: int) -> list[SourceFile]:
+    """At most so many of the files, spread evenly."""
+    count = min(len(listed), most)
+    return [listed[i * len(listed) // count] for i in range(count)]
+
+
+def _are_alike(problems: Sequence[BadRecordError]) -> bool:
+    """Whether problems differ in nothing but numbers, and details, which stand in brackets."""
+    return len({_without_numbers(bad.problem.partition(" (")[0]) for bad in problems}) == 1
+
+
+def _without_numbers(problem: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\d+", "", problem)
