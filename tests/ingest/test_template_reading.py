@@ -48,7 +48,7 @@ def trained(report: BuildReport, document: int = 0) -> str:
     cache = open_cache(report.path)
     mask = cache.leaf("loss_mask").document(document).tolist()
     pairs = zip(cache.document(document).tolist(), mask, strict=True)
-    return bytes(token for token, is_trained in pairs if is_trained).decode()
+    return bytes(token for token, is_trained in pairs if is_trained and token < 256).decode()
 
 
 def test_fields_that_the_template_does_not_write_are_counted_and_shown(tmp_path: Path):
@@ -137,10 +137,27 @@ def test_a_message_marked_so_is_not_trained_on(tmp_path: Path, mark: dict[str, A
 
 
 @pytest.mark.parametrize("template", [NARROW, PLAIN])
-def test_an_answer_of_a_pair_marked_so_is_not_trained_on(tmp_path: Path, template: str):
-    record = {"prompt": [ASK], "chosen": [ANSWER], "rejected": [{**ANSWER, "weight": 0}]}
-    report = build(tmp_path, record, template, kind="preference")
-    assert [trained(report, i) for i in (0, 1)] == ["A</s>", ""]
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_a_pair_compares_answers_that_are_trained_on(tmp_path: Path, template: str, side: str):
+    record = {"prompt": [ASK], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "B"}]}
+    masked = {**record, side: [{**record[side][0], "weight": 0}]}
+    with pytest.raises(SourceError, match=f"an answer in field '{side}' of which nothing"):
+        build(tmp_path, masked, template, kind="preference")
+    longer = {**record, side: [{**record[side][0], "weight": 0}, ASK, ANSWER]}
+    report = build(tmp_path, longer, template, kind="preference")
+    wanted = ["A</s>", "B</s>"]
+    # Without marks in the template, all that follows the prompt is the answer.
+    wanted[side == "rejected"] = "A</s>" if template == NARROW else "<user>Q</s><assistant>A</s>"
+    assert [trained(report, i) for i in (0, 1)] == wanted
+
+
+def test_an_empty_answer_of_a_pair_needs_an_end(tmp_path: Path):
+    record = {"prompt": "Q ", "chosen": "yes", "rejected": ""}
+    assert [trained(build(tmp_path, record, kind="preference"), i) for i in (0, 1)] == ["yes", ""]
+    tokenizer = TokenizerConfig("bytes", eos="none")
+    source = SourceConfig([str(tmp_path / "a.jsonl")], kind="preference")
+    with pytest.raises(SourceError, match=r"empty answer in field 'rejected'.*--eos auto"):
+        build_cache(source, tokenizer, str(tmp_path / "endless"), progress=False)
 
 
 def test_a_template_that_rewrites_what_was_may_have_masked_turns(tmp_path: Path):

@@ -691,6 +691,12 @@ class PreferenceKind(MarkedKind):
                 "has a prompt, and both answers begin with it: whether it comes before them cannot be told",
                 "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold it.",
             )
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            if not answer and self.tokenizer.eos_id is None:
+                raise BadRecordError(
+                    f"holds an empty answer in field {self._field_name(name)!r}",
+                    "With an end token after it, it can be compared: --eos auto.",
+                )
         return tuple(
             self._document(
                 record,
@@ -726,6 +732,12 @@ class PreferenceKind(MarkedKind):
         marks = self._training_marks(messages, name)
         spans = self._without_masked(spans, messages, marks, given)
         answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
+        if not answer_spans:
+            # Its probability would be 1 whatever the model says, so the pair would compare the other answer alone.
+            raise BadRecordError(
+                f"holds an answer in field {self._field_name(name)!r} of which nothing is trained on",
+                "Answers of pairs are compared whole: leave weight: 0 and the like out of them.",
+            )
         unused = self._unwritten(messages, given, name)
         return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
