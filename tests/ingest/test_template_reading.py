@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.application import application
-from headrace.errors import SourceError
+from headrace.errors import ConfigError, SourceError
 from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.source import ChatConfig
 from headrace.store import open_cache
@@ -171,3 +171,19 @@ def test_other_marks_are_refused_with_their_place(tmp_path: Path, mark: dict[str
     (name,) = mark
     with pytest.raises(SourceError, match=rf"messages\[1\]\.{name}"):
         build(tmp_path, {"messages": [ASK, {**ANSWER, **mark}]})
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused(tmp_path: Path):
+    template = "{% if loud %}!{% endif %}" + PLAIN
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [ASK, ANSWER]}) + "\n")
+
+    def made(name: str) -> BuildReport:
+        chat = ChatConfig(template, "roles", variables={name: "yes"})
+        source = SourceConfig([str(path)], kind="chat", chat=chat)
+        output = str(tmp_path / f"cache_{name}")
+        return build_cache(source, TokenizerConfig("bytes"), output, progress=False)
+
+    with pytest.raises(ConfigError, match=r"chat\.variables\.lod.*Did you mean 'loud'"):
+        made("lod")
+    assert trained(made("loud")) == "A</s>"

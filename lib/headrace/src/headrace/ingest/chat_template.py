@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -205,7 +205,7 @@ class ChatTemplate:
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
         self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
-        self._left_out: dict[str, LeftOut] = {}
+        self._left_out: dict[Hashable, LeftOut] = {}
         self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
     def render(
@@ -252,10 +252,10 @@ class ChatTemplate:
             >>> chat.left_out([{"role": "user", "content": "Hi", "name": "Ann"}])
             LeftOut(fields=[['name']], lost=[])
         """
-        probe = probe_of(messages)
-        shape = json.dumps([given.tools is None, dict(given.variables), ask]) + shape_of(messages)
+        shape = given.tools is None, repr(given.variables), ask, shape_of(messages)
         missing = self._left_out.get(shape)
         if missing is None:
+            probe = probe_of(messages)
             try:
                 text = self.render(probe.messages, given, ask=ask)
                 missing = left_out(probe, text, self._fields)
@@ -264,10 +264,11 @@ class ChatTemplate:
             if len(self._left_out) >= _MOST_SHAPES:
                 self._left_out.clear()
             self._left_out[shape] = missing
+        if not missing.lost:
+            return missing
         # A template may decide by the text itself: a message is lost if any other makes no difference.
-        lost = [
-            i for i in missing.lost if self._ignores(messages, i, probe.messages[i], given, ask)
-        ]
+        others = probe_of(messages).messages
+        lost = [i for i in missing.lost if self._ignores(messages, i, others[i], given, ask)]
         return missing._replace(lost=lost)
 
     def _ignores(

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.batch.masks import trained_turns
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import (
     ChatTemplate,
@@ -828,6 +828,8 @@ def make_kind(
         if template is None
         else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
     )
+    if chat is not None:
+        _check_variables(config.chat, chat)
     if kind == "chat" and chat is None:
         raise ConfigError("is needed for conversations", field="chat.template", value=None)
     if (
@@ -843,6 +845,18 @@ def make_kind(
             " on everything: --mask all.",
         )
     return _KINDS[kind](config, kind, tokenizer, chat)
+
+
+def _check_variables(config: ChatConfig, chat: ChatTemplate) -> None:
+    """Raises ConfigError if the template does not read a variable that it is given."""
+    for name, value in config.variables.items():
+        if name not in chat.variables_read:
+            raise ConfigError(
+                "is no variable of the chat template",
+                field=f"chat.variables.{name}",
+                value=value,
+                cure=f"{did_you_mean(name, chat.variables_read)} Or leave it out.",
+            )
 
 
 def marked(places: np.ndarray, spans: Spans) -> np.ndarray:

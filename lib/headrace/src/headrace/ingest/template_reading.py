@@ -10,8 +10,7 @@ Price: one more rendering for each shape of conversation (roles and fields), not
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.ingest.conversations import TRAINING_MARKS, Message
@@ -44,9 +43,23 @@ class LeftOut(NamedTuple):
     lost: list[int]
 
 
-def shape_of(messages: Sequence[Message]) -> str:
-    """What decides which fields of messages a template reads: their roles and fields, without the texts."""
-    return json.dumps([[m["role"], {k: _shape(v) for k, v in m.items()}] for m in messages])
+def shape_of(value: Any) -> Hashable:
+    """What decides which fields of messages a template reads: their roles and fields, without the texts.
+
+    Example:
+        >>> shape_of([{"role": "user", "content": "Hi"}, {"role": "tool", "content": ""}])
+        (('role', 'user', 'content', True), ('role', 'tool', 'content', False))
+    """
+    if isinstance(value, str):
+        return bool(value) and not value.isspace()
+    if isinstance(value, Mapping):
+        shape: list[Hashable] = []
+        for name, one in value.items():
+            shape += [name, one if name == "role" and isinstance(one, str) else shape_of(one)]
+        return tuple(shape)
+    if isinstance(value, list | tuple):
+        return tuple([shape_of(one) for one in value])
+    return type(value)
 
 
 def probe_of(messages: Sequence[Message]) -> Probe:
@@ -106,16 +119,6 @@ def left_out(probe: Probe, text: str, names: Collection[str]) -> LeftOut:
         if spoken and not any(word in text for field in spoken for word in words[field]):
             lost.append(i)
     return LeftOut(fields, lost)
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, str):
-        return bool(value.strip())
-    if isinstance(value, Mapping):
-        return {key: _shape(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_shape(one) for one in value]
-    return type(value).__name__
 
 
 def _probe_call(call: Any, next_word: Callable[[str], str]) -> Any:
