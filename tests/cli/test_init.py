@@ -150,7 +150,7 @@ def test_each_source_has_its_own_text_field(headrace, texts):
     assert refused.code == 2
     assert (
         "books/a.jsonl: each of its first 20 records fails alike: has no field 'text' (it has 'id', 'body')."
-        " Choose the field with --text-" in refused.err
+        " Choose another field: --text-field body." in refused.err
     )
     done = headrace("init", "texts", "-o", "first", "--text-field", "body")
     assert (done.code, [line for line in done.out.splitlines() if "text in field" in line]) == (

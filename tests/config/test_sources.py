@@ -44,7 +44,7 @@ def test_all_bad_files_are_named_before_any_cache_is_built(config: LmDataConfig)
         config.build_caches(progress=False)
     chat, web = caught.value.faults
     assert (chat.field, web.field) == ("texts/chat.jsonl", "texts/web/b.jsonl, line 31")
-    assert chat.cure == "Choose the field with components.chat.source.text_field."
+    assert chat.cure == "Choose another field: components.chat.source.text_field: body."
     assert "components.web.source.on_bad_line: skip; finished parts are kept" in (web.cure or "")
     assert "--" not in str(caught.value)
     assert not Path("caches").exists()

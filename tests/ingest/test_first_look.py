@@ -18,6 +18,7 @@ from headrace.ingest.append import append_cache
 from headrace.ingest.build import build_cache
 from headrace.ingest.build_shuffled import build_shuffled
 from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, TRIED_RECORDS, faults_of_sources
+from headrace.ingest.records import LeafConfig
 from headrace.ingest.shuffle_plan import ReshuffleConfig
 from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
@@ -142,6 +143,11 @@ def test_records_that_all_fail_alike_blame_no_line(
         assert f"first {TRIED_RECORDS} records fails alike: {problem}" in fault.problem
         assert cure in (fault.cure or "")
         assert "--on-bad-line" not in (fault.cure or "")
+    # A leaf is missing, and no text.
+    path.write_text('{"text": "good", "title": "a longer text"}\n' * 30)
+    (fault,) = faults(tmp_path, leaves={"id": LeafConfig("meta.id")}).values()
+    assert "has no field 'meta.id'" in fault.problem
+    assert "--text-field" not in (fault.cure or "")
     # One that is good among them, or fails otherwise: then the line is to blame.
     for other in ('{"text": "good"}', "[1]"):
         path.write_text("".join([line % 1 + "\n", other + "\n"]))
@@ -244,6 +250,24 @@ def test_a_finished_cache_is_not_looked_at_and_its_parts_are_kept(
             begin()
         assert tree(cache) == before
     assert build_cache(SourceConfig([corpus]), BYTES, cache, progress=False).parts_built == 0
+
+
+def test_a_resumed_build_looks_again_and_keeps_its_parts(
+    tmp_path: Path, tree: Callable[[str | Path], dict[str, bytes]]
+):
+    names = [f"{k}.jsonl" for k in range(5)]
+    corpus = write(tmp_path / "corpus", {**dict.fromkeys(names, lines(GOOD)), "3.jsonl": b"x\n"})
+    source = SourceConfig([corpus])
+    options: Any = {"part_bytes": 1, "engine": "inline", "progress": False}
+    cache = f"{tmp_path}/cache"
+    with pytest.raises(SourceError):
+        build_cache(source, BYTES, cache, first_look=False, **options)
+    before = tree(cache)
+    with pytest.raises(SourceError, match=r"3\.jsonl, line 1: is not valid JSON"):
+        build_cache(source, BYTES, cache, **options)
+    assert tree(cache) == before
+    (tmp_path / "corpus" / "3.jsonl").write_bytes(lines(GOOD))
+    assert build_cache(source, BYTES, cache, **options).parts_reused == 3
 
 
 def test_without_a_look_the_first_bad_file_ends_the_build(tmp_path: Path):

@@ -269,5 +269,10 @@ def test_a_source_that_wants_to_exit_is_an_error_of_its_own(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     source = SourceConfig(["gives_up:shard"], format="python")
+    how: Any = {"engine": "pool", **SMALL}
+    with pytest.raises(
+        SourceError, match=r"gives_up:shard: ends the program \(SystemExit: no data"
+    ):
+        build_cache(source, TokenizerConfig(), str(tmp_path / "c"), **how)
     with pytest.raises(RuntimeError, match="SystemExit: no data"):
-        build_cache(source, TokenizerConfig(), str(tmp_path / "c"), engine="pool", **SMALL)
+        build_cache(source, TokenizerConfig(), str(tmp_path / "c"), first_look=False, **how)

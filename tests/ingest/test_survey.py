@@ -103,6 +103,16 @@ def test_a_compressed_file_beside_the_folders_is_built_too(tmp_path):
     assert (report.documents, source.files) == (2, 2)
 
 
+def test_the_text_field_is_that_of_the_first_file_which_tells_it(tmp_path):
+    contents = {
+        "a.jsonl.gz": b"no gzip",
+        "b.jsonl": b'{"id": 1}\n',
+        "c.jsonl": b'{"content": "text"}\n',
+    }
+    (source,) = survey(write(tmp_path / "texts", contents))
+    assert source.config().text_field == "content"
+
+
 @pytest.mark.parametrize("spelling", ["texts", "./texts", "texts//", "other/../texts", "."])
 def test_a_folder_may_be_spelled_in_any_way(tmp_path, monkeypatch, spelling):
     write(tmp_path / "texts", {"code/a.py": b"x", "docs/b.txt": b"y"})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imports this module
 
 _FIELD = r"--field (\w+)=(\w+(?:\.\w+)*)"
 _AS_FIELDS = (
+    (r"--text-field (\w+(?:\.\w+)*)", r"text_field: \1"),
     (r"--text-field", "text_field"),
     (r"--on-bad-line skip", "on_bad_line: skip"),
     (r"--format", "format"),

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
 from typing import IO, Any, cast
@@ -32,7 +34,7 @@ from headrace.ingest.documents import described, open_reader, refused, with_mask
 from headrace.ingest.kinds import DocumentKind, make_kind, template_of
 from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader
-from headrace.ingest.records import BadRecordError, EndOfHeadError, Fields, Reader
+from headrace.ingest.records import BadRecordError, EndOfHeadError, Fields, Reader, lookup
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
@@ -86,7 +88,7 @@ class Input:
         own_tokenizer = loaded.reading_special(source.special_tokens_in_text)
         return cls(settled, kind, listed, left_out, own_tokenizer, template)
 
-    def faults(self) -> list[HeadraceError]:
+    def faults(self) -> list[SourceError]:
         """Looks at its files: an error for each that cannot be built from, in the order of the files.
 
         Raises:
@@ -102,7 +104,7 @@ class Input:
 
 def faults_of_sources(
     sources: Iterable[tuple[SourceConfig, TokenizerConfig]],
-) -> list[list[HeadraceError]]:
+) -> list[Sequence[HeadraceError]]:
     """Looks at several sources: for each, an error for each file that it cannot be built from.
 
     Raises:
@@ -118,7 +120,7 @@ def faults_of_sources(
         'is not UTF-8 (byte 0xe9 at byte 3 of the file)'
     """
     loaded: dict[TokenizerConfig, Tokenizer] = {}
-    faults: list[list[HeadraceError]] = []
+    faults: list[Sequence[HeadraceError]] = []
     for source, tokenizer in sources:
         if tokenizer not in loaded:
             loaded[tokenizer] = load_tokenizer(tokenizer)
@@ -181,6 +183,17 @@ def _named(faults: Sequence[HeadraceError]) -> str:
     return f"{names} and {more:,} more" if more > 0 else names
 
 
+@dataclass
+class _Trial:
+    """What came of the records in the head of a file, as far as it could be read."""
+
+    first_record: Fields = field(default_factory=dict[str, Any])
+    problems: list[BadRecordError | None] = field(default_factory=list[BadRecordError | None])
+    """Of the first :data:`TRIED_RECORDS` records; None: it is good."""
+    first_bad: tuple[int, BadRecordError] | None = None
+    """Row and problem of the first bad record in all of the head."""
+
+
 class _FirstLook:
     """Looks at the files of one source, from several threads."""
 
@@ -189,7 +202,7 @@ class _FirstLook:
         self._kind = kind
         self._kind_lock = Lock()  # a template renders one conversation at a time
 
-    def fault_of(self, file: SourceFile) -> HeadraceError | None:
+    def fault_of(self, file: SourceFile) -> SourceError | None:
         """Why a file cannot be built from; None if its head gives no reason.
 
         Raises:
@@ -197,35 +210,37 @@ class _FirstLook:
         """
         reader = open_head(file, self._kind.columns, self._kind.optional)
         reader.max_record_bytes = self._source.max_record_bytes
-        most = _MOST_RECORDS if isinstance(reader, BlockReader) else TRIED_RECORDS
-        problems: list[BadRecordError | None] = []  # of the first records; None: it is good
-        first_bad: tuple[int, BadRecordError] | None = None
+        trial = _Trial()
         damage: SourceError | None = None
         try:
-            for row, record in islice(reader, most):
-                problem = record if isinstance(record, BadRecordError) else None
-                # All of the head is parsed; only the first records become documents: that takes longer.
-                if len(problems) < TRIED_RECORDS:
-                    problem = self._problem_of(record)
-                    problems.append(problem)
-                if first_bad is None and problem is not None:
-                    first_bad = row, problem
+            with _named_by_file(file):
+                self._try_records(reader, trial)
         except EndOfHeadError:
             pass
-        except CacheError as error:  # of the store, about its address
-            cure = f"{error.cure} Then run the same command again."
-            damage = SourceError(
-                f"cannot be read ({error.problem})", field=file.shown_path, cure=cure
-            )
         except SourceError as error:
             damage = error
-        bad = [problem for problem in problems if problem is not None]
-        if 1 < len(bad) == len(problems) and _are_alike(bad):
-            return self._fault_of_all(file, bad)
-        if first_bad is not None and self._source.on_bad_line == "error":
-            row, problem = first_bad
+        bad = [problem for problem in trial.problems if problem is not None]
+        if 1 < len(bad) == len(trial.problems) and _are_alike(bad):
+            return self._fault_of_all(file, bad, trial.first_record)
+        if trial.first_bad is not None and self._source.on_bad_line == "error":
+            row, problem = trial.first_bad
             return refused(problem, reader.describe_row(row))
         return damage
+
+    def _try_records(self, reader: Reader, trial: _Trial) -> None:
+        """Notes in ``trial`` what comes of the records, until one cannot be read."""
+        most = _MOST_RECORDS if isinstance(reader, BlockReader) else TRIED_RECORDS
+        for row, record in islice(reader, most):
+            # All of the head is parsed; only the first records become documents: that takes longer.
+            if len(trial.problems) < TRIED_RECORDS:
+                problem = self._problem_of(record)
+                trial.problems.append(problem)
+            else:
+                problem = record if isinstance(record, BadRecordError) else None
+            if len(trial.problems) == 1 and not isinstance(record, BadRecordError):
+                trial.first_record = record
+            if trial.first_bad is None and problem is not None:
+                trial.first_bad = row, problem
 
     def _problem_of(self, record: Fields | BadRecordError) -> BadRecordError | None:
         if isinstance(record, BadRecordError):
@@ -237,13 +252,40 @@ class _FirstLook:
             return bad
         return None
 
-    def _fault_of_all(self, file: SourceFile, bad: Sequence[BadRecordError]) -> SourceError:
+    def _fault_of_all(
+        self, file: SourceFile, bad: Sequence[BadRecordError], first_record: Fields
+    ) -> SourceError:
         """The error for a file whose first records all fail alike: it blames no line."""
         cure = bad[0].cure or "Choose other fields, another --format or another --kind."
+        if self._kind.kind == "text" and (name := self._other_text(first_record)):
+            cure = f"Choose another field: --text-field {shlex.quote(name)}."
         if self._source.on_bad_line == "skip":
             cure += " Or leave the file out: lines are skipped where others of a file are good."
         problem = f"each of its first {len(bad)} records fails alike: {bad[0].problem}"
         return SourceError(problem, field=file.shown_path, cure=cure)
+
+    def _other_text(self, record: Fields) -> str | None:
+        """The field with the longest text of a record without a text in the configured field; None if there is none."""
+        with suppress(BadRecordError):
+            if isinstance(lookup(record, self._source.text_field), str):
+                return None
+        texts = {name: value for name, value in record.items() if isinstance(value, str)}
+        return max(texts, key=lambda name: len(texts[name]), default=None)
+
+
+@contextmanager
+def _named_by_file(file: SourceFile) -> Iterator[None]:
+    """Errors of a store, and what would end this program, become errors about the file."""
+    try:
+        yield
+    except CacheError as error:
+        cure = f"{error.cure} Then run the same command again."
+        problem = f"cannot be read ({error.problem})"
+        raise SourceError(problem, field=file.shown_path, cure=cure) from error
+    except SystemExit as error:  # of a user's function
+        problem = f"ends the program (SystemExit: {error})"
+        cure = "Let it raise an error in place of that."
+        raise SourceError(problem, field=file.shown_path, cure=cure) from error
 
 
 def open_head(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:

@@ -71,9 +71,9 @@ class FoundSource:
         for entry in self.with_fields:
             file = config.source_file(entry.path, entry.size, entry.version)
             record = _first_record(file, names)
-            if record is not None:
-                there = (name for name in names if _has_text(record, name))
-                return replace(config, text_field=next(there, "text"))
+            for name in names:
+                if _has_text(record, name):
+                    return replace(config, text_field=name)
         return config
 
 
@@ -184,13 +184,13 @@ def _is_text(entries: Sequence[Entry]) -> bool:
     return 2 * sum(map(_begins_with_text, heads)) > len(heads)
 
 
-def _first_record(file: SourceFile, names: Sequence[str]) -> Fields | None:
-    """The first good record of a file; None if there is none, or the file cannot be read."""
+def _first_record(file: SourceFile, names: Sequence[str]) -> Fields:
+    """The first good record of a file; empty if there is none, or the file cannot be read."""
     with suppress(SourceError, EndOfHeadError):
         for _, record in open_head(file, names, names):
             if not isinstance(record, BadRecordError):
                 return record
-    return None
+    return {}
 
 
 def _has_text(record: Fields, field: str) -> bool:
