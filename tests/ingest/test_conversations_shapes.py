@@ -186,6 +186,52 @@ def test_another_shape_is_refused_with_options_that_read_it(
     assert texts(source) == wanted
 
 
+ONE_PAIR = [(CHAT, "A</s>"), ("<user>Q</s><assistant>B</s>", "B</s>")]
+OTHER = {"role": "assistant", "content": "B"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        {"prompt": "Q", "chosen": [ANSWER], "rejected": [OTHER]},
+        {"prompt": [USER], "chosen": "A", "rejected": "B"},
+        {"prompt": USER, "chosen": ANSWER, "rejected": OTHER},
+        {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+        {"prompt": "Q", "chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+        {"prompt": [HUMAN], "chosen": GPT, "rejected": OTHER},
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_pairs_in_all_their_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: dict[str, Any], as_json: bool
+):
+    if as_json:
+        record = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record.items()}
+    source = written(tmp_path, record, "jsonl")
+    status, said = build(capsys, source, "--kind", "preference")
+    assert status == 0, said
+    assert texts(source) == ONE_PAIR
+
+
+def test_a_prompt_that_the_answers_do_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    record = {"prompt": "Z", "chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
+    source = written(tmp_path, record, "jsonl")
+    status, said = build(capsys, source, "--kind", "preference")
+    assert (status, "field 'prompt'" in said) == (2, True)
+    assert build(capsys, source, "--kind", "preference", *cure_of(said))[0] == 0
+    assert texts(source) == ONE_PAIR
+
+
+@pytest.mark.parametrize("prompt", [[USER], json.dumps([USER]), {"from": "human", "value": "Q"}])
+def test_prompts_of_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: Any):
+    source = written(tmp_path, {"prompt": prompt}, "jsonl")
+    assert build(capsys, source, "--kind", "prompts")[0] == 0
+    assert [text for text, _ in texts(source)] == ["<user>Q</s><assistant>"]
+
+
 def test_tools_of_words_may_be_the_system_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

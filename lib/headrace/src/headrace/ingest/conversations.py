@@ -84,6 +84,20 @@ def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
     return [_message(one, f"{field}[{i}]") for i, one in enumerate(value)]
 
 
+def from_json(value: Any) -> Any:
+    """Messages that are JSON in a string; any other value, such as a text, as it is.
+
+    Example:
+        >>> from_json('[{"role": "user", "content": "Hi"}]'), from_json("[1]")
+        ([{'role': 'user', 'content': 'Hi'}], '[1]')
+    """
+    messages = _json(value) if isinstance(value, str) and value.lstrip()[:1] == "[" else None
+    if not isinstance(messages, list) or not messages:
+        return value
+    is_conversation = all(isinstance(m, dict) and ("role" in m or "from" in m) for m in messages)
+    return messages if is_conversation else value
+
+
 def read_tools(value: Any, field: str) -> list[Any] | None:
     """The tools of a record, which may be JSON in strings; None if there are none.
 

@@ -6,15 +6,15 @@ kind          a record has                                    becomes
 text          ``text``                                        ``[bos] ids [eos]``
 tokens        ``input_ids`` (and :data:`TOKEN_MASKS`,         the ids as they are, checked against the vocabulary,
               ``attention_mask``, ``position_ids``, ...)      no padding; a ``loss_mask`` if there are masks
-chat          ``messages`` (and ``tools``)                    the template's text, with a ``loss_mask``
+chat          ``messages`` (and ``tools``, ``system``)        the template's text, with a ``loss_mask``
 preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the chosen one first, with ``loss_mask``,
                                                               ``prompt_length`` and ``chosen`` (1 or 0)
 prompts       ``prompt``: a text or messages                  ``[bos] ids``, or the template's text up to the answer
 ============  ==============================================  =====================================================
 
 ``loss_mask`` is uint8, one value per token: 1 if the token itself is trained on, which it is if any of its characters
-is. The prompt of a preference pair is encoded separately from the answers, so its ids are the same in both documents,
-and the same as for generation.
+is. Of messages that say ``weight: 0`` or the like, no token is. The prompt of a preference pair is encoded separately
+from the answers, so its ids are the same in both documents, and the same as for generation.
 
 Price: masks need the position of each token in the text, which costs about as much again as the encoding.
 """
@@ -41,6 +41,7 @@ from headrace.ingest.chat_template import (
 from headrace.ingest.choices import Kind
 from headrace.ingest.conversations import (
     Message,
+    from_json,
     prompt_of_dialogues,
     read_messages,
     read_tools,
@@ -584,6 +585,8 @@ class ChatKind(MarkedKind):
         field = self._field_name("system")
         cure = "Leave it unused: --field system=none."
         text = string_of(system, field, cure)
+        if not text.strip():
+            return messages
         if messages[0]["role"] != "system":
             return [{"role": "system", "content": text}, *messages]
         if messages[0]["content"] != text:
@@ -595,7 +598,8 @@ class ChatKind(MarkedKind):
 
 def _turns(value: Any, role: str, field: str) -> list[dict[str, Any]]:
     """A text as one message of a role, or messages as they are."""
-    if isinstance(value, list):
+    value = from_json(value)
+    if isinstance(value, list | dict):
         return read_messages(value, field)
     return [{"role": role, "content": string_of(value, field)}]
 
@@ -638,17 +642,25 @@ class PreferenceKind(MarkedKind):
     own_leaves = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
 
     def _documents(self, record: Fields) -> Sequence[Document]:
-        prompt = self._field(record, "prompt")
-        chosen = self._field(record, "chosen")
-        rejected = self._field(record, "rejected")
-        if isinstance(chosen, str) and isinstance(rejected, str):
+        prompt = from_json(self._field(record, "prompt"))
+        chosen = from_json(self._field(record, "chosen"))
+        rejected = from_json(self._field(record, "rejected"))
+        are_texts = isinstance(chosen, str) and isinstance(rejected, str)
+        if are_texts and not isinstance(prompt, list | dict):
             return self._text_pair(record, prompt, chosen, rejected)
-        if not (isinstance(chosen, list | dict) and isinstance(rejected, list | dict)):
+        if not are_texts and not (
+            isinstance(chosen, list | dict) and isinstance(rejected, list | dict)
+        ):
             raise BadRecordError(
                 f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two texts or two lists"
                 " of messages"
             )
-        answers = [self._messages(record, n) for n in ("chosen", "rejected")]
+        answers = [
+            _turns(answer, "assistant", self._field_name(name))
+            for name, answer in (("chosen", chosen), ("rejected", rejected))
+        ]
+        for answer in answers:
+            refuse_marks(answer)
         given = self._given(record)
         turns = self._asked_messages(record, prompt)
         if turns is None or all(
@@ -658,6 +670,7 @@ class PreferenceKind(MarkedKind):
                 (i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b),
                 min(map(len, answers)),
             )
+            self._check_prompt_is_in(answers[0][:shared], turns or [])
             turns = answers[0][:shared]
             answers = [a[shared:] for a in answers]
         if not turns or not all(answers):
@@ -671,6 +684,17 @@ class PreferenceKind(MarkedKind):
             self._answer(record, question, [*turns, *answer], label, given)
             for label, answer in zip((1, 0), answers, strict=True)
         )
+
+    def _check_prompt_is_in(self, shared: list[Any], prompt: list[Any]) -> None:
+        """Raises BadRecordError if the turns that both answers begin with lack a text of the prompt."""
+        texts = {str(turn["content"]).strip() for turn in shared}
+        for turn in prompt:
+            if str(turn["content"]).strip() not in texts:
+                field = self._field_name("prompt")
+                raise BadRecordError(
+                    f"has words in field {field!r} that the answers, which hold their prompt themselves, do not have",
+                    "Leave it unused: --field prompt=none.",
+                )
 
     def _text_pair(
         self, record: Fields, prompt: Any, chosen: str, rejected: str
@@ -746,7 +770,7 @@ class PromptsKind(MarkedKind):
     """One prompt, one document: the text that a model continues."""
 
     def _documents(self, record: Fields) -> Sequence[Document]:
-        prompt = self._field(record, "prompt")
+        prompt = from_json(self._field(record, "prompt"))
         if isinstance(prompt, str):
             return (self._document(record, prompt, framed=(True, False)),)
         messages = self._messages(record, "prompt")

@@ -162,7 +162,8 @@ class ChatConfig:
             (``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``).
         mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the turns of ``roles``, as
             the template renders them; ``all``: everything; or the turns of a mode of :mod:`headrace.batch.masks`,
-            of which ``customized`` asks each message for its ``trainable`` (or ``weight``).
+            of which ``customized`` asks each message for its ``trainable`` (or ``train``, ``loss``, ``weight``). A
+            message that says false or 0 there is not trained on, whatever the mask.
         roles: Roles for ``mask: roles``.
         variables: Variables of the template, e.g. ``{"date_string": "1 Jan 2025"}``.
     """
