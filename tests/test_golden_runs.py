@@ -520,6 +520,7 @@ ADDED = (
     "pairs",
     "tombstones",
     "last_batch",
+    "capacity",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 
@@ -535,7 +536,10 @@ def name_case(case: dict[str, Any]) -> str:
 
 WIDER = {
     ("components", "a", "cache"): ("null", "[caches/a]", "lists"),
-    ("components", "a", "packing"): ("{unit: 2}",),  # long documents are then dropped
+    ("components", "a", "packing"): (
+        "{unit: 2}",  # long documents are then dropped
+        "{long: keep}",  # rows have room for what they keep
+    ),
     ("shuffle",): ("{kind: block, strands: 3}",),
     ("components",): ("{a: caches/a}",),  # a cache may stand for its component
     ("components", "c"): ("1e9\n...\n",),

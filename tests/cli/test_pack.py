@@ -131,6 +131,22 @@ def test_documents_that_are_alone_in_their_unit_are_counted(
     } == {lost}
 
 
+def test_long_documents_are_kept_whole(headrace: Run, cache: str):
+    kept = ("pack", cache, "-s", "128", "--long", "keep", "--capacity", "32")
+    rows = PackedTokenDataset(cache, 128, long="keep", capacity=32)
+    facts = json.loads(headrace(*kept, "--json")[1])
+    assert facts["checksum"] == rows.plan.checksum
+    assert (facts["spec"]["capacity"], facts["spec"]["row_tokens"]) == (32, 128)
+    assert facts["counts"]["packed_tokens"] == rows.cache.num_tokens
+    assert facts["counts"]["long_documents"] == int((rows.plan.lengths > 32).sum()) > 0
+    assert facts["padding_tokens"] == len(rows) * 128 - rows.cache.num_tokens
+    assert facts["fill"] == pytest.approx(rows.cache.num_tokens / (len(rows) * 128), abs=1e-6)
+    assert f"{len(rows):,} of 32 tokens in rows of 128 (windowed)" in headrace(*kept)[1]
+    compared = json.loads(headrace(*kept, "--compare", "--json")[1])
+    windowed = next(one for one in compared if one["algorithm"] == "windowed")
+    assert (windowed["packs"], windowed["lost_tokens"]) == (len(rows), 0)
+
+
 def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
     text = f"seq_len: 64\ncomponents:\n  a: {{cache: {cache}, packing: {{}}}}\n  b: {{cache: {cache}}}\n"
     (tmp_path / "run.yaml").write_text(text)
@@ -149,7 +165,8 @@ def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
     ("arguments", "said"),
     [
         (["-a", "bdf"], "Did you mean 'bfd'"),
-        (["--long", "keep"], "Use split or truncate"),
+        (["-s", "8", "--long", "keep"], "is longer than a row of 8 tokens"),
+        (["-s", "8", "--capacity", "9"], "Give at most 8"),
         (["--min-fill", "2"], "share of the capacity"),
         (["-s", "8", "--long", "error"], "is longer than a pack of 8 tokens"),
         (["-s", "1"], "at least 2"),

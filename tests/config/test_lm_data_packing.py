@@ -19,6 +19,10 @@ from headrace.run.manifest import RunManifest
 from headrace.store.cache import TokenCache
 from headrace.testing import write_cache
 
+OF_KEEP = (
+    *("seq_len=128", "batch_size=16", "max_epochs=1"),
+    "components.a.packing={long: keep, capacity: 48}",
+)
 LENGTHS = np.random.default_rng(0).integers(1, 90, 500)
 
 
@@ -187,13 +191,15 @@ def test_the_forecast_is_what_the_loader_reads(cache):
     ("settings", "said"),
     [
         (["components.a.packing={algorithm: bdf}"], "Did you mean 'bfd'"),
-        (["components.a.packing={long: keep}"], "Use split or truncate"),
+        (["components.a.packing={capacity: 1}"], "must be at least 2"),
+        (["components.a.packing={capacity: 1.5}"], "Give a whole number"),
+        (["components.a.packing={algorithm: wrap, long: keep}"], "contradicts wrap"),
         (["components.a.packing={algorithm: wrap, long: drop}"], "contradicts wrap"),
         (["components.a.packing={min_fill: 2}"], "must be a share"),
         (
             ["components.a.packing={packing_length: 4096}"],
             "is not a field here",
-        ),  # the capacity is seq_len
+        ),
     ],
 )
 def test_what_cannot_be_is_named(cache, settings, said):
@@ -215,6 +221,16 @@ def test_what_cannot_be_is_named(cache, settings, said):
             "documents 0 to 1, 133 tokens, is longer than a pack of 64 tokens",
         ),
         (
+            PackingConfig(long="keep", capacity=32),
+            64,
+            "document 0, 76 tokens, is longer than a row of 64 tokens",
+        ),
+        (
+            PackingConfig("bfd", long="keep", unit=2),
+            128,
+            "documents 0 to 1, 133 tokens, is longer than a row of 128 tokens",
+        ),
+        (
             PackingConfig("next_fit", min_fill=1, max_documents=1),
             100,
             "packing gives no packs: documents=500",
@@ -231,6 +247,38 @@ def test_documents_that_cannot_be_packed_are_told_with_their_component(
     assert caught.value.field == "components.a.packing"
     assert caught.value.problem.startswith(problem)
     assert "capacity" not in str(caught.value.cure)
+
+
+def test_more_capacity_than_rows_have_is_refused_and_the_cures_work(cache):
+    packing = PackingConfig(capacity=256)
+    with pytest.raises(ConfigError) as caught:
+        config(cache, packing).dataset()
+    assert (caught.value.field, caught.value.value) == ("components.a.packing.capacity", 256)
+    assert caught.value.cure == "Give at most 128, or leave it out."
+    filled, default = (
+        config(cache, dataclasses.replace(packing, capacity=capacity)).datasets()["a"]
+        for capacity in (128, None)
+    )
+    assert tokens_of(filled).tolist() == tokens_of(default).tolist()
+
+
+def test_documents_kept_whole_are_trained_on_whole(cache):
+    """Of a config with rows that have room for them, through a loader, beside packs up to the capacity."""
+    settings = config(cache, PackingConfig(long="keep", capacity=48), max_epochs=1)
+    assert load_config(overrides=[*OF_KEEP, f"components.a.cache={cache.path}"]) == settings
+    ends = np.cumsum(LENGTHS)
+    documents: list[int] = []
+    with settings.loader() as loader:
+        for batch in loader:
+            assert batch.tokens.shape == (16, 128)
+            for row, sizes in zip(batch.tokens, np.asarray(batch.segment_lengths), strict=True):
+                sizes = sizes[sizes > 0]
+                assert sizes.sum() <= 48 or sizes.size == 1
+                starts = np.cumsum(sizes) - sizes
+                first = np.asarray(row)[starts] - 1
+                documents += np.searchsorted(ends, first, side="right").tolist()
+                assert (sizes == LENGTHS[documents[len(documents) - sizes.size :]]).all()
+    assert sorted(documents) == list(range(500))
 
 
 @pytest.mark.parametrize(("unit", "longest"), [(1, 90), (2, 170)])

@@ -264,9 +264,59 @@ def test_orders_are_refused_where_documents_are_needed(cache, dataset):
         assert caught.value.field == "cache"
 
 
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(any),
+    capacity=st.integers(2, 40),
+    algorithm=st.sampled_from(("bfd", "wfd", "ffd", "next_fit", "windowed")),
+    unit=st.sampled_from((1, 2)),
+    chunk=st.integers(1, 50),
+)
+def test_what_is_kept_is_whole_in_one_pack(lengths, capacity, algorithm, unit, chunk):
+    lengths = lengths[: len(lengths) // unit * unit]
+    together = np.array(lengths, np.int64).reshape(-1, unit)
+    packable = (together > 0).all(axis=1)
+    if not packable.any():
+        return
+    documents = [np.full(n, number + 1) for number, n in enumerate(lengths)]
+    expected = {n + 1 for n in np.flatnonzero(np.repeat(packable, unit))}
+    longest = int(together[packable].sum(axis=1).max())
+    how = {"algorithm": algorithm, "long": "keep", "unit": unit}
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
+        cache = write_cache(root, [documents], layout=CacheLayout("uint8", chunk, 3))
+        rows = max(longest, capacity)
+        dataset = PackedTokenDataset(cache, rows, capacity=capacity, **how)
+        batch = dataset.read(np.arange(len(dataset)))
+        assert dataset.seq_len == batch.tokens.shape[1] == rows
+        number = batch.tokens[batch.segment_ids >= 0]
+        assert set(number) == expected
+        assert number.size == sum(lengths[n - 1] for n in expected)
+        packs = [[int(segment[0]) for segment in row] for row in segments_by_row(dataset)]
+        assert sorted(number for pack in packs for number in pack) == sorted(expected)
+        for pack in packs:
+            filled = sum(lengths[number - 1] for number in pack)
+            assert filled <= capacity or len(pack) == unit
+        assert dataset.padding_tokens == batch.tokens.size - number.size
+        assert 0 < dataset.plan.fill <= 1
+        if longest > capacity:
+            with pytest.raises(ConfigError, match="longer than a row"):
+                PackedTokenDataset(cache, longest - 1, capacity=capacity, **how)
+
+
+def segments_by_row(dataset: PackedTokenDataset) -> list[list[np.ndarray]]:
+    """The segments of each row, without padding."""
+    batch = dataset.read(np.arange(len(dataset)))
+    return [
+        np.split(row[: sizes.sum()], np.cumsum(sizes[sizes > 0])[:-1])
+        for row, sizes in zip(batch.tokens, np.asarray(batch.segment_lengths), strict=True)
+    ]
+
+
 def test_rows_cannot_be_longer_than_rows(cache):
-    with pytest.raises(ConfigError, match="Use split or truncate"):
-        PackedTokenDataset(cache, 64, long="keep")
+    with pytest.raises(ConfigError, match="is longer than a row of 16"):
+        PackedTokenDataset(cache, 16, long="keep")
+    with pytest.raises(ConfigError, match="capacity = 65: is more than a row of 64"):
+        PackedTokenDataset(cache, 64, capacity=65)
     with pytest.raises(ConfigError, match=r"lengths\[\d+\] = \d+: is longer than a pack of 16"):
         PackedTokenDataset(cache, 16, long="error")
     with pytest.raises(ConfigError, match="at least 2"):

@@ -24,6 +24,7 @@ _OF_CACHE = (
     "seq_len",
     "algorithm",
     "long",
+    "capacity",
     "min_fill",
     "max_documents",
     "unit",
@@ -48,8 +49,15 @@ def command(
     long: Annotated[
         str | None,
         typer.Option(
-            help="Documents longer than a row: split, truncate, truncate_start, drop or error; by default, drop for"
-            " conversations and pairs, split for others."
+            help="Documents longer than the capacity: split, truncate, truncate_start, drop, keep (whole, in a row of"
+            " its own) or error; by default, drop for conversations and pairs, split for others."
+        ),
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens up to which rows are filled; by default, all of --seq-len. The rest is room for what"
+            " --long keep keeps."
         ),
     ] = None,
     min_fill: Annotated[
@@ -102,6 +110,8 @@ def command(
 
         headrace pack cache -s 4096 -a bfd --long truncate --ranks 8 --json
 
+        headrace pack cache -s 8192 --long keep --capacity 4096
+
         headrace pack run.yaml seq_len=8192
     """
     from rich.console import Console
@@ -125,7 +135,7 @@ def command(
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = open_cache(cache)
-    how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents)
+    how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents, capacity)
     opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
     if compare:
@@ -177,7 +187,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
             packed.items.size, np.cumsum(packed.item_counts) - packed.item_counts, dtype=np.int64
         )
         histogram += np.bincount(
-            np.digitize(tokens / plan.spec.capacity, _EDGES[1:]), minlength=len(_EDGES)
+            np.digitize(tokens / plan.spec.row, _EDGES[1:]), minlength=len(_EDGES)
         )
     facts: dict[str, Any] = {
         "path": dataset.cache.path,
@@ -232,7 +242,7 @@ def _compared(
     for name in track(algorithms, "trying algorithms", len(algorithms)):
         long = "split" if name in CUTTING else how.long
         most = how.max_documents // unit if how.max_documents and name == "next_fit" else None
-        tried = PackingConfig(name, long, how.min_fill, max_documents=most)
+        tried = PackingConfig(name, long, how.min_fill, max_documents=most, capacity=how.capacity)
         spec = tried.spec(seq_len, cache.layout.chunk_elements)
         started = time.perf_counter()
         plan = plan_of(spec, lengths, (cache.part_documents // unit).tolist())
@@ -263,7 +273,7 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     each = facts["documents_a_pack"]
     tokens = max(counts["tokens"], 1)
     rows = {
-        "packs": f"{facts['packs']:,} of {spec['capacity']:,} tokens ({spec['algorithm']}): a step of B rows has B"
+        "packs": f"{facts['packs']:,} of {_size(spec)} ({spec['algorithm']}): a step of B rows has B"
         f" packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
         "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} positions are padding)",
         "documents": f"{counts['documents']:,}, {each['mean']:.1f} per pack, at most {each['max']:,}",
@@ -288,6 +298,12 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
                 f"for {format_count(a['world_size'], 'rank')}: {format_count(a['N_aligned_packs'], 'pack')}, {uneven}"
             )
         )
+
+
+def _size(spec: dict[str, Any]) -> str:
+    """Describes how long packs are."""
+    capacity = f"{spec['capacity']:,} tokens"
+    return f"{capacity} in rows of {spec['row_tokens']:,}" if "row_tokens" in spec else capacity
 
 
 def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
@@ -325,7 +341,7 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
 
 def _show_compared(console: Console, path: str, seq_len: int, rows: list[dict[str, Any]]) -> None:
     heads = ("packs", "fill", "blocks per pack", "documents split", "tokens lost", "seconds")
-    table = figures_table("algorithm", *heads, title=f"{path} in packs of {seq_len:,} tokens")
+    table = figures_table("algorithm", *heads, title=f"{path} in rows of {seq_len:,} tokens")
     for one in rows:
         packs, split, lost = (
             f"{one[name]:,}" for name in ("packs", "split_documents", "lost_tokens")

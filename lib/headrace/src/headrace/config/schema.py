@@ -93,9 +93,7 @@ _FIELDS: dict[tuple[str, str], Schema] = {
     ("LmDataConfig", "row_order"): {"enum": [*get_args(RowOrder)]},
     ("LmDataConfig", "row_exchange"): {"enum": [*get_args(ExchangeSetting), True, False, None]},
     ("PackingConfig", "algorithm"): {"enum": [*get_args(Algorithm)]},
-    ("PackingConfig", "long"): {
-        "enum": [*(policy for policy in get_args(LongPolicy) if policy != "keep"), None]
-    },
+    ("PackingConfig", "long"): {"enum": [*get_args(LongPolicy), None]},
     ("BlockShuffleConfig", "perm_type"): {"enum": [*PERMUTATIONS]},
 }
 """Fields whose annotation says less than they accept."""

@@ -78,10 +78,15 @@ def stored_rows(
         with pairs_of_component(name):
             return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
     except ConfigError as error:
+        path = f"components.{name}.packing"
+        if error.field == "capacity":
+            raise ConfigError(
+                error.problem, field=f"{path}.capacity", value=error.value, cure=error.cure
+            ) from error
         if not (error.field or "").startswith("lengths"):
             raise
         unit = packing.resolved(pairs=is_of_pairs(cache, pairs), conversations=False).unit
-        raise _about_documents(error, f"components.{name}.packing", unit or 1) from error
+        raise _about_documents(error, path, unit or 1) from error
 
 
 def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigError:

@@ -52,6 +52,7 @@ class Packing(TypedDict, total=False):
     unit: int | None
     plans: str | Path | None
     max_documents: int | None
+    capacity: int | None
 
 
 class PackedTokenDataset(CacheDataset["PackedRows"]):
@@ -59,13 +60,14 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
     Args:
         cache: An open cache, or the path of one.
-        seq_len: Tokens in a row: the capacity of a pack.
+        seq_len: Tokens in a row.
         algorithm: See :class:`~headrace.pack.spec.PackSpec`.
-        long: What to do with documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
-            ``error``. None: ``split``; but ``drop`` for caches that mark what is trained on (chats), and for units.
+        long: What to do with documents longer than ``capacity``: ``split``, ``truncate``, ``truncate_start``, ``drop``,
+            ``keep`` (a row of its own, which holds the document whole) or ``error``. None: ``split``; but ``drop`` for
+            caches that mark what is trained on (chats), and for units.
         min_fill: Packs filled to less than this share are dropped.
-        unit: Number of neighbouring documents that stay together; ``long`` must then be ``drop`` or ``error``. None: 2
-            for the pairs of a cache of preferences, else 1.
+        unit: Number of neighbouring documents that stay together; ``long`` must then be ``drop``, ``keep`` or
+            ``error``. None: 2 for the pairs of a cache of preferences, else 1.
         removed: Documents to leave out, with all of their unit.
         name: Name for counters and reports; None: the cache's path.
         loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
@@ -76,6 +78,8 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             chosen ones, as caches built by headrace do. False: rejected answers are trained on as chosen ones are.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         max_documents: Largest number of documents in a row, with ``algorithm="next_fit"``.
+        capacity: Tokens up to which rows are filled; None: ``seq_len``. Less leaves room for what ``long="keep"``
+            keeps.
 
     Attributes:
         cache: The cache.
@@ -89,8 +93,8 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         columns: The columns that were requested for batches.
 
     Raises:
-        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; there is nothing
-            to pack; documents are not pairs.
+        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows, or
+            ``capacity`` does; there is nothing to pack; documents are not pairs.
         CacheError: the cache cannot be used, or the plan cannot be written.
 
     Example:
@@ -140,8 +144,8 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         if requested_packing.long is None and self.plan.counts.dropped_tokens:
             _LOG.warning(
                 f"packing {self.cache.path} leaves out {self.plan.counts.dropped_tokens:,} tokens of documents longer"
-                f" than {int(seq_len):,}, so that each answer keeps its question: raise seq_len, or say what to do with"
-                " them (packing.long)"
+                f" than {spec.capacity:,}, so that each answer keeps its question: raise seq_len, or say what to do"
+                " with them (packing.long)"
             )
         if self.incomplete_tokens:
             self.incomplete_documents = incomplete_documents(self.cache, self.removal.which, unit)
@@ -231,7 +235,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
 
 class PackedRows:
-    """The rows of a plan: a :class:`~headrace.data.rows.SegmentedSource`. No pack exceeds its capacity."""
+    """The rows of a plan: a :class:`~headrace.data.rows.SegmentedSource`. No pack exceeds a row."""
 
     def __init__(
         self,
@@ -241,7 +245,7 @@ class PackedRows:
         columns: Mapping[str, Column] | None = None,
     ) -> None:
         self.name = name
-        self.row_elements = plan.spec.capacity
+        self.row_elements = plan.spec.row
         self.max_segments = plan.max_items
         self._plan = plan
         self._chunk = cache.layout.chunk_elements

@@ -129,7 +129,11 @@ def check_lengths(lengths: object) -> Int64[np.ndarray, " n"]:
 
 
 def cut_documents(
-    lengths: Int64[np.ndarray, " n"], capacity: int, long: LongPolicy, first_document: int = 0
+    lengths: Int64[np.ndarray, " n"],
+    capacity: int,
+    long: LongPolicy,
+    first_document: int = 0,
+    most: int | None = None,
 ) -> tuple[Items, PackCounts]:
     """Turns documents into items, none longer than a pack unless ``long`` is ``"keep"``.
 
@@ -138,12 +142,14 @@ def cut_documents(
         capacity: Tokens of a pack. A document of exactly this length fits.
         long: What happens to longer documents.
         first_document: Number of the first document.
+        most: Tokens of the longest document that ``keep`` may keep; None: any.
 
     Returns:
         The items, and the counters of documents (those of packs are 0).
 
     Raises:
-        ConfigError: a document is too long and ``long`` is ``"error"``; the error names the first such document.
+        ConfigError: a document is too long and ``long`` is ``"error"``, or longer than ``most`` and ``long`` is
+            ``"keep"``; the error names the first such document.
 
     Example:
         >>> items, counts = cut_documents(np.array([3, 0, 9]), 4, "split")
@@ -160,13 +166,11 @@ def cut_documents(
     size = lengths if document.size == lengths.size else lengths[document]
     offset = no_offsets(document.size)
     if long_at.size and long == "error":
-        at = int(long_at[0])
-        raise ConfigError(
-            f"is longer than a pack of {capacity} tokens, as {long_at.size} of {lengths.size} documents are",
-            field=f"lengths[{first_document + at}]",
-            value=int(lengths[at]),
-            cure=f"Use longer rows, or another policy for long documents: {POLICIES}.",
-        )
+        raise _too_long(lengths, f"a pack of {capacity} tokens", long_at, first_document)
+    if most is not None and long == "keep":
+        beyond = np.flatnonzero(lengths > most)
+        if beyond.size:
+            raise _too_long(lengths, f"a row of {most} tokens", beyond, first_document)
     if long_at.size and long == "drop":
         fits = size <= capacity
         counts |= {"dropped_documents": long_at.size, "dropped_tokens": int(lengths[long_at].sum())}
@@ -192,3 +196,15 @@ def cut_documents(
     return Items(
         document + first_document if first_document else document, offset, size
     ), PackCounts(**counts)
+
+
+def _too_long(
+    lengths: np.ndarray, place: str, long_at: np.ndarray, first_document: int
+) -> ConfigError:
+    at = int(long_at[0])
+    return ConfigError(
+        f"is longer than {place}, as {long_at.size} of {lengths.size} documents are",
+        field=f"lengths[{first_document + at}]",
+        value=int(lengths[at]),
+        cure=f"Use longer rows, or another policy for long documents: {POLICIES}.",
+    )

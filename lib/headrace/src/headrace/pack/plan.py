@@ -101,8 +101,8 @@ class PackPlan:
 
     @property
     def fill(self) -> float:
-        """Share of the packs' total capacity that holds tokens."""
-        return self.counts.packed_tokens / (len(self) * self.spec.capacity) if len(self) else 0.0
+        """Share of the rows of all packs that holds tokens."""
+        return self.counts.packed_tokens / (len(self) * self.spec.row) if len(self) else 0.0
 
     @cached_property
     def max_items(self) -> int:
@@ -343,7 +343,7 @@ def no_packs(counts: PackCounts, longest: int = 0) -> ConfigError:
 
 def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCounts]:
     """Packs from an algorithm that sorts, ordered by their first items."""
-    items, counts = cut_documents(lengths, spec.capacity, spec.policy)
+    items, counts = cut_documents(lengths, spec.capacity, spec.policy, most=spec.row_tokens)
     if spec.algorithm == "ffd":
         bin_of = first_fit_decreasing(items.size, spec.capacity)
     else:

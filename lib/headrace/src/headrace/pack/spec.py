@@ -19,6 +19,7 @@ PACK_VERSION = 1
 DEFAULT_BLOCK_TOKENS = 65_536
 
 CUTTING = ("bfd_split", "wrap")
+_WHOLE = ("drop", "keep", "error")  # what cuts no document
 _IN_ORDER = ("next_fit", "wrap", "windowed")
 
 
@@ -46,9 +47,12 @@ class PackSpec:
         min_fill: Packs filled to less than this share are dropped, and counted.
         block_tokens: Tokens of a stored block, for ``windowed``.
         max_documents: Most documents in a pack, for ``next_fit``; None: as many as fit.
+        row_tokens: Tokens of the rows that store packs; none may be longer. Only packs of ``keep`` exceed the capacity,
+            so rows are longer than it to hold them. None: rows are as long as the capacity, and with ``keep`` as long
+            as the longest document.
 
     Raises:
-        ConfigError: a value is invalid, or ``long`` contradicts the algorithm.
+        ConfigError: a value is invalid, or ``long`` contradicts the algorithm; rows are shorter than the capacity.
     """
 
     capacity: int
@@ -57,6 +61,7 @@ class PackSpec:
     min_fill: float = 0.0
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     max_documents: int | None = None
+    row_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("capacity", "block_tokens"):
@@ -91,6 +96,18 @@ class PackSpec:
                 value=self.min_fill,
                 cure="E.g. 0.5.",
             )
+        if self.capacity > self.row:
+            raise ConfigError(
+                f"is more than a row of {self.row} tokens holds",
+                field="capacity",
+                value=self.capacity,
+                cure=f"Give at most {self.row}, or leave it out.",
+            )
+
+    @property
+    def row(self) -> int:
+        """Tokens of a row; only packs of ``keep`` without :attr:`row_tokens` are longer."""
+        return self.row_tokens or self.capacity
 
     @property
     def policy(self) -> LongPolicy:
@@ -107,8 +124,9 @@ class PackSpec:
         values = asdict(self) | {"long": self.policy, "version": PACK_VERSION}
         if self.algorithm != "windowed":
             del values["block_tokens"]
-        if self.max_documents is None:
-            del values["max_documents"]
+        for name in ("max_documents", "row_tokens"):
+            if values[name] is None:
+                del values[name]
         return values
 
 
@@ -120,17 +138,19 @@ class PackingConfig:
 
     Attributes:
         algorithm: See :class:`PackSpec`. ``windowed`` keeps reads local.
-        long: What happens to documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
-            ``error``. None: ``split``; but ``drop`` for caches that mark what is trained on, and for units, so that
-            an answer keeps its question.
+        long: What happens to documents longer than the capacity: ``split``, ``truncate``, ``truncate_start``, ``drop``,
+            ``keep`` (a row of its own, which holds the document whole) or ``error``. None: ``split``; but ``drop`` for
+            caches that mark what is trained on, and for units, so that an answer keeps its question.
         min_fill: Packs filled to less than this share are dropped, and counted.
-        unit: This many neighbouring documents are never separated. ``long`` must then be ``drop`` or ``error``. None:
-            2 for the pairs of a preference cache, else 1.
+        unit: This many neighbouring documents are never separated. ``long`` must then be ``drop``, ``keep`` or
+            ``error``. None: 2 for the pairs of a preference cache, else 1.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         max_documents: Most documents in a row, with ``algorithm: next_fit``: 1 gives each document its own row.
+        capacity: Tokens up to which a row is filled, at most ``seq_len``. None: ``seq_len``. With ``long: keep``, rows
+            have room for documents of up to ``seq_len`` tokens, and all others share rows up to the capacity.
 
     Raises:
-        ConfigError: a value is invalid; ``long`` would need longer rows, or contradicts the algorithm or the unit.
+        ConfigError: a value is invalid, or ``long`` contradicts the algorithm or the unit.
 
     Example:
         >>> PackingConfig(algorithm="bfd").spec(2048).describe()["long"]
@@ -143,16 +163,14 @@ class PackingConfig:
     unit: int | None = None
     plans: str | None = None
     max_documents: int | None = None
+    capacity: int | None = None
 
     def __post_init__(self) -> None:
-        if self.long == "keep":
-            raise ConfigError(
-                "would need rows of more than seq_len tokens",
-                field="long",
-                value=self.long,
-                cure="Use split or truncate.",
-            )
-        self.spec(2)
+        check_whole("capacity", self.capacity)
+        check_at_least(
+            "capacity", self.capacity, 2, cure="Leave it out for rows filled to seq_len."
+        )
+        self.spec(self.capacity or 2)
         check_at_least("unit", self.unit, cure="1, or 2 for pairs.")
         unit = self.unit or 1
         if self.max_documents is not None and self.max_documents % unit:
@@ -163,12 +181,12 @@ class PackingConfig:
                 value=self.max_documents,
                 cure=cure,
             )
-        if unit > 1 and (self.algorithm in CUTTING or self.long not in (None, "drop", "error")):
+        if unit > 1 and (self.algorithm in CUTTING or self.long not in (None, *_WHOLE)):
             raise ConfigError(
                 "would cut documents that belong together",
                 field="long" if self.long is not None else "algorithm",
                 value=self.long or self.algorithm,
-                cure="Use drop or error, and an algorithm that cuts none: windowed or bfd.",
+                cure="Use drop, keep or error, and an algorithm that cuts none: windowed or bfd.",
             )
 
     def resolved(self, *, pairs: bool, conversations: bool) -> PackingConfig:
@@ -190,13 +208,27 @@ class PackingConfig:
         of_units = replace(self, unit=unit)  # which refuses algorithms that would part them
         return replace(of_units, long=self.long or ("drop" if keeps_whole else "split"))
 
-    def spec(self, capacity: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> PackSpec:
-        """How documents are packed into rows of ``capacity`` tokens, stored in blocks of ``block_tokens``."""
+    def spec(self, seq_len: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> PackSpec:
+        """How documents, stored in blocks of ``block_tokens``, are packed into rows of ``seq_len`` tokens.
+
+        Raises:
+            ConfigError: the capacity is more than ``seq_len``.
+        """
         # checked there
         algorithm = cast("Algorithm", self.algorithm)
         long = cast("LongPolicy", self.long or "split")
         units = self.max_documents and max(self.max_documents // max(self.unit or 1, 1), 1)
-        return PackSpec(capacity, algorithm, long, self.min_fill, block_tokens, units)
+        # Plans of rows that are filled to the end are those that were saved before there was a capacity
+        row_tokens = seq_len if self.capacity is not None or long == "keep" else None
+        return PackSpec(
+            self.capacity or seq_len,
+            algorithm,
+            long,
+            self.min_fill,
+            block_tokens,
+            units,
+            row_tokens,
+        )
 
 
 def check_packing(packing: Mapping[str, PackingConfig | None], *, split_documents: bool) -> None:

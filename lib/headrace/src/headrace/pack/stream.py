@@ -91,7 +91,13 @@ class PackStream:
     def _plan(self, lengths: np.ndarray, *, last: bool) -> Packed:
         cutting = self.spec.algorithm == "wrap"
         policy = "keep" if cutting else self.spec.policy
-        items, counts = cut_documents(lengths, self.spec.capacity, policy, self._documents)
+        items, counts = cut_documents(
+            lengths,
+            self.spec.capacity,
+            policy,
+            self._documents,
+            None if cutting else self.spec.row_tokens,
+        )
         self._documents += lengths.size
         if self.spec.algorithm == "windowed":
             array, start = self._places.add(lengths)
