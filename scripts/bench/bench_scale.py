@@ -10,8 +10,7 @@ Table 3: 64 and 1,024 hosts that read a braid over one cache of 100,000 parts, o
 with a cache, arrays and a reader of its own; the plan that all hosts make alike is made once. The ledger is opened as
 hosts of a job open it, one for all, through a key-value store in memory in place of JAX's. All requests are counted at
 the server: those to open the cache, and all over the blocks that were read. ``forecast`` is what
-``headrace.analysis.simulate`` says beforehand of all requests. The last row is a cache without ``ledger.bin``, as
-earlier releases wrote them, of which each host asks for descriptions and indices too.
+``headrace.analysis.simulate`` says beforehand of all requests.
 
 Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see :mod:`_scaling_filters`. Table 7: builds
 of small corpora, see :mod:`_scaling_builds`. ``--quick`` has 16 and 64 hosts and fewer steps, makes plans of 4e6
@@ -60,8 +59,7 @@ from headrace.feed.reader import PlannedReader
 from headrace.metrics import IterationStats
 from headrace.store.layout import CacheLayout, attributes_of
 from headrace.store.ledger import LEDGER_NAME, Ledger, encode_ledger, readers_need
-from headrace.store.ledger_table import TABLE_NAME, digest_text, encode_table, narrow
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import TABLE_NAME, encode_table, narrow
 
 SEQ_LEN = 16
 CHUNK_ROWS = 8
@@ -70,15 +68,11 @@ LAYOUT = CacheLayout("uint16", SEQ_LEN * CHUNK_ROWS, 256)
 PARTS = 100_000
 BATCH = 1024
 CACHES = 200
-WITH = "with"
-WITHOUT = "without"
-EARLIER_PARTS = 10_000
+NAME = "cache"
 
 
-def forge(parts: int, *, earlier: bool = False) -> tuple[bytes, bytes, np.ndarray]:
-    """``ledger.json``, ``ledger.bin`` and the digests of a cache of so many parts; of an ``earlier`` release, all parts
-    in ``ledger.json``.
-    """
+def forge(parts: int) -> tuple[bytes, bytes, np.ndarray]:
+    """``ledger.json``, ``ledger.bin`` and the digests of a cache of so many parts, which only the second lists."""
     digests = np.frombuffer(np.random.default_rng(0).bytes(32 * parts), "V32")
     tokens = np.full(parts, CHUNKS * LAYOUT.chunk_elements)
     tokens[::7] -= SEQ_LEN  # chunks that end early
@@ -89,16 +83,10 @@ def forge(parts: int, *, earlier: bool = False) -> tuple[bytes, bytes, np.ndarra
         "vocab_size": 50_000,
         "eos_id": 0,
     }
-    records = [
-        PartRecord(f"{k:06d}", 3, int(tokens[k]), digest_text(digests, k))
-        for k in range(parts if earlier else 0)
-    ]
     filler = {
         "": "x" * (1 << 17)
     }  # so that it is not read at once, as it is not where it lists the parts
-    raw, name = encode_ledger(
-        Ledger(True, tokenizer, LAYOUT.to_json(), parts=records, metadata=filler)
-    )
+    raw, name = encode_ledger(Ledger(True, tokenizer, LAYOUT.to_json(), metadata=filler))
     columns = {
         "name": np.array([f"{k:06d}".encode() for k in range(parts)]),
         "documents": narrow(np.full(parts, 3)),
@@ -183,10 +171,10 @@ class Forger(asyncio.Protocol):
         return json.dumps(metadata).encode()
 
 
-def serve(parts: int, earlier: bool, said: Any) -> None:
+def serve(parts: int, said: Any) -> None:
     """Runs the server; ``said`` gets its port."""
-    raw, table, Forger.digests = forge(parts, earlier=earlier)
-    Forger.small = {LEDGER_NAME: raw} if earlier else {LEDGER_NAME: raw, TABLE_NAME: table}
+    raw, table, Forger.digests = forge(parts)
+    Forger.small = {LEDGER_NAME: raw, TABLE_NAME: table}
     tokens = np.arange(LAYOUT.chunk_elements, dtype="<u2").tobytes()
     Forger.chunk = tokens + google_crc32c.value(tokens).to_bytes(4, "little")
 
@@ -199,11 +187,11 @@ def serve(parts: int, earlier: bool, said: Any) -> None:
 
 
 @contextmanager
-def server(parts: int, *, earlier: bool = False) -> Iterator[str]:
+def server(parts: int) -> Iterator[str]:
     """The address of a server in a process of its own."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(parts, earlier, there), daemon=True)
+    process = context.Process(target=serve, args=(parts, there), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{here.recv()}"
@@ -359,17 +347,13 @@ def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
     spent = time.process_time() - spent
     counted = counts(url)
     requests = sum(counted.values())
-    opening = counted["ledgers"] + (counted["zarr.json"] if cache == WITH else 0)
-    if cache == WITH:
-        title = f"{hosts:,} hosts"
-        report.bar(f"{title}: requests per block", requests / blocks, at_most=1.05)
-        report.bar(f"{title}: requests to open the cache", opening, at_most=8)
-        report.bar(
-            f"{title}: requests over forecast", requests / of_hosts.requests, within=(1.0, 0.02)
-        )
+    opening = counted["ledgers"] + counted["zarr.json"]
+    title = f"{hosts:,} hosts"
+    report.bar(f"{title}: requests per block", requests / blocks, at_most=1.05)
+    report.bar(f"{title}: requests to open the cache", opening, at_most=8)
+    report.bar(f"{title}: requests over forecast", requests / of_hosts.requests, within=(1.0, 0.02))
     row = [
         hosts,
-        cache,
         run.steps,
         blocks,
         fetches,
@@ -425,12 +409,9 @@ def measure_parts(args: argparse.Namespace, report: Report) -> None:
             "Many caches in one run", columns, [[CACHES, PARTS, seconds, mib, int(requests)]]
         )
         run, hosts = (Run(16, BATCH), (16, 64)) if args.quick else (Run(64, 8 * BATCH), (64, 1024))
-        rows = [hosts_row(report, f"{url}/{WITH}", number, run) for number in hosts]
-    with server(EARLIER_PARTS, earlier=True) as url:
-        rows.append(hosts_row(report, f"{url}/{WITHOUT}", 64, run))
+        rows = [hosts_row(report, f"{url}/{NAME}", number, run) for number in hosts]
     columns = [
         "hosts",
-        "ledger.bin",
         "steps",
         "blocks",
         "block fetches",

@@ -307,7 +307,6 @@ def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_pat
         *(
             ["report", config, "-o", str(tmp_path / "page.html")],
             ["diff", cache, cache],
-            ["upgrade", cache],
         ),
         *(
             ["remove", cache, "1"],

@@ -355,7 +355,6 @@ def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_pat
         return
     both.check_same("out")
     assert both.does(*shuffle, "--restart", writes="out")
-    assert both.does("upgrade", "@out", writes="out")
     assert both.does("pack", "@out", "-s", "64", writes="out")
     assert both.does("pack", "@out", "-s", "64", "--remove", str(gone), writes="out")
     assert both.does("pack", "@out", "-s", "32", "--plans", "@plans", writes="plans")

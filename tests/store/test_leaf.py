@@ -13,7 +13,7 @@ from headrace.errors import CacheError, ConfigError, IndexOutOfRangeError, ReadE
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger import Ledger, read_part_record, write_ledger
+from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
 from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
@@ -204,8 +204,7 @@ def test_offsets_that_say_more_than_the_ledger(tmp_path):
     ledger["digest"] = ""
     ledger["parts"][0]["tokens"] = 16
     (tmp_path / "ledger.json").write_text(json.dumps(ledger))
-    (tmp_path / "ledger.bin").unlink()
-    cache = TokenCache.open(tmp_path)
+    cache = TokenCache(str(tmp_path), read_ledger(str(tmp_path)))
     with pytest.raises(
         ReadError,
         match=r"offsets = .*says that values lie at 0 \.\. \d+, and the ledger that there are 16",

@@ -1,4 +1,4 @@
-"""``ledger.bin``: written and upgraded, stale and hostile, and what opening from it costs in requests and calls."""
+"""``ledger.bin``: written, stale and hostile, and what opening from it costs in requests and calls."""
 
 import hashlib
 import json

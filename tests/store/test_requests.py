@@ -17,11 +17,11 @@ from jax.sharding import Mesh
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
-from headrace.store import files, requests, retry
+from headrace.store import requests, retry
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.ledger import read_ledger
 from headrace.store.pending import PendingRead
 from headrace.testing import Faults, write_cache
 
@@ -43,10 +43,9 @@ def loader(cache, **options):
 
 
 def write(remote, blocks):
-    """A cache of an earlier release, without ledger.bin: ``zarr.json`` and indices are asked for."""
+    """A cache opened from ledger.json alone: ``zarr.json`` and indices are asked for."""
     write_cache(remote.root, [rows(blocks * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    files.delete_keys(files.join(remote.root, TABLE_NAME))
-    return TokenCache.open(remote.root)
+    return TokenCache(remote.root, read_ledger(remote.root))
 
 
 def data_gets(proxy):

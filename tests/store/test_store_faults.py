@@ -16,7 +16,7 @@ from headrace.feed.loader import DataLoader
 from headrace.store import files, requests, retry
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.ledger import read_ledger
 from headrace.store.ragged import data_url
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import web_server
@@ -277,11 +277,10 @@ def rewrite(cache, change):
 )
 def test_a_damaged_shard_is_named_with_array_chunk_and_step(own_cache, policy, change, why):
     url = rewrite(own_cache, change)
-    files.delete_keys(
-        files.join(own_cache.path, TABLE_NAME)
-    )  # with it, indices are asked for where chunks are not
+    # opened from ledger.json alone: with ledger.bin, indices are asked for where chunks are not
+    of_json = TokenCache(own_cache.path, read_ledger(own_cache.path))
     with pytest.raises(ReadError, match=why) as caught:
-        list(loader(TokenCache.open(own_cache.path)))
+        list(loader(of_json))
     assert f"shard file {url}" in str(caught.value)
     assert caught.value.value == own_cache.parts[0].data.url
     assert "for step" in str(caught.value)

@@ -20,7 +20,7 @@ from headrace.store import files, retry, sharded
 from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.ledger import read_ledger
 from headrace.testing import FaultProxy, Faults, random_documents, write_cache
 from headrace.testing.servers import web_server
 
@@ -109,9 +109,9 @@ def test_indices_that_do_not_all_fit_are_asked_for_again(remote, monkeypatch):
     layout = CacheLayout("uint8", chunk_elements=16, shard_chunks=2)
     here = np.arange(256, dtype=np.uint8)
     write_cache(remote.root, [[here]], layout=layout)
-    files.delete_keys(files.join(remote.root, TABLE_NAME))  # with it, no index is asked for
     monkeypatch.setattr(sharded, "_indices", sharded._Kept(3 * 32))  # room for three of eight
-    array = TokenCache.open(remote.root).parts[0].data
+    # opened from ledger.json alone: with ledger.bin, no index is asked for
+    array = TokenCache(remote.root, read_ledger(remote.root)).parts[0].data
     for _ in range(2):
         for k in range(16):
             out = array.read_into(np.empty(16, np.uint8), 16 * k).result()
@@ -171,9 +171,9 @@ def test_a_build_of_another_length_is_told(remote):
     with pytest.raises(CacheError, match="but the ledger has 5 elements"):
         StoredArray(cache.parts[0].data.url, 5, LAYOUT).read(0, 5).result()
     files.write_atomic(files.join(cache.parts[0].data.url, "zarr.json"), b"[")
-    files.delete_keys(files.join(remote.root, TABLE_NAME))  # with it, zarr.json is not asked for
+    # opened from ledger.json alone: with ledger.bin, zarr.json is not asked for
     with pytest.raises(CacheError, match="cannot be opened"):
-        TokenCache.open(remote.root).tokens(0, 1)
+        TokenCache(remote.root, read_ledger(remote.root)).tokens(0, 1)
 
 
 def test_a_process_ends_with_reads_under_way(tmp_path):

@@ -26,7 +26,6 @@ COMMANDS = {  # module.function
     "verify": "verify.command",
     "diff": "diff.command",
     "consolidate": "consolidate.command",
-    "upgrade": "upgrade.command",
     "simulate": "simulate.command",
     "icc": "simulate.icc",
     "report": "report.command",
@@ -37,7 +36,7 @@ GROUPS = ("config",)
 PANELS = {
     "Getting started": ("demo", "init"),
     "Caches": ("build", "inspect", "verify", "reshuffle", "remove", "pack", "diff"),
-    "Cache formats": ("consolidate", "convert", "upgrade"),
+    "Cache formats": ("consolidate", "convert"),
     "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
     "Shell": ("completion",),
 }

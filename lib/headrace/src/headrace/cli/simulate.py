@@ -193,11 +193,7 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         hosts = format_count(h.hosts, "host")
         if text := h.describe_exchange(exchange, forecast.batch_size):
             console.print(text)
-        described = (
-            f", {h.index_requests:,} for zarr.json and indices (headrace upgrade)"
-            if h.index_requests
-            else ""
-        )
+        described = f", {h.index_requests:,} for zarr.json and indices" if h.index_requests else ""
         console.print(
             f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps, {h.opening_requests:,}"
             f" to open the caches{described}."

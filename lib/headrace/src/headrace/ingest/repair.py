@@ -41,7 +41,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
-from headrace.store.upgrade import table_problem
+from headrace.store.table_check import table_problem
 from headrace.store.verify import Damage
 
 
@@ -96,7 +96,9 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
                 "is not a finished cache of headrace", field="cache", value=path, cure=cure
             )
         table = files.join(path, TABLE_NAME)
-        _mend(path, ledger, [d for d in damages if d.file != table], report, held_lease.check)
+        # a table alone is written from the ledger, and needs neither sources nor their tokenizer
+        if others := [d for d in damages if d.file != table]:
+            _mend(path, ledger, others, report, held_lease.check)
         problem = table_problem(path, mend=not report.left)
         if any(d.file == table for d in damages):
             report.left.update({table: problem} if report.left else {})

@@ -80,9 +80,8 @@ class ChunkPages:
     def _kinds(self) -> dict[tuple[str, str], ArrayChunks]:
         kinds = chunks_of(self._table, self._layout, self._leaves)
         if (count := int(kinds[-1].first[-1])) != self._table.head.chunks:
-            cure = (
-                f"Write it anew: headrace upgrade {self._table.url.removesuffix('/' + TABLE_NAME)}"
-            )
+            root = self._table.url.removesuffix(f"/{TABLE_NAME}")
+            cure = f"Write it anew: headrace verify {root} --repair"
             problem = f"names {self._table.head.chunks} chunks, and its parts have {count}"
             raise ReadError(problem, field="ledger", value=self._table.url, cure=cure)
         return {(kind.leaf, kind.folder): kind for kind in kinds}

@@ -5,8 +5,7 @@ to resume the build) and, as the very last write of a build, with ``finished: tr
 complete when its ledger says so. Each part has its own record, ``parts/<name>/part.json``, which is written last.
 
 A finished ``ledger.json`` is accompanied by ``ledger.bin``, the same table in columns
-(:mod:`headrace.store.ledger_table`), from which readers open a cache. Caches of releases before 0.2 have none and are
-read from ``ledger.json``.
+(:mod:`headrace.store.ledger_table`), from which readers open a cache.
 """
 
 from __future__ import annotations
@@ -190,8 +189,8 @@ def _state_of(raw: bytes, url: str) -> LedgerState:
 
 
 def open_ledger(root: str) -> Ledger | None:
-    """The ledger of a cache to read from, with its parts as columns if it has ``ledger.bin``; None if there is none. Of
-    an unfinished one all of ``ledger.json``.
+    """The ledger of a cache to read from, with its parts as columns; None if there is none. Of an unfinished one all
+    of ``ledger.json``.
 
     Price: two small reads, one more of some bytes a part where there are thousands.
 
@@ -202,13 +201,14 @@ def open_ledger(root: str) -> Ledger | None:
     state = ledger_state(root)
     if state is None:
         return None
-    table = read_table(files.join(root, TABLE_NAME)) if state.finished else None
-    if table is None:
+    if not state.finished:
         return state.ledger or read_ledger(root)
+    table_url = files.join(root, TABLE_NAME)
+    table = read_table(table_url)
+    if table is None:
+        raise corrupt_table(table_url, "is missing")
     if table.head.ledger != state.name:
-        raise corrupt_table(
-            files.join(root, TABLE_NAME), f"is of another {LEDGER_NAME} than the one beside it"
-        )
+        raise corrupt_table(table_url, f"is of another {LEDGER_NAME} than the one beside it")
     if not files.is_local(root) and len(
         table
     ):  # where no array says whose it is, as chunks alone are asked for

@@ -10,8 +10,8 @@
                of all chunks, in pages (:mod:`headrace.store.chunk_names`); then the digests
 
 It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused. It can be rewritten
-at any time (``headrace upgrade``). The digests of the parts, which only checks need, come last and are read on demand;
-each column is compared with its own digest when it is read.
+at any time (``headrace verify CACHE --repair``). The digests of the parts, which only checks need, come last and are
+read on demand; each column is compared with its own digest when it is read.
 
 Price of opening: one read of 64 KiB, and one of 8 to 30 bytes per part if that was not all; 30 ns of CPU per part.
 """
@@ -323,7 +323,8 @@ def parse_table(url: str, data: bytes) -> ColumnTable:
 
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
     """An error about a table, with the command that rewrites it."""
-    cure = f"Write it anew from ledger.json: headrace upgrade {url.removesuffix(TABLE_NAME).rstrip('/') or '/'}"
+    root = url.removesuffix(TABLE_NAME).rstrip("/") or "/"
+    cure = f"Write it anew from ledger.json: headrace verify {root} --repair"
     return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
 
 

@@ -48,8 +48,8 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
+from headrace.store.table_check import table_problem
 from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_problem
-from headrace.store.upgrade import table_problem
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
