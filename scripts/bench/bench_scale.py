@@ -101,9 +101,7 @@ class Forger(asyncio.Protocol):
     """Answers for any number of caches that are all alike; counts requests by kind."""
 
     counts: ClassVar[Counter[str]] = Counter()
-    small: ClassVar[
-        dict[str, bytes]
-    ] = {}  # ledger.json of a cache with a table, and of one without, and the table
+    small: ClassVar[dict[str, bytes]] = {}  # ledger.json and ledger.bin
     chunk: ClassVar[bytes] = b""
     digests: ClassVar[np.ndarray] = np.zeros(0, "V32")
 
@@ -328,7 +326,7 @@ def read_steps(root: str, hosts: int, run: Run) -> int:
 
 def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
     """A row of the third table."""
-    url, cache = root.rsplit("/", 1)
+    url = root.rsplit("/", 1)[0]
     order = BatchOrder(run.dataset(TokenCache.open(root)), BATCH)
     planned = order.planned
     assert planned is not None
