@@ -1,4 +1,4 @@
-"""Supported releases of Levanter, and the error if another one, or none, is installed."""
+"""The supported release of Levanter, and the error if another one, or none, is installed."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from importlib import metadata
 from headrace.errors import ConfigError
 
 _PACKAGE = "marin-levanter"
-_LAST_OF_311 = "0.2.20.dev202606180959"
-_NEWEST = "0.2.227.dev40316220070"
+_RELEASE = "0.2.227.dev40316220070"
+_LEAST_PYTHON = (3, 12)
 _LEVANTER_PACKAGES = ("levanter", "haliax", "draccus")
 
 
-def install_command(python: tuple[int, int] = sys.version_info[:2]) -> str:
-    """The command, with pip and with uv, that installs a release of Levanter that works with a Python version.
+def how_to_install(python: tuple[int, int] = sys.version_info[:2]) -> str:
+    """The command, with pip and with uv, that installs the supported release; on a Python that is too old for it, also
+    which Python it needs.
 
     Args:
         python: Major and minor version.
 
     Example:
-        >>> print(install_command((3, 13)))
+        >>> print(how_to_install((3, 13)))
         pip install marin-levanter==0.2.227.dev40316220070
         (or: uv pip install --prerelease=allow marin-levanter==0.2.227.dev40316220070)
     """
-    packages = (
-        f"{_PACKAGE}=={_NEWEST}" if python >= (3, 12) else f"{_PACKAGE}=={_LAST_OF_311} gitpython"
-    )
-    return f"pip install {packages}\n(or: uv pip install --prerelease=allow {packages})"
+    package = f"{_PACKAGE}=={_RELEASE}"
+    command = f"pip install {package}\n(or: uv pip install --prerelease=allow {package})"
+    if python >= _LEAST_PYTHON:
+        return command
+    least = ".".join(map(str, _LEAST_PYTHON))
+    return f"In an environment of Python {least} or newer: {command}"
 
 
 def of_levanter(error: ImportError) -> bool:
@@ -42,9 +45,9 @@ def wrong_levanter(error: ImportError, field: str) -> ConfigError:
         error: The error that Python raised.
         field: The name that was used.
     """
-    works = f"{_LAST_OF_311} (Python 3.11) and {_NEWEST} (Python 3.12 and 3.13) work"
+    works = f"{_RELEASE} works"
     try:
         problem = f"does not work with {_PACKAGE} {metadata.version(_PACKAGE)} ({error}); {works}"
     except metadata.PackageNotFoundError:
         problem = f"needs the package {_PACKAGE}; {works}"
-    return ConfigError(problem, field=field, cure=install_command())
+    return ConfigError(problem, field=field, cure=how_to_install())
