@@ -51,7 +51,18 @@ def test_as_many_rows_as_given_are_held_out_and_not_trained_on(rows, seed, block
     total = len(TokenSeqDataset(CACHES["a"], seq_len=8))
     assert total >= 2 * 120
     assert check_sides(config_of(a=split)) == {"a": rows}
-    assert check_sides(config_of(a=rows)) == {"a": rows}
+    if rows > 1:
+        assert check_sides(config_of(a=rows)) == {"a": rows}
+
+
+@pytest.mark.parametrize("number", ["1", "1.0"])
+def test_one_is_neither_all_rows_nor_a_single_one(number):
+    with pytest.raises(ConfigError) as caught:
+        config_of(a=number)
+    assert (caught.value.field, caught.value.value) == ("components.a.validation", 1)
+    assert caught.value.cure == "Write a fraction up to 0.5, or {rows: 1}."
+    assert check_sides(config_of(a="{rows: 1}")) == {"a": 1}
+    assert check_sides(config_of(a=0.5))
 
 
 def test_each_component_may_have_a_setting_of_its_own():
@@ -140,7 +151,7 @@ def test_rows_of_packs_are_held_out_too():
 def test_whole_blocks_are_held_out_where_rows_change_their_length(rows):
     settings = ["seq_len={0: 8, 3: 16}", "batch_size=8", "num_steps=12"]
     shuffle = "{strands: 2, io_block_size: 4}"
-    settings += [f"components.a={{cache: a, validation: {rows}, shuffle: {shuffle}}}"]
+    settings += [f"components.a={{cache: a, validation: {{rows: {rows}}}, shuffle: {shuffle}}}"]
     config = load_config(overrides=settings)
     opened = {"a": CACHES["a"]}
     held = config.validation_datasets(opened)["a"]

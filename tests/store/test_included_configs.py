@@ -37,3 +37,19 @@ def test_what_cannot_be_included_is_named(remote, name, problem):
         load_config(run)
     assert caught.value.field == "!include"
     assert f"{run}, line 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_an_included_file_that_holds_nothing_is_named(tmp_path, text):
+    inner = tmp_path / "inner.yaml"
+    outer = tmp_path / "run.yaml"
+    inner.write_text(text)
+    outer.write_text("seed: 3\ntokenizer: !include inner.yaml\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(outer))
+    assert (caught.value.field, caught.value.value) == ("!include", str(inner))
+    assert f"{outer}, line 2" in (caught.value.cure or "")
+    inner.write_text("path: bytes\n")
+    assert load_config(str(outer)).tokenizer is not None
+    outer.write_text("seed: 3\n")
+    assert load_config(str(outer)).seed == 3

@@ -67,7 +67,7 @@ class ComponentConfig:
         shuffle: How this component is shuffled; None: the config's setting.
         packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
             its tokens, regardless of documents.
-        validation: What to hold out of it: ``none``; a fraction below 1; a number of rows; or all settings of a split.
+        validation: What to hold out of it: ``none``; a fraction up to 0.5; a number of rows from 2 on; or all settings of a split.
             A number takes the seed from the config's setting, and a fraction its ``by``. None: the config's setting.
         subset: The part of its rows to train on, the same in every epoch; None: the config's setting.
         max_epochs: Most passes over it, possibly a fraction; None: the config's setting.
@@ -211,6 +211,13 @@ class ComponentConfig:
         number = self.validation
         seed = default.seed if default is not None else 0
         by = default.by if default is not None else "blocks"
+        if number == 1:
+            raise ConfigError(
+                "may mean all rows, of which none would be left to train on, or a single row",
+                field=path,
+                value=number,
+                cure="Write a fraction up to 0.5, or {rows: 1}.",
+            )
         if 0 < number <= 0.5:
             return ValidationConfig(fraction=number, by=by, seed=seed), path
         if number >= 1 and number == int(number):

@@ -251,8 +251,13 @@ class _Loader(_OnceEach, yaml.SafeLoader):
             tree = inner.get_single_node()
         finally:
             inner.dispose()
-        if tree is None:  # an empty file
-            return yaml.ScalarNode("tag:yaml.org,2002:null", "", node.start_mark, node.end_mark)
+        if tree is None:
+            raise ConfigError(
+                "holds nothing",
+                field=_INCLUDE,
+                value=path,
+                cure=f"Write into it what should stand there, or leave it out ({include_place}).",
+            )
         return tree
 
 
