@@ -253,7 +253,7 @@ def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):
         (b"{}", "is damaged, so that it is not known what was appended"),
         (
             whole.replace(b'"format_version":1', b'"format_version":2'),
-            "is of version 2; this release reads 1",
+            "another version of headrace: its format is 2, and this one reads 1",
         ),
         (whole.replace(b"sha256:", b"sha257:", 1), "its digest is not that of what it holds"),
     ):

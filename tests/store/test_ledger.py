@@ -77,8 +77,11 @@ def test_ledgers_say_which_release_began_them(tmp_path):
     [
         ("{", "is not JSON"),
         ("[1, 2]", "is not a ledger"),
-        ("{}", "format_version None"),
-        (json.dumps({"format_version": 99}), "has format_version 99; this release reads 1"),
+        ("{}", "its format is None"),
+        (
+            json.dumps({"format_version": 99}),
+            "another version of headrace: its format is 99, and this one reads 1",
+        ),
         (json.dumps({"format_version": 1}), "is not a ledger"),
         (json.dumps({"format_version": 1, "parts": [{"nom": 1}]}), "is not a ledger"),
         (json.dumps({"format_version": 1, "parts": [], "more": 1}), "is not a ledger"),

@@ -96,10 +96,8 @@ def test_every_damaged_byte_is_refused(opened):
         damaged = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
         with pytest.raises(CacheCorruptError) as error:
             parse_tombstones(opened, damaged)
-        assert (
-            error.value.field == "tombstones"
-            and f"headrace remove {opened.path}" in str(error.value.cure)
-        ) or ("later release" in str(error.value.cure))
+        assert error.value.field == "tombstones"
+        assert f"headrace remove {opened.path}" in str(error.value.cure)
     for cut in range(1, len(raw) - 1):
         with pytest.raises(CacheCorruptError):
             parse_tombstones(opened, raw[:cut])

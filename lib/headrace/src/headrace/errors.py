@@ -72,6 +72,19 @@ def install_command(package: str) -> str:
     return f"{pip} install {shlex.quote(package)}"
 
 
+def of_another_version(number: object, own: int) -> str:
+    """The problem of a file whose format number is not the one that this version of headrace reads and writes.
+
+    Example:
+        >>> of_another_version(7, 2)
+        'was written by another version of headrace: its format is 7, and this one reads 2'
+    """
+    return (
+        f"was written by another version of headrace: its format is {number!r}, and this one reads"
+        f" {own}"
+    )
+
+
 def redact(text: str) -> str:
     """The text without the credentials of its URLs; call it for everything that is written or shown.
 

@@ -8,7 +8,13 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    ConfigError,
+    PlanMismatchError,
+    of_another_version,
+)
 from headrace.store.ledger import prepare_types
 
 FORMAT_VERSION = 2
@@ -85,7 +91,7 @@ def read_identity(data: bytes, name: str) -> dict[str, Any]:
 
     Raises:
         CacheCorruptError: the bytes are something else.
-        CacheError: another release wrote them.
+        CacheError: another version of headrace wrote them.
     """
     try:
         identity = dict[str, Any](json.loads(data))
@@ -94,8 +100,9 @@ def read_identity(data: bytes, name: str) -> dict[str, Any]:
         raise CacheCorruptError(problem, field="file", value=name) from error
     version = identity.pop("format_version", None)
     if version != FORMAT_VERSION:
-        problem = f"has rollouts of format {version!r}, which another release wrote"
-        raise CacheError(problem, field="file", value=name, cure="Use that release.")
+        problem = of_another_version(version, FORMAT_VERSION)
+        cure = "Sample the rollouts anew, into a folder of their own."
+        raise CacheError(problem, field="file", value=name, cure=cure)
     return identity
 
 

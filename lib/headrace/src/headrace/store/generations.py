@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, of_another_version
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.lease import lease
@@ -68,7 +68,7 @@ def generations_of(
     """Fingerprints of the generations of a cache, the first of which is the cache itself.
 
     Raises:
-        CacheCorruptError: the list is damaged, of a later version or of another cache.
+        CacheCorruptError: the list is damaged, of another version or of another cache.
         CacheError: it cannot be read.
 
     Example:
@@ -102,8 +102,7 @@ def generations_of(
             f"is damaged, so that it is not known what was appended ({error})", again
         ) from error
     if content.format_version != _VERSION:
-        problem = f"is of version {content.format_version}; this release reads {_VERSION}"
-        raise refused(problem, "Use a later release.")
+        raise refused(of_another_version(content.format_version, _VERSION), again)
     if content.digest != _digest(content) or not content.generations:
         raise refused("is damaged: its digest is not that of what it holds", again)
     if content.generations[0] != cache.fingerprint:

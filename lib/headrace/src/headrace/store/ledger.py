@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
-from headrace.errors import CacheCorruptError, CacheError
+from headrace.errors import CacheCorruptError, CacheError, of_another_version
 from headrace.store import durable, files
 from headrace.store.chunk_names import ChunkNames, read_names
 from headrace.store.layout import TOKENS, named_in, owner_of
@@ -291,9 +291,8 @@ def _parse_ledger(raw: bytes, url: str) -> Ledger:
     cure = "Build the cache again, or restore the file."
     head = _decoded(raw, _Head, url, "ledger", cure, "ledger")
     if head.format_version != FORMAT_VERSION:
-        version_cure = "Use the release that wrote it, or build the cache again."
-        problem = f"has format_version {head.format_version!r}; this release reads {FORMAT_VERSION}"
-        raise CacheCorruptError(problem, field="ledger", value=url, cure=version_cure)
+        problem = of_another_version(head.format_version, FORMAT_VERSION)
+        raise CacheCorruptError(problem, field="ledger", value=url, cure="Build the cache anew.")
     ledger = _decoded(raw, Ledger, url, "ledger", cure, "ledger")
     if ledger.digest and ledger.digest != _digest(
         raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)

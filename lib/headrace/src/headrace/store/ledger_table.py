@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import CacheCorruptError, CacheError
+from headrace.errors import CacheCorruptError, CacheError, of_another_version
 from headrace.store import files, retry
 from headrace.store.chunk_names import ChunkNames, pages_of, to_pages
 from headrace.store.parts import LARGEST_COUNT, LeafRecord, PartRecord, PartTable
@@ -373,7 +373,7 @@ def _parse_head(url: str, data: bytes) -> TableHead:
         AttributeError,
     ) as error:
         raise corrupt_table(url, f"has a head that cannot be used ({error})") from error
-    raise corrupt_table(url, f"has format_version {version!r}; this release reads {TABLE_VERSION}")
+    raise corrupt_table(url, of_another_version(version, TABLE_VERSION))
 
 
 def _check_head(head: TableHead) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, of_another_version
 from headrace.order.intervals import Intervals
 from headrace.store import files
 from headrace.store.cache import TokenCache
@@ -97,7 +97,7 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
     """The tombstones of a cache from the content of their file.
 
     Raises:
-        CacheCorruptError: the file is damaged, of a later version or of another cache, or names unknown documents.
+        CacheCorruptError: the file is damaged, of another version or of another cache, or names unknown documents.
     """
     if not raw:
         return Tombstones()
@@ -114,10 +114,7 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
             f"is damaged, so that it is not known which documents are removed ({error})"
         ) from error
     if content.format_version != _VERSION:
-        raise refused(
-            f"is of version {content.format_version}; this release reads {_VERSION}",
-            "Use a later release.",
-        )
+        raise refused(of_another_version(content.format_version, _VERSION))
     if content.digest != _digest(content):
         raise refused("is damaged: its digest is not that of what it holds")
     if content.cache != cache.fingerprint:
