@@ -67,8 +67,9 @@ class ComponentConfig:
         shuffle: How this component is shuffled; None: the config's setting.
         packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
             its tokens, regardless of documents.
-        validation: What to hold out of it: ``none``; a fraction up to 0.5; a number of rows from 2 on; or all settings of a split.
-            A number takes the seed from the config's setting, and a fraction its ``by``. None: the config's setting.
+        validation: What to hold out of it: ``none``; a fraction up to 0.5; a number of rows from 2 on; or all settings
+            of a split. A number takes the seed from the config's setting, and a fraction its ``by``. None: the config's
+            setting.
         subset: The part of its rows to train on, the same in every epoch; None: the config's setting.
         max_epochs: Most passes over it, possibly a fraction; None: the config's setting.
         max_tokens: Most tokens of it in the whole run; those of packed rows include padding, unless the config's

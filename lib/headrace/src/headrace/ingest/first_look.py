@@ -9,8 +9,8 @@ is tokenized. A file that becomes bad further on is not noticed here: ``on_bad_l
 ``on_bad_line="skip"``, bad records pass here, too. But a file whose first records all fail alike does not: no line is
 to blame then, but the choice of field, encoding or template, and the whole file would be skipped.
 
-Price: for a file in a bucket, one request; for a table there, one for its end and one or two for each column. On a local
-disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, :data:`AT_ONCE` at a time.
+Price: for a file in a bucket, one request; for a table there, one for its end and one or two for each column. On a
+local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, :data:`AT_ONCE` at a time.
 """
 
 from __future__ import annotations
