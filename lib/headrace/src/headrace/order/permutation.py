@@ -1,19 +1,47 @@
-"""Keyed permutations of ``range(n)`` without a table: any index, in any order of access, in O(1) memory.
+"""Keyed permutations of ``range(n)`` without a table: any index, in any order, in O(1) memory.
 
-``permute`` is a balanced Feistel network over the smallest rectangle ``a x b >= n`` with ``a = ceil(sqrt(n))`` (the
-"generalised Feistel" of Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002): a round adds a hash
-of one coordinate to the other, modulo its side. The rectangle exceeds n by less than ``sqrt(n) + 1``, so almost no
-index needs a second step of cycle walking; a power-of-two domain would need up to four.
+How ``permute`` finds the image of x (a balanced Feistel network: the "generalised Feistel" of
+Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002):
+
+1. Choose a rectangle ``a x b >= n`` with ``a = ceil(sqrt(n))``, made even: the smallest that is
+   nearly square. It exceeds n by less than ``sqrt(n) + 1``.
+2. Split x into its coordinates: ``left = x mod a`` and ``right = x div a``.
+3. In each round, add a keyed hash of one coordinate to the other, modulo the other's side; the
+   next round does it the other way round. A round changes one coordinate by an amount that the
+   other, unchanged one tells: it can be undone by subtracting, so it is a bijection of the
+   rectangle, whatever the hash.
+4. Join the coordinates: ``a * right + left``.
+5. An image that is n or more lies in the surplus of the rectangle: encrypt it again, until it is
+   below n ("cycle walking"). Following a cycle of a permutation past the values that are not
+   wanted gives a permutation of the wanted ones.
+
+With pencil and paper, for n = 10, two rounds, and the hashes of key 2. The rectangle is 4 x 3 = 12.
+The first round adds to left, by right: 3, 0, 0 for right = 0, 1, 2. The second adds to right, by
+left: 1, 1, 2, 2 for left = 0, 1, 2, 3. ::
+
+    x = 5    left 1, right 1    left  1 + 0 = 1    right 1 + 1 = 2           4 * 2 + 1 = 9
+    x = 3    left 3, right 0    left  3 + 3 = 2    right 0 + 2 = 2           4 * 2 + 2 = 10: surplus
+        10   left 2, right 2    left  2 + 0 = 2    right 2 + 2 = 1 (mod 3)   4 * 1 + 2 = 6
+
+So 5 becomes 9, and 3 becomes 6. All ten, by the code below:
+
+    >>> ten, key = np.array([10], np.uint64), np.array([2], np.uint64)
+    >>> _cycle(np.arange(10, dtype=np.uint64), ten, key, rounds=2).tolist()
+    [7, 4, 5, 6, 8, 9, 2, 3, 0, 1]
+
+Almost no index needs a second pass, since the rectangle exceeds n by so little; a power-of-two
+domain would need up to four.
 
 Length and key may be arrays: rows of many components, windows and epochs are permuted in one call.
 
-Price: 8 rounds of a 64-bit mixer, about 50 ns per index from batches of 8,192 on; 0.1 us at 1,024; twice that for
-lengths below 64, which get 16 rounds.
+Price: 8 rounds of a 64-bit mixer, about 50 ns per index from batches of 8,192 on; 0.1 us at 1,024;
+twice that for lengths below 64, which get 16 rounds.
 
-Why so many rounds: every measure of tests/order/test_permutation_quality.py detects three rounds; four rounds of a
-weaker function leave a serial correlation, and a multiply-add function leaks the low bits (the test has all three as
-counter-examples). If a side has only a few values, a round hides little: over many keys, 8 rounds leave the differences
-of neighbours of n = 8 uneven by 25%, 16 rounds by under 2%.
+Why so many rounds: every measure of tests/order/test_permutation_quality.py detects three rounds;
+four rounds of a weaker function leave a serial correlation, and a multiply-add function leaks the
+low bits (the test has all three as counter-examples). If a side has only a few values, a round
+hides little: over many keys, 8 rounds leave the differences of neighbours of n = 8 uneven by 25%,
+16 rounds by under 2%.
 """
 
 from __future__ import annotations
@@ -29,6 +57,8 @@ ROUNDS = 8
 SHORT = 64
 SHORT_ROUNDS = 16
 _SLICE = 8192  # indices per pass: every temporary then stays in the second-level cache
+# Multipliers and shifts of splitmix64 (Steele, Lea, Flood 2014): each input bit flips each output
+# bit about half of the time. Every shuffle of every recorded run depends on these numbers.
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _S27 = np.uint64(27)
@@ -42,7 +72,9 @@ def permute(
     length: Int64[np.ndarray, "*#n"] | int,
     key: UInt64[np.ndarray, "*#n"] | int,
 ) -> Int64[np.ndarray, " n"]:
-    """Image of ``i`` under the permutation of ``range(length)``, of 1 to 2**62, chosen by ``key``: a bijection.
+    """Image of ``i`` under the permutation of ``range(length)`` that ``key`` chooses: a bijection.
+
+    Lengths are 1 to 2**62; the module tells the steps.
 
     ``0 <= i < length`` is not checked: callers are orders, which have checked it.
 
@@ -74,14 +106,20 @@ def rectangle(
         >>> a.tolist(), b.tolist()
         ([10, 12], [10, 9])
     """
+    # 1. The rectangle
     a = np.ceil(np.sqrt(n.astype(np.float64))).astype(np.uint64)
     a += a * a < n  # float64 can be one short near 2**62
-    a += a & _ONE  # an even side: with two odd ones every round is an even permutation
+    # An even side: with two odd ones, every round is an even permutation, and so is what they make
+    # together: half of the permutations of n = 9, say, could never occur
+    a += a & _ONE
     return a, (n + a - _ONE) // a
 
 
 def _walk(x: np.ndarray, n: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The images, grouped by the number of rounds that each length needs."""
+    """The images, grouped by the number of rounds that each length needs.
+
+    Nearly every call has lengths of one group, which is then passed on without a copy.
+    """
     short = n < SHORT
     if not short.any():
         return _cycle(x, n, key, ROUNDS)
@@ -94,46 +132,54 @@ def _walk(x: np.ndarray, n: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _cycle(x: np.ndarray, n: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
-    """Cycle walking: re-encrypt the few indices that landed in the rectangle's surplus."""
+    """Steps 1 to 5; only the few indices that landed in the surplus are encrypted again."""
     a, b = rectangle(n)
     x = _encrypt(x, a, b, key, rounds)
+    # 5. Again, until none is outside. It ends: an x below n lies on its own cycle
     outside = np.flatnonzero(x >= n)
     while outside.size:
-        sub = [v if v.size == 1 else v[outside] for v in (n, a, b, key)]
-        y = _encrypt(x[outside], *sub[1:], rounds)
-        x[outside] = y
-        outside = outside[y >= sub[0]]
+        their_n, *their_rest = [v if v.size == 1 else v[outside] for v in (n, a, b, key)]
+        again = _encrypt(x[outside], *their_rest, rounds)
+        x[outside] = again
+        outside = outside[again >= their_n]
     return x
 
 
 def _encrypt(
     x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int
 ) -> np.ndarray:
+    """Steps 2 to 4: a permutation of the whole rectangle."""
+    # 2. Coordinates (a product and a difference are cheaper than a second division)
     right = x // a
-    left_half = x - right * a
-    for r in range(rounds):
-        half, other, side = (left_half, right, a) if r % 2 == 0 else (right, left_half, b)
-        half += _hash(other, key, r, side)
-        half -= side * (half >= side)
+    left = x - right * a
+    # 3. Even rounds change left, odd ones right. Both are changed in place
+    for number in range(rounds):
+        half, other, side = (left, right, a) if number % 2 == 0 else (right, left, b)
+        half += _hash(other, key, number, side)
+        half -= side * (half >= side)  # both were below side: one subtraction is the modulus
+    # 4. Join
     right *= a
-    right += left_half
+    right += left
     return right
 
 
-def _hash(other: np.ndarray, key: np.ndarray, r: int, side: np.ndarray) -> np.ndarray:
-    h = other ^ (key + np.uint64((r * GOLDEN) & 0xFFFFFFFFFFFFFFFF))
+def _hash(other: np.ndarray, key: np.ndarray, number: int, side: np.ndarray) -> np.ndarray:
+    """What round ``number`` adds to a coordinate, in ``[0, side)``, given the other one."""
+    h = other ^ (key + np.uint64((number * GOLDEN) & 0xFFFFFFFFFFFFFFFF))  # a key of each round
     h ^= h >> _S30
     h *= _MIX1
     h ^= h >> _S27
     h *= _MIX2
-    h >>= _S32  # the best mixed bits
+    h >>= _S32  # the best mixed bits: 32 of them, since sides are below 2**32
     h *= side
-    h >>= _S32  # uniform in [0, side)
+    h >>= _S32  # h / 2**32 of side: uniform in [0, side) without a division
     return h
 
 
 def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.ndarray, " n"]:
     """The inverse of :func:`permute` for one length and key: where images come from.
+
+    The same steps backwards: rounds from the last to the first, subtracting what they added.
 
     Example:
         >>> unpermute(permute(np.arange(7), 7, 3), 7, 3).tolist()
@@ -145,7 +191,7 @@ def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.nda
     rounds = SHORT_ROUNDS if length < SHORT else ROUNDS
     x = np.asarray(i, np.int64).astype(np.uint64)
     outside = np.arange(x.size)
-    while outside.size:  # an index that went through the surplus goes back through it
+    while outside.size:  # 5. an index that went through the surplus goes back through it
         x[outside] = _decrypt(x[outside], a, b, keys, rounds)
         outside = outside[x[outside] >= n]
     return x.astype(np.int64)
@@ -155,12 +201,12 @@ def _decrypt(
     x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int
 ) -> np.ndarray:
     right = x // a
-    left_half = x - right * a
-    for r in reversed(range(rounds)):
-        half, other, side = (left_half, right, a) if r % 2 == 0 else (right, left_half, b)
-        half += side - _hash(other, key, r, side)
+    left = x - right * a
+    for number in reversed(range(rounds)):
+        half, other, side = (left, right, a) if number % 2 == 0 else (right, left, b)
+        half += side - _hash(other, key, number, side)  # side first: unsigned numbers would wrap
         half -= side * (half >= side)
-    return right * a + left_half
+    return right * a + left
 
 
 def permute_linear(
@@ -171,24 +217,37 @@ def permute_linear(
     """Affine permutation ``(a x + c) mod 2**k`` with cycle walking: cheap, and visibly regular.
 
     For Levanter's ``perm_type: linear``. Same arguments and guarantees as :func:`permute`.
+
+    1. Take the smallest power of two ``2**k >= length``.
+    2. Map x to ``(mult * x + add) mod 2**k``: an odd multiplier has an inverse, so no two meet.
+    3. Walk on from what is ``length`` or more, as :func:`permute` does.
+
+    By hand, for length 6, so modulo 8, with mult 5 and add 3: 0 -> 3; 1 -> 8 = 0; 2 -> 13 = 5;
+    3 -> 18 = 2; 4 -> 23 = 7, outside, -> 38 = 6, outside, -> 33 = 1; 5 -> 28 = 4.
     """
     x = np.asarray(i, np.int64).astype(np.uint64)
     n = np.broadcast_to(np.asarray(length, np.uint64), x.shape)
     keys = np.broadcast_to(np.atleast_1d(np.asarray(key, np.uint64)), x.shape)
     mult, add, mask = _affine(n, keys)
+    # 2. Products wrap modulo 2**64, which does not touch the low k bits
     x = (mult * x + add) & mask
+    # 3. Walk on
     outside = np.flatnonzero(x >= n)
     while outside.size:
-        y = (mult[outside] * x[outside] + add[outside]) & mask[outside]
-        x[outside] = y
-        outside = outside[y >= n[outside]]
+        again = (mult[outside] * x[outside] + add[outside]) & mask[outside]
+        x[outside] = again
+        outside = outside[again >= n[outside]]
     return x.astype(np.int64)
 
 
 def _affine(n: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Multiplier, summand and ``2**k - 1`` for each length and key."""
+    # 1. The power of two
     bits = np.maximum(np.ceil(np.log2(np.maximum(n, 2).astype(np.float64))), 1).astype(np.uint64)
     bits += (_ONE << bits) < n  # float64 can be one short near 2**62
-    mult = (fold(keys, np.array([1], np.uint64)) << np.uint64(2)) | _ONE  # = 1 mod 4
+    mult = (fold(keys, np.array([1], np.uint64)) << np.uint64(2)) | _ONE
+    # mult = 1 mod 4 and an odd summand make one cycle of all 2**k (Hull and Dobell, 1962): no x
+    # is its own image
     return mult, fold(keys, np.array([2], np.uint64)) | _ONE, (_ONE << bits) - _ONE
 
 
@@ -202,6 +261,7 @@ def unpermute_linear(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64
     mult, add, mask = (
         int(v[0]) for v in _affine(np.array([length], np.uint64), np.array([key], np.uint64))
     )
+    # The inverse modulo 2**64 is one modulo any smaller power of two
     back = np.array([pow(mult, -1, 1 << 64)], np.uint64)
     x = np.asarray(i, np.int64).astype(np.uint64)
     outside = np.arange(x.size)
