@@ -39,8 +39,11 @@ _BUILT_IN: dict[str, dict[str, str]] = {
 
 
 @cache
-def _installed(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=group)}
+def _installed(group: str) -> dict[str, list[EntryPoint]]:
+    by_name: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=group):
+        by_name.setdefault(point.name, []).append(point)
+    return by_name
 
 
 def names_of(group: str) -> list[str]:
@@ -62,12 +65,23 @@ def load_extension(group: str, name: str, field: str) -> Any:
         field: What the user wrote the name in, for the error.
 
     Raises:
-        ConfigError: the package that brings it is not installed.
+        ConfigError: the package that brings it is not installed, or cannot be imported; two packages bring the same
+            name.
     """
-    point = _installed(group).get(name)
-    if point is None:
+    points = _installed(group).get(name)
+    if points is None:
         package = f"headrace[{_BUILT_IN[group][name]}]"
         raise ConfigError(
             f"needs the package {package}", field=field, value=name, cure=install_command(package)
         )
-    return point.load()
+    packages = sorted({point.dist.name for point in points if point.dist is not None})
+    if len({point.value for point in points}) > 1:
+        problem = f"is brought by several packages: {', '.join(packages)}"
+        cure = f"Keep one of them: pip uninstall {packages[-1]}"
+        raise ConfigError(problem, field=field, value=name, cure=cure)
+    try:
+        return points[0].load()
+    except (ImportError, AttributeError) as error:
+        problem = f"cannot be imported from the package {packages[0]}: {error}"
+        cure = f"Install it anew, with what it needs: pip install --force-reinstall {packages[0]}"
+        raise ConfigError(problem, field=field, value=name, cure=cure) from error
