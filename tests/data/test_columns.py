@@ -484,5 +484,5 @@ def test_a_config_is_checked_and_forecast_before_its_caches_are_there(tmp_path):
     columns = {"weight": "loss_weights", "score": "score"}
     config = LmDataConfig({"a": component}, seq_len=64, batch_size=8, columns=columns, num_steps=50)
     (tmp_path / "run.yaml").write_text(config.to_yaml())
-    for command in (["config", "check"], ["simulate"]):
+    for command in (["config", "check", "--declared"], ["simulate"]):
         assert run_command(*command, tmp_path / "run.yaml")
