@@ -1,15 +1,36 @@
-"""Decides which blocks are in memory at which step: pure, so that a loader and its forecast cannot disagree.
+"""Decides which blocks are in memory at which step, so that loader and forecast cannot disagree.
 
-Steps are planned in windows, ahead of their use. For each step, :meth:`Residency.decide` returns which of its blocks
-are in memory, which must be fetched, and into which slot. If memory is full, blocks that no planned step uses are
-evicted, the least recently used first; then the block whose next planned use is farthest away (Belady's rule, as far as
-is planned). All of this depends only on the planned uses and the number of slots, not on the speed of the store or the
-consumer. A fetch may start as soon as the last step that used the slot has been gathered, so steps are decided far
-ahead, and their blocks are read ahead.
+Memory is a row of slots, each of which holds one block. A step needs all of its blocks at once.
+How a step is decided:
 
-The planning horizon is part of the rule: windows of 1, 8, 32, 64, 64, ... steps (so that the first batch does not wait
-for a long plan); a step is decided with the uses of up to 32 further steps in view. Windows with enough unneeded slots
-are decided as a whole, others step by step.
+1. Plan ahead, in windows of steps, which blocks each step uses (:func:`window_uses`); so each block
+   in memory has a *next use*, the first step still to come that uses it, or none as far as planned.
+2. Blocks of the step that are in memory stay where they are.
+3. Each block that is missing gets a slot; the first of these that there are:
+
+   a. a slot that was never used;
+   b. that of an *idle* block, which no planned step uses: the least recently used first;
+   c. that of the block whose next use is farthest away (Belady's rule, as far as is planned).
+
+4. The fetch may begin as soon as the last step that used the slot's old block has been gathered
+   (``free_after``). Steps are decided far ahead, so their blocks are read ahead.
+5. The step's blocks get their next uses, and this step as their last use.
+
+With pencil and paper, for three slots and the four steps {1 2 3}, {3 4}, {1 4}, {2}::
+
+    step  uses   slots before  missing   slot
+    0     1 2 3  -  -  -       1, 2, 3   0, 1, 2: never used (a)
+    1     3 4    1  2  3       4         1: block 1 is needed at step 2, block 2 at step 3 (c)
+    2     1 4    1  4  3       none
+    3     2      1  4  3       2         2: all are idle, and block 3 was used at step 1, before
+                                         the others (b); so the fetch may begin after step 1
+
+All of this depends only on the planned uses and the number of slots, not on the speed of the store
+or the consumer: every host, and a forecast without any store, decide the same.
+
+The planning horizon is part of the rule: windows of 1, 8, 32, 64, 64, ... steps (so that the first
+batch does not wait for a long plan); a step is decided with the uses of up to 32 further steps in
+view. Windows with enough slots of kinds a and b are decided as a whole, others step by step.
 
 Price: about 5 us per step and 1 us per fetch; 20 us more for a fetch that evicts a needed block.
 """
@@ -31,9 +52,11 @@ NEVER = int(np.iinfo(np.int64).max)
 FIRST_WINDOWS = (1, 8, 32)
 WINDOW_STEPS = 64
 FORESIGHT = 32
+"""Steps beyond the one that is decided whose uses are in view."""
 KEEP_STEPS = 2
-"""A block that is still needed is evicted only if it was unused for this many steps, unless nothing else is left:
-otherwise each step would wait for reads that could not start before the last one was done."""
+"""A block that is still needed is evicted only if it was unused for this many steps, unless nothing
+else is left: otherwise each step would wait for reads that could not start before the last one was
+done."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,15 +66,13 @@ class WindowUses:
     first_step: int  # first step of the window
     blocks: Int64[np.ndarray, " m"]  # distinct blocks, ascending
     bounds: Int64[np.ndarray, " steps1"]  # step k has the uses ``bounds[k]:bounds[k + 1]``
-    block: Int64[
-        np.ndarray, " u"
-    ]  # block of each use, as an index into ``blocks``; each once a step, ascending
-    # Step that uses the block next, as far as is planned; else :data:`NEVER`. Kept up to date as further windows are
-    # planned
+    # Block of each use, as an index into ``blocks``; each once a step, ascending
+    block: Int64[np.ndarray, " u"]
+    # Step that uses the block next, as far as is planned; else :data:`NEVER`. Kept up to date as
+    # further windows are planned
     following: Int64[np.ndarray, " u"]
-    last: Int64[
-        np.ndarray, " m"
-    ]  # the last use of each block in this window, as an index into ``block``
+    # The last use of each block in this window, as an index into ``block``
+    last: Int64[np.ndarray, " m"]
 
     @property
     def steps(self) -> int:
@@ -87,44 +108,57 @@ def window_steps(number: int) -> int:
 def window_uses(
     first_step: int, steps: int, block: Int64[np.ndarray, " p"], step: Int64[np.ndarray, " p"]
 ) -> tuple[WindowUses, Int64[np.ndarray, " p"]]:
-    """The uses of a window, from the block and the step (counted from ``first_step``) of each piece; and each piece's
-    block as an index into ``WindowUses.blocks``.
+    """The uses of a window, from each piece's block and step (counted from ``first_step``).
+
+    Also returns each piece's block as an index into ``WindowUses.blocks``.
 
     Example:
+        Step 7 reads pieces of blocks 5 and 3, step 8 one of block 5: step 8 uses block 5 next.
+
         >>> uses, index = window_uses(7, 2, np.array([5, 3, 5]), np.array([0, 0, 1]))
-        >>> uses.blocks.tolist(), index.tolist(), uses.bounds.tolist(), uses.following.tolist() == [NEVER, 8, NEVER]
-        ([3, 5], [1, 0, 1], [0, 2, 3], True)
+        >>> uses.blocks.tolist(), index.tolist(), uses.bounds.tolist()
+        ([3, 5], [1, 0, 1], [0, 2, 3])
+        >>> uses.following.tolist() == [NEVER, 8, NEVER]
+        True
     """
+    # 1. Sort pieces by block, then step: several pieces of one block in one step are one use
     order = _by_block_and_step(block, step, steps)
-    blocks = block[order]
-    at = step[order]
+    piece_block = block[order]
+    piece_step = step[order]
     new_block = np.ones(order.size, bool)
-    new_block[1:] = blocks[1:] != blocks[:-1]
+    new_block[1:] = piece_block[1:] != piece_block[:-1]
     new_use = new_block.copy()
-    new_use[1:] |= at[1:] != at[:-1]
+    new_use[1:] |= piece_step[1:] != piece_step[:-1]
+    # 2. Number the distinct blocks, and take the numbers back to the pieces as they came
     number = np.cumsum(new_block) - 1
-    inverse = np.empty(order.size, np.int64)
-    inverse[order] = number
+    piece_number = np.empty(order.size, np.int64)
+    piece_number[order] = number
+    # 3. In this order, a use is followed by the next one of its block
     use_block = number[new_use]
-    use_step = at[new_use]
+    use_step = piece_step[new_use]
     following = np.full(use_block.size, NEVER)
     again = np.flatnonzero(use_block[1:] == use_block[:-1])
     following[again] = use_step[again + 1] + first_step
-    # numpy sorts 16-bit integers by counting
+    # 4. Sort uses by step; a stable sort leaves the blocks of a step ascending. NumPy sorts 16-bit
+    #    integers by counting
     by_step = np.argsort(use_step.astype(np.int16 if steps < 1 << 15 else np.int64), kind="stable")
     use_block = use_block[by_step]
     following = following[by_step]
     bounds = np.zeros(steps + 1, np.int64)
     np.cumsum(np.bincount(use_step, minlength=steps), out=bounds[1:])
-    distinct = blocks[new_block]
+    # 5. Each block's last use is the one that none follows: the next window continues from it
+    distinct = piece_block[new_block]
     last = np.zeros(distinct.size, np.int64)
     final = np.flatnonzero(following == NEVER)
     last[use_block[final]] = final
-    return WindowUses(first_step, distinct, bounds, use_block, following, last), inverse
+    return WindowUses(first_step, distinct, bounds, use_block, following, last), piece_number
 
 
 def _by_block_and_step(block: np.ndarray, step: np.ndarray, steps: int) -> np.ndarray:
-    """The order of pieces by block, then step, then place: one sort of packed integers where they fit."""
+    """The order of pieces by block, then step, then place.
+
+    One sort of integers that pack the three, where they fit: faster than a lexsort.
+    """
     place_bits = max(block.size - 1, 1).bit_length()
     bits = max(steps - 1, 1).bit_length()
     if int(block.max(initial=0)) >> (62 - place_bits - bits):
@@ -155,18 +189,24 @@ class _Fetches(NamedTuple):
 
 
 class Residency:
-    """Decides which blocks to fetch and which to evict.
+    """Decides which blocks to fetch and which to evict; see the module for the steps.
 
-    Use: while :attr:`wants_window` is true, :meth:`extend` by a window of :attr:`window_steps` steps (or fewer, if a
-    phase ends) from :attr:`planned_until` on; then :meth:`decide`. There is room for ``slots`` blocks; ``stop_step`` is
-    one past the last step of the run (None: endless).
+    Use: while :attr:`wants_window` is true, :meth:`extend` by a window of :attr:`window_steps`
+    steps (or fewer, if a phase ends) from :attr:`planned_until` on; then :meth:`decide`. There is
+    room for ``slots`` blocks; ``stop_step`` is one past the last step of the run (None: endless).
 
     Example:
-        >>> memory = Residency(2, 0, 3)
-        >>> for step, blocks in enumerate([[4, 5], [5, 6], [4, 6]]):
-        ...     memory.extend(window_uses(step, 1, np.array(blocks), np.zeros(2, int))[0])
-        >>> [memory.decide().blocks for _ in range(3)]
-        [[4, 5], [6], [4]]
+        The four steps of the module, planned as one window:
+
+        >>> memory = Residency(3, 0, 4)
+        >>> blocks = np.array([1, 2, 3, 3, 4, 1, 4, 2])
+        >>> memory.extend(window_uses(0, 4, blocks, np.array([0, 0, 0, 1, 1, 2, 2, 3]))[0])
+        >>> for decision in (memory.decide() for _ in range(4)):
+        ...     print(decision.step, decision.blocks, decision.into, decision.free_after)
+        0 [1, 2, 3] [0, 1, 2] [-1, -1, -1]
+        1 [4] [1] [0]
+        2 [] [] []
+        3 [2] [2] [1]
     """
 
     def __init__(self, slots: int, first_step: int, stop_step: int | None = None) -> None:
@@ -175,20 +215,17 @@ class Residency:
         self.stop_step = stop_step
         self.next_step = first_step  # the step that is decided next
         self.planned_until = first_step  # one past the last planned step
-        self._planned = 0
+        self._planned = 0  # windows
         self._windows: deque[WindowUses] = deque()
-        self._window_slots: Int64[np.ndarray, " m"] | None = (
-            None  # of the first window, once its turn has come
-        )
-        self._latest: tuple[WindowUses | None, int, np.ndarray] = (
-            None,
-            0,
-            _NOTHING,
-        )  # window, fetches before, its slots
+        # Of the first window, once its turn has come: the slots of its blocks (-1: none), and its
+        # fetches, if it could be decided as a whole
+        self._window_slots: Int64[np.ndarray, " m"] | None = None
+        self._fetches: _Fetches | None = None
+        # The answer of _slots_of: the window, how many fetches there had been, and its slots
+        self._latest: tuple[WindowUses | None, int, np.ndarray] = (None, 0, _NOTHING)
         self._num_fetched = 0
-        self._fetches: _Fetches | None = (
-            None  # of the first window, if it could be decided as a whole
-        )
+        # Memory: the slot of each block that is in one; and of each slot its block, the next step
+        # that uses it (NEVER: idle) and the last one that did
         self._slot: dict[int, int] = {}
         room = min(slots, 1024)  # grows as slots come into use
         self._block = np.zeros(room, np.int64)
@@ -209,6 +246,7 @@ class Residency:
     @property
     def wants_window(self) -> bool:
         """Whether another window has to be planned before the next step can be decided."""
+        # The view grows with the run, so that the first steps do not wait for a long plan
         ahead = min(FORESIGHT, 4 * (self.next_step - self.first_step))
         until = self.next_step + 1 + ahead
         return self.planned_until < (
@@ -221,18 +259,20 @@ class Residency:
         Raises:
             ConfigError: a step uses more blocks than there are slots.
         """
-        most = int(np.diff(window.bounds).max())
-        if most > self.slots:
-            at = window.first_step + int(np.argmax(np.diff(window.bounds) > self.slots))
-            needed = int(np.diff(window.bounds)[at - window.first_step])
+        step_uses = np.diff(window.bounds)
+        if int(step_uses.max()) > self.slots:
+            too_large = int(np.argmax(step_uses > self.slots))
             raise ConfigError(
-                f"hold too little: the rows of step {at} lie in {needed} blocks",
+                f"hold too little: the rows of step {window.first_step + too_large} lie in"
+                f" {int(step_uses[too_large])} blocks",
                 field="slots",
                 value=self.slots,
             )
-        used = np.empty(window.blocks.size, np.int64)  # the step that uses each block first
+        # 1. The step that uses each block first: of several writes to one place, the last one stays
+        first_use = np.empty(window.blocks.size, np.int64)
         backwards = np.arange(window.block.size)[::-1]
-        used[window.block[backwards]] = _steps(window)[backwards]
+        first_use[window.block[backwards]] = _steps(window)[backwards]
+        # It is the next use after the last one in an earlier window, if none in between is
         for earlier in self._windows:
             if earlier.blocks.size and window.blocks.size:
                 at = np.minimum(
@@ -241,18 +281,22 @@ class Residency:
                 same = earlier.blocks[at] == window.blocks
                 last = earlier.last[at[same]]
                 open_end = earlier.following[last] == NEVER
-                earlier.following[last[open_end]] = used[same][open_end]
+                earlier.following[last[open_end]] = first_use[same][open_end]
+        # and that of blocks in memory that were idle
         slots = self._slots_of(window)
         resident = slots >= 0
         resident_slots = slots[resident]
-        ends = self._next_use[resident_slots] == NEVER
-        self._next_use[resident_slots[ends]] = used[resident][ends]
+        idle = self._next_use[resident_slots] == NEVER
+        self._next_use[resident_slots[idle]] = first_use[resident][idle]
         self._windows.append(window)
         self._planned += 1
         self.planned_until += window.steps
 
     def decide(self, pieces: Int64[np.ndarray, " p"] | None = None) -> Decision:
-        """Decides the next step. ``pieces`` are indices into its window's ``blocks``: the result has their slots."""
+        """Decides the next step.
+
+        ``pieces`` are indices into its window's ``blocks``: the result has their slots.
+        """
         window, slots = self._begin_window()
         step = self.next_step
         k = self.next_step - window.first_step
@@ -267,8 +311,9 @@ class Residency:
         return Decision(step, piece_slots, uses - len(blocks), blocks, into, free_after)
 
     def decide_rest(self) -> list[list[int]] | None:
-        """Decides all further steps of the window: the blocks that each of them fetches. None: this window is decided
-        step by step.
+        """Decides all further steps of the window: the blocks that each of them fetches.
+
+        None: this window is decided step by step.
         """
         window, _ = self._begin_window()
         if self._fetches is None:
@@ -293,26 +338,31 @@ class Residency:
             self._window_slots = None
 
     def _decide_window(self, window: WindowUses, slots: np.ndarray) -> _Fetches | None:
-        """All steps of a window at once, if there are enough unneeded slots; else None."""
+        """All steps of a window at once, if there are enough unneeded slots; else None.
+
+        Same order of preference, fewer operations: if slots of kinds a and b suffice for all that is
+        missing, nothing that is needed must go. Every block of the window counts as needed until
+        the window ends.
+        """
         missing = np.flatnonzero(slots < 0)
         if missing.size > self.slots - len(self._slot) + self._idle().size:
             return None
-        first = np.empty(window.blocks.size, np.int64)
-        first[window.block[::-1]] = np.arange(window.block.size)[
-            ::-1
-        ]  # of several the first use is written last
-        missing = missing[np.argsort(first[missing])]
+        # Missing blocks in order of first use; of writes to one place, the last one stays
+        first_use = np.empty(window.blocks.size, np.int64)
+        first_use[window.block[::-1]] = np.arange(window.block.size)[::-1]
+        missing = missing[np.argsort(first_use[missing])]
         blocks = window.blocks[missing].tolist()
+        # 3. Slots, and 4. when their fetches may begin
         into, free_after = self._take_free(missing.size)
         self._num_fetched += missing.size
         slots[missing] = into
         self._slot.update(zip(blocks, into, strict=True))
         self._block[into] = blocks
+        # 5. As they will be after the window: nothing asks before
         self._last_use[slots] = _steps(window)[window.last]
         self._next_use[slots] = window.following[window.last]
-        return _Fetches(
-            blocks, into, free_after, np.searchsorted(first[missing], window.bounds).tolist()
-        )
+        bounds = np.searchsorted(first_use[missing], window.bounds).tolist()
+        return _Fetches(blocks, into, free_after, bounds)
 
     def _decide_step(
         self, window: WindowUses, k: int, slots: np.ndarray
@@ -322,11 +372,13 @@ class Residency:
         uses = slice(int(window.bounds[k]), int(window.bounds[k + 1]))
         block = window.block[uses]
         following = window.following[uses]
+        # 2. What is in memory stays
         used = slots[block]
         missing = np.flatnonzero(used < 0)
         fetched: list[int] = []
         into: list[int] = []
         free_after: list[int] = []
+        # 3. Slots for the others, and 4. when their fetches may begin
         if missing.size:
             self._last_use[used[used >= 0]] = step  # so that none of them makes room
             fetched = window.blocks[block[missing]].tolist()
@@ -336,12 +388,16 @@ class Residency:
             slots[block[missing]] = into
             self._slot.update(zip(fetched, into, strict=True))
             self._block[into] = fetched
+        # 5. This step was their last use; the next is planned
         self._last_use[used] = step
         self._next_use[used] = following
         return fetched, into, free_after
 
     def _slots_of(self, window: WindowUses) -> np.ndarray:
-        """Slot of each block; -1: none. If nothing was fetched since the last call for this window, the same array."""
+        """Slot of each block; -1: none.
+
+        If nothing was fetched since the last call for this window, the same array.
+        """
         if self._latest[0] is not window or self._latest[1] != self._num_fetched:
             blocks = window.blocks.tolist()
             slots = np.fromiter(map(self._slot.get, blocks, repeat(-1)), np.int64, len(blocks))
@@ -353,14 +409,14 @@ class Residency:
         return np.flatnonzero(self._next_use[: len(self._slot)] == NEVER)
 
     def _take_free(self, count: int) -> tuple[list[int], list[int]]:
-        """At most ``count`` unneeded slots, and when they are free: unused ones first, then those of idle blocks, the
-        least recently used first, and the blocks of one step in their order.
-        """
+        """At most ``count`` unneeded slots, and the step after which each is free."""
+        # a. Never used: free at once
         resident = len(self._slot)
         free = list(range(resident, min(resident + count, self.slots)))
         free_after = [-1] * len(free)
         if free and free[-1] >= self._block.size:
             self._grow(free[-1] + 1)
+        # b. Idle blocks, the least recently used first; of those of one step, the lower number
         if len(free) < count:
             idle = self._idle()
             count = count - len(free)
@@ -379,6 +435,7 @@ class Residency:
     ) -> tuple[list[int], list[int]]:
         """``count`` slots: unneeded ones, then those of the blocks that are needed again last."""
         free, free_after = self._take_free(count)
+        # c. Blocks that are needed again: a later step of this window may have to fetch them back
         if len(free) < count:
             victims = self._farthest(count - len(free), step, free)
             evicted = self._block[victims]
@@ -391,12 +448,14 @@ class Residency:
         return free, free_after
 
     def _farthest(self, count: int, step: int, taken: list[int]) -> np.ndarray:
-        """The ``count`` slots whose blocks are needed again last, of those that this step does not use."""
-        age = step - self._last_use
+        """The ``count`` slots whose blocks are needed again last; none that this step uses."""
+        age = step - self._last_use  # in steps; 0: used by this one
         age[taken] = 0
         may = np.flatnonzero(age > KEEP_STEPS)
         if may.size < count:
             may = np.flatnonzero(age > 0)
+        # The farthest next use first, then the longest unused, then the lower slot: no tie is left,
+        # so all hosts decide the same
         order = np.lexsort((may, -age[may], -self._next_use[may]))
         return may[order[:count]]
 
