@@ -11,6 +11,8 @@ version 1 given (``as_begun``), under which fingerprints, batches and answers ar
 nothing of version 1, which is what all manifests from before mean. Runs that were begun are resumed with their configs
 as they are, silent: that they go on under version 1 is part of the check.
 
+``new_runs.json`` has the same configs as runs that begin with version 2, written on the commit that it names.
+
 The corpus is also of a release that had no ``last_batch``: where limits end a mixture, it left out the rows that fill
 no batch, and everywhere else it padded. Its runs are described with what they had, which is a setting now.
 """
@@ -271,6 +273,7 @@ def _canonical(value: Any) -> str:
 CORPUS = read_golden("runs.json")
 ARTIFACTS = read_golden("artifacts.json")
 RUNS: dict[str, dict[str, Any]] = CORPUS.get("runs", {})
+NEW_RUNS: dict[str, dict[str, Any]] = read_golden("new_runs.json").get("runs", {})
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +340,14 @@ def test_a_run_loads_the_same_batches(name: str, tmp_path: Path):
     assert config.seed == run["seed"]
     expected = {key: run[key] for key in ("fingerprint", "num_steps", "batches", "validation")}
     assert describe_run(config, [int(step) for step in run["batches"]]) == expected
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_new_run_loads_the_same_batches(name: str, tmp_path: Path):
+    """As it begins today: with the newest braid, and the rest of limited mixtures in their last batch."""
+    run = NEW_RUNS[name]
+    config = write_config(tmp_path, RUNS[name]["config"])
+    assert describe_run(config, [int(step) for step in run["batches"]]) == run
 
 
 @pytest.mark.parametrize("name", [*RUNS][::10])

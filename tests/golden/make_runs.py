@@ -1,12 +1,13 @@
 """Writes the corpus that tests/test_golden_runs.py checks: ``tests/golden/runs/``.
 
-    python3 -m uv run --no-sync python tests/golden/make_runs.py [runs|errors|cli ...]
+    python3 -m uv run --no-sync python tests/golden/make_runs.py [runs|errors|cli|new_runs ...]
 
 It was run once, on the commit that ``runs.json`` names (``made_on_commit``), before modules were moved, and is not to
 be run again to make a failing check pass: the corpus says what that commit did. ``runs`` draws random configs with a
 fixed seed, builds small caches with the library's own builder, and keeps of each config the fingerprint of its run and
 digests of its batches; and it writes what a run leaves on disk. ``errors`` mutates configs and keeps what is said of
-them; ``cli`` keeps what commands print. Without a name all three are made. Another run on the same commit gives the
+them; ``cli`` keeps what commands print; ``new_runs`` keeps how the same configs begin with
+the braid's version 2. Without a name all are made. Another run on the same commit gives the
 same digests; only the bytes of the archive differ (caches and logs hold times).
 """
 
@@ -1508,7 +1509,21 @@ def make_cli() -> None:
     (GOLDEN / "cli.json").write_text(json.dumps(answers, ensure_ascii=False) + "\n")
 
 
-MAKERS: dict[str, Callable[[], None]] = {"runs": make_runs, "errors": make_errors, "cli": make_cli}
+def make_new_runs() -> None:
+    """Writes how the runs of the corpus begin with the newest orders."""
+    made: dict[str, Config] = {}
+    for name, run in CHECKER.RUNS.items():
+        config = CHECKER.write_config(Path.cwd(), run["config"])
+        made[name] = CHECKER.describe_run(config, [int(step) for step in run["batches"]])
+    write_json("new_runs.json", {"made_on_commit": find_commit(), "runs": made})
+
+
+MAKERS: dict[str, Callable[[], None]] = {
+    "runs": make_runs,
+    "errors": make_errors,
+    "cli": make_cli,
+    "new_runs": make_new_runs,
+}
 
 
 def main() -> None:
