@@ -340,8 +340,8 @@ class Residency:
     def _decide_window(self, window: WindowUses, slots: np.ndarray) -> _Fetches | None:
         """All steps of a window at once, if there are enough unneeded slots; else None.
 
-        Same order of preference, fewer operations: if slots of kinds a and b suffice for all that is
-        missing, nothing that is needed must go. Every block of the window counts as needed until
+        Same order of preference, fewer operations: if slots of kinds a and b suffice for all that
+        is missing, nothing that is needed must go. Every block of the window counts as needed until
         the window ends.
         """
         missing = np.flatnonzero(slots < 0)

@@ -1,45 +1,81 @@
-"""Braided shuffle: batches are mixed like a full shuffle's, and each stored block is read about once, on any hosts.
+"""Braided shuffle: batches are mixed like a full shuffle's; each stored block is read about once.
 
-With H hosts, every row of a batch is on some host. If a window of K open blocks is mixed freely (block shuffle), every
-host reads every block: H times the reads, and K blocks of cache on each. A braid opens the same K blocks, one for each
-of K *strands*, and gives each row a position in the store's reading front (its *locality*). The loader sorts the rows
-of a batch by locality: host h then always has the strands around h/H, holds about K/H blocks, and no other host reads
-them. The order itself does not depend on H.
+With H hosts, every row of a batch is on some host. If a window of K open blocks is mixed freely
+(block shuffle), every host reads every block: H times the reads, and K blocks of cache on each. A
+braid opens the same K blocks, one for each of K *strands*, and gives each row a position in the
+store's reading front (its *locality*). The loader sorts the rows of a batch by locality: host h
+then always has the strands around h/H, holds about K/H blocks, and no other host reads them. The
+order itself does not depend on H.
 
-How a draw finds its row::
+An epoch is a *virtual sequence* v: the full blocks in keyed order, then the partial tail block. It
+is cut into K strands of equal length (two lengths that differ by 1), one after the other. Draws go
+round the strands in *laps*, each of which passes over the whole front once. A lap has best as many
+draws as the component has rows in a batch (not always a whole number: then one lap in so many has
+one draw more). How a draw finds its row, and its locality:
 
-    v     virtual sequence of an epoch: full blocks in keyed order, then the partial tail block. No special case
-    L_k   v is cut into K strands of equal length (two lengths that differ by 1), one after the other
-    lap   draws go round the strands; one lap passes over the whole front once. Its `lap` draws (not always a whole
-          number: then one lap in so many has one draw more) are best the rows that the component gives to a batch
-    row   the (turn + phase_k)-th example of strand k (modulo L_k) -> its block -> place inside the block
+1. Its *lap* and *place*: lap t of the run begins with draw floor(t lap), and epoch e with draw e n.
+2. Its *cell* of the front. Cells follow each other on a golden lattice: q -> (q g + shift) mod
+   cells, with g near cells / phi, which spreads any run of draws evenly, also over the end of a
+   lap. The locality is where in the front the cell is: about its number divided by their count.
+3. Its *strand*: a cell has ``depth`` strands, which successive laps take in turn.
+4. Its *turn*: how many examples of that strand were drawn before in this epoch.
+5. Its virtual place: the strand's begin + (turn + phase) modulo the strand's length. Phases are
+   spread evenly over a block, so strands change blocks at different times, and reads come without
+   bursts.
+6. Its row: the block at that place of v, and the row inside it, by a keyed shift and direction for
+   each block on another golden lattice: neighbours in the store, which may be one document, are
+   drawn far apart.
 
-A strand belongs to a *cell* of the front. Cells follow each other on a golden lattice, ``q -> (q g + shift) mod cells``
-with g near cells / phi, which spreads any run of draws evenly, also over the end of a lap. So do the rows inside a
-block, with a keyed shift and direction for each block: neighbours in the store, which may be one document, are drawn
-far apart. Phases are spread evenly over a block, so strands change blocks at different times and reads come without
-bursts. Laps continue across the end of an epoch.
+With pencil and paper: 12 rows in 4 blocks of 3, 4 strands, laps of 2 draws. So there are 2 cells of
+2 strands each, and each strand is as long as a block. The key (seed 4) gives the shift 0, and puts
+the blocks in the order 2, 3, 0, 1. Phases: strand k gets floor(3 frac(0.618 k)) = 0, 1, 0, 2. ::
 
-**Versions.** Version 1 turns the rows of each block by one step that never changes: neighbours are one of four
-distances apart, the same in half of all pairs of epochs; and a source of few blocks hardly changes between epochs.
-Version 2, for new runs, permutes the rows of each block with a bijection keyed by block and epoch (4% of distances are
-equal at 32 rows per block), keys the starts of strands that are shorter than a block, and permutes all rows of a source
-of at most 64 blocks that has as many strands: its epochs are those of a full shuffle. Localities are those of version
-1, so no other source is read more; but **every host draws from all of such a source**, and memory is counted
-accordingly.
+    draw      0  1   2  3   4  5   6  7   8  9  10 11
+    lap       0  0   1  1   2  2   3  3   4  4   5  5    1. two draws each
+    cell      0  1   0  1   0  1   0  1   0  1   0  1    2. g = 1
+    strand    0  2   1  3   0  2   1  3   0  2   1  3    3. cell * 2 + lap mod 2
+    turn      0  0   0  0   1  1   1  1   2  2   2  2    4. all four strands are visited in 2 laps
+    place     0  6   4 11   1  7   5  9   2  8   3 10    5. strand * 3 + (turn + phase) mod 3
+    row       7  2  11  4   6  1  10  5   8  0   9  3    6. place 0 is in block 2: rows 6 to 8
 
-**Why laps of a real length.** In a mixture, a component has rho rows in a batch, sometimes floor(rho), sometimes
-ceil(rho). An extra row shifts the sorted rows after it by one, across the borders of hosts, which then read blocks of
-other hosts. With lap = rho, every batch uses the same cells of each component. The rows that come and go, the first of
-a lap and the extra one, all have their localities at the very front, where their shifts cancel, because the total
-number of rows in a batch is constant. Reads per block per epoch, 20 components, 64 hosts, default budget: 1.06; 1.69
+    >>> m = BraidShuffle(12, io_block_size=3, strands=4, lap=2, seed=4, first_strand=0)
+    >>> draws = np.arange(12)
+    >>> m.strand(draws).tolist()
+    [0, 2, 1, 3, 0, 2, 1, 3, 0, 2, 1, 3]
+    >>> m(draws).tolist()
+    [7, 2, 11, 4, 6, 1, 10, 5, 8, 0, 9, 3]
+    >>> (m.locality(draws) < 0.5).tolist() == [True, False] * 6
+    True
+
+A batch of two draws always has one row of the front's first half, which is host 0's, and one of the
+second. Host 0 keeps two blocks open, and reads none of host 1's in this epoch.
+
+Laps continue across the end of an epoch.
+
+**Versions.** Version 1 turns the rows of each block by one step that never changes: neighbours are
+one of four distances apart, the same in half of all pairs of epochs; and a source of few blocks
+hardly changes between epochs. Version 2, for new runs, permutes the rows of each block with a
+bijection keyed by block and epoch (4% of distances are equal at 32 rows per block), keys the starts
+of strands that are shorter than a block, and permutes all rows of a source of at most 64 blocks
+that has as many strands: its epochs are those of a full shuffle. Localities are those of version 1,
+so no other source is read more; but **every host draws from all of such a source**, and memory is
+counted accordingly.
+
+**Why laps of a real length.** In a mixture, a component has rho rows in a batch, sometimes
+floor(rho), sometimes ceil(rho). An extra row shifts the sorted rows after it by one, across the
+borders of hosts, which then read blocks of other hosts. With lap = rho, every batch uses the same
+cells of each component. The rows that come and go, the first of a lap and the extra one, all have
+their localities at the very front, where their shifts cancel, because the total number of rows in a
+batch is constant. Reads per block per epoch, 20 components, 64 hosts, default budget: 1.06; 1.69
 with laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
 
-Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n; successive draws come from
-different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc). Over longer windows, VR tends to the rows
-of a block; analysis/excess forecasts what that costs in loss.
+Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n;
+successive draws come from different strands, so VR_w <= 1 up to chance for w up to K (see
+analysis/icc). Over longer windows, VR tends to the rows of a block; analysis/excess forecasts what
+that costs in loss.
 
-Price: one keyed permutation and about 100 operations, 0.07 us per index (:mod:`headrace.order.braid.kernel`); any n.
+Price: one keyed permutation and about 100 operations, 0.07 us per index
+(:mod:`headrace.order.braid.kernel`); any n.
 """
 
 from __future__ import annotations
@@ -178,19 +214,24 @@ class BraidShuffle(Order):
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
         """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions.
 
-        A strand visits neighbouring positions, and continues from its begin when it has reached its end, so its first
-        and last draw determine what it has touched. The result may include blocks that only the last draws of an epoch
-        touch. Costs 2 to 5 us per strand.
+        1. A strand visits neighbouring places, and continues from its begin when it has reached its
+           end. So its first and last draw tell all the places between: one range, or two if it has
+           come round.
+        2. The same for the strands of extra draws, which have strands of their own.
+        3. Blocks of these ranges.
+
+        The result may include blocks that only the last draws of an epoch touch. Costs 2 to 5 us
+        per strand.
         """
-        if self.permutes_all:
+        if self.permutes_all:  # no strands: the rows themselves tell
             drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
-            blocks = np.unique(drawn_rows // int(self._spec.block[0]))
-            of, key = self.block_permutation(epoch)[1:]
-            return Intervals.of_numbers(
-                np.sort(
-                    np.where(blocks < of, unpermute(blocks % max(of, 1), max(of, 1), key), blocks)
-                )
+            stored = np.unique(drawn_rows // int(self._spec.block[0]))
+            full, key = self.block_permutation(epoch)[1:]
+            # Back from stored blocks to the sequence; the tail block is its own place
+            numbers = np.where(
+                stored < full, unpermute(stored % max(full, 1), max(full, 1), key), stored
             )
+            return Intervals.of_numbers(np.sort(numbers))
         start = [np.zeros(0, np.int64)]
         stop = [np.zeros(0, np.int64)]
         for strands, extra in (
@@ -198,24 +239,27 @@ class BraidShuffle(Order):
             (int(self._spec.extra[0]), True),
         ):
             draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
-            if draws <= 3 * strands:
+            if draws <= 3 * strands:  # so few that each is looked up
                 spots = self._place_draws(np.arange(draws), epoch, extra)
                 start += [spots.place, spots.single]
                 stop += [spots.place + 1, spots.single + 1]
                 continue
-            # Fewer than `strands` draws belong to no strand, the last ones of an epoch
+            # Fewer than `strands` draws belong to no strand, the last ones of an epoch: so the last
+            # two times `strands` draws have one of each strand
             first = self._place_draws(np.arange(strands), epoch, extra)
             last = self._place_draws(
                 np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra
             )
-            at = np.argsort(first.strand)
-            of = np.unique(last.strand, return_index=True)[1]
-            begin = first.begin[at]
-            end = first.end[at]
-            nth = first.place[at]
-            upto = last.place[of] + 1
-            round_again = upto <= nth
-            start += [nth, begin[round_again], last.single]
+            by_strand = np.argsort(first.strand)
+            # They go backwards: the first of each strand is its last draw
+            latest = np.unique(last.strand, return_index=True)[1]
+            begin = first.begin[by_strand]
+            end = first.end[by_strand]
+            first_place = first.place[by_strand]
+            upto = last.place[latest] + 1
+            round_again = upto <= first_place
+            # first_place .. upto, or else first_place .. end and begin .. upto
+            start += [first_place, begin[round_again], last.single]
             stop += [np.where(round_again, end, upto), upto[round_again], last.single + 1]
         block = int(self._spec.block[0])
         return Intervals(np.concatenate(start) // block, -(-np.concatenate(stop) // block))
@@ -228,9 +272,10 @@ class BraidShuffle(Order):
 
     def _place_draws(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
         """Positions of the draws of one kind with these numbers, from 0, in an epoch."""
+        # Draws of one kind only grow in number with the position: bisect for the nth of them
         low = np.zeros(nth.size, np.uint64)
         high = np.full(nth.size, self.length, np.uint64)
-        while (low < high).any():  # bisect
+        while (low < high).any():
             middle = (low + high) >> _ONE
             enough = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
             low = np.where(enough & (low < high), middle + _ONE, low)

@@ -1,12 +1,23 @@
 """How many strands each component's braid gets, from one memory budget for the whole job.
 
-A strand keeps one block open. The budget counts open blocks over **all** hosts together, by default K = 8 x the batch
-size: any 8 successive batches then come from different strands, and VR_w <= 1 up to w = 8 B. Component d gets about K x
-its largest share.
+A strand keeps one block open. The budget counts open blocks over **all** hosts together, by default
+K = 8 x the batch size: any 8 successive batches then come from different strands, and VR_w <= 1 up
+to w = 8 B. How it is shared out:
 
-Its lap (see braid) is its usual number of rows in one batch, B x its share, even if that is not a whole number: the
-rows of a batch then stay on their hosts. For weights that change all the time, no lap fits, and whole numbers are the
-better choice. Blocks are read 1.06 times per epoch on 64 hosts with 20 components if laps fit, 2.2 times if they do not
+1. Component d's lap (see braid) is its usual number of rows in one batch, B x its share, even if
+   that is not a whole number: the rows of a batch then stay on their hosts.
+2. Its depth, the strands of each cell, is what makes its strands about K x its largest share.
+3. Its strands are lap x depth, rounded up; at most one for each example.
+
+With pencil and paper: batches of 8, 64 strands, shares 0.75 and 0.25. Laps are 6 and 2 rows; both
+get depth 8, so 48 and 16 strands:
+
+    >>> plan = resolve_strands(np.array([1000, 1000]), np.array([0.75, 0.25]), batch_size=8)
+    >>> plan.laps.tolist(), plan.strands.tolist()
+    ([6.0, 2.0], [48, 16])
+
+For weights that change all the time, no lap fits, and whole numbers are the better choice. Blocks
+are read 1.06 times per epoch on 64 hosts with 20 components if laps fit, 2.2 times if they do not
 (scripts/bench/bench_braid_reads.py).
 
 The result is resolved once and stored in the run's manifest: it is part of the order.
@@ -31,10 +42,8 @@ BATCHES_OPEN = 8
 class StrandPlan:
     """Strands of each component."""
 
-    strands: Int64[np.ndarray, " d"]  # int64[d], at least 1, at most the component's examples
-    laps: Float64[
-        np.ndarray, " d"
-    ]  # float64[d], draws of a lap; divides ``strands`` if it is a whole number
+    strands: Int64[np.ndarray, " d"]  # at least 1, at most the component's examples
+    laps: Float64[np.ndarray, " d"]  # draws; divides ``strands`` if it is a whole number
 
     def open_bytes(self, block_bytes: Int64[np.ndarray, " d"] | int) -> int:
         """Bytes of the blocks that are open at a time, over all hosts together."""
@@ -92,9 +101,8 @@ def resolve_strands(
             )
 
     def split(total: int) -> StrandPlan:
-        base = min(
-            batch_size, total
-        )  # a budget below one batch: the front passes several times a batch
+        # With a budget below one batch, the front passes several times a batch
+        base = min(batch_size, total)
         if usual is None:
             return _whole_laps(lengths, shares, base, total)
         return _fitting_laps(lengths, shares, usual, base, total)
@@ -130,6 +138,7 @@ def _check(lengths: np.ndarray, shares: np.ndarray, batch_size: int, strands: in
 
 
 def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) -> StrandPlan:
+    """Laps of whole rows, in proportion to the shares; cells as deep as the share asks."""
     laps = np.minimum(np.maximum(apportion(shares, base), 1), lengths)
     depth = np.maximum(np.rint(total * shares / laps).astype(np.int64), 1)
     return StrandPlan(laps * np.minimum(depth, lengths // laps), laps.astype(np.float64))
@@ -138,15 +147,18 @@ def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) 
 def _fitting_laps(
     lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: int, total: int
 ) -> StrandPlan:
-    """Depth strands for each row of a lap; the last, partial row rounded up, so that laps * depth <= strands."""
+    """Depth strands for each row of a lap, counted in units of 2**-bits rows."""
+    # 1. Laps
     bits = lap_bits(base * usual)
     one = 1 << bits
     units = np.maximum(np.rint(base * usual * one).astype(np.int64), one >> LAP_BITS)
     laps = -(-units // one)
+    # 2. Depths. At constant weights, all components have the same, without rounding anything
     target = np.where(
         usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64)
     )
     depth = np.maximum(np.minimum(target, lengths // laps), 1)
+    # 3. The last, partial row is rounded up, so that laps * depth <= strands
     strands = -(-units * depth >> bits)
     short = strands > lengths  # less than one batch: every example a strand
     return StrandPlan(np.where(short, lengths, strands), np.where(short, lengths, units / one))
@@ -160,6 +172,7 @@ def apportion(shares: Float64[np.ndarray, " d"], total: int) -> Int64[np.ndarray
         [4, 2, 1]
     """
     exact = total * shares
+    # A share that float64 leaves just below a whole number must not lose it
     counts = np.floor(exact + 1e-9).astype(np.int64)
     remainder = int(np.rint(exact.sum())) - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[: max(remainder, 0)]] += 1
@@ -197,7 +210,7 @@ def _within_bytes(
             value=budget_bytes,
             cure=f"Give at least {least} bytes.",
         )
-    # bytes grow with the total up to rounding
+    # Bytes grow with the total, up to rounding: bisect for the largest one that fits
     low = 1
     high = int(lengths.sum())
     best = StrandPlan(np.ones_like(lengths), np.ones(lengths.shape))

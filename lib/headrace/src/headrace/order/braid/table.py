@@ -1,10 +1,11 @@
 """Evaluates braids: one for many positions, or those of all components of a mixture in one pass.
 
-A mixture of 200 components has a few rows of each in a batch. Mapping them component by component costs some 100 us
-each, whatever the number of rows. Here, each row has the parameters of its component, and the batch is mapped at once
-by compiled code (:mod:`headrace.order.braid.kernel`). For what a braid is, see :mod:`headrace.order.braid.shuffle`.
-What remains here in NumPy says where a draw stands, which questions about orders ask (strands, localities, touched
-blocks).
+A mixture of 200 components has a few rows of each in a batch. Mapping them component by component
+costs some 100 us each, whatever the number of rows. Here, each row has the parameters of its
+component, and the batch is mapped at once by compiled code (:mod:`headrace.order.braid.kernel`).
+:mod:`headrace.order.braid.shuffle` says what a braid is; comments here have the numbers of its
+steps. What remains here in NumPy is steps 1 to 5, for questions about orders (strands, localities,
+touched blocks); the compiled code has all six.
 """
 
 from __future__ import annotations
@@ -27,12 +28,10 @@ _S32 = np.uint64(32)
 _EPOCHS = np.uint64((1 << 21) - 1)
 _ONE = np.uint64(1)
 _EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps are whole numbers
-_LAST = np.uint64(
-    8
-)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
-_LONG = np.uint64(
-    16
-)  # blocks of a strand from which on it is rare that neighbours meet in one block
+# Blocks of a strand among which its first is chosen: fewer give bursts, more disturb others' times
+_LAST = np.uint64(8)
+# Blocks of a strand from which on it is rare that neighbours meet in one block
+_LONG = np.uint64(16)
 # What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs, for scalars.
 _PHASE = np.array([1], np.uint64)
 
@@ -49,9 +48,16 @@ class Draw(NamedTuple):
 
 
 def count_laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of cells before the ``x``-th draw, and position in the lap: lap t begins with draw floor(t * lap)."""
+    """Draws of cells before the ``x``-th draw, and its place in the lap.
+
+    Lap t begins with draw floor(t lap). With a lap of 2.5, that is 0, 2, 5, 7, 10, ...: laps of 2
+    and 3 draws in turn, with ``cells`` = 2 and an extra draw in every second one. All in integers:
+    a lap is ``period`` units of 2**-bits rows, so 2**bits laps have ``period`` draws.
+    """
+    # Whole periods first, so that products stay below 2**63
     periods = x // s.period
     inside = x - periods * s.period
+    # The largest t with floor(t period / 2**bits) <= inside
     lap = (((inside + _ONE) << s.bits) - _ONE) // s.period
     offset = inside - ((lap * s.period) >> s.bits)
     lap += periods << s.bits
@@ -60,9 +66,12 @@ def count_laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
 
 def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
     """The draws at positions of epochs."""
-    # Epoch e begins with draw e * n of the run, taken modulo the period and 2**21 epochs
+    # 1. Place in the lap. Epoch e begins with draw e * n of the run, taken modulo the period and
+    #    2**21 epochs
     begin = (s.begin * (epoch & _EPOCHS)) % s.period
     visits, offset = count_laps(begin + i, s)
+    # 2. The cell, on the golden lattice. If laps have no whole length, cell 0 is for the rows that
+    #    come and go, and only the ring of the others is on the lattice
     cell = np.maximum(offset, s.first) - s.first
     cell *= s.step
     cell += s.shift
@@ -73,7 +82,11 @@ def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
 
 
 def locality_of(d: Draw, s: BraidSpec) -> np.ndarray:
-    """Positions of draws in the store's reading front, in [0, 1)."""
+    """Positions of draws in the store's reading front, in [0, 1): where in the front its cell is.
+
+    Rows that come and go, the first and the extra one of a lap, are at the very front, see the
+    module of the shuffle. ``corner`` differs between components, so that they do not tie.
+    """
     inner = s.low + ((d.cell - s.first).view(np.int64) + s.corner) * s.pitch
     edge = s.low * (s.corner + d.extra * 2.0**-21)
     return np.where(d.extra | (d.place < s.first), edge, inner)
@@ -94,12 +107,17 @@ class Spot(NamedTuple):
 
 
 def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
-    """Strand of each draw. Draws of cells, and extra draws, each go round their own strands from the epoch's begin."""
+    """Strand of each draw.
+
+    Draws of cells, and extra draws, each go round their own strands from the epoch's begin.
+    """
+    # Count the draws of each kind: in the epoch (``draws``), and before this one (``draw``)
     first_visit = count_laps(d.begin, s)[0]
     end_visit = count_laps(d.begin + s.n, s)[0]
     regular = end_visit - first_visit
     own_visits = d.visits - first_visit
-    # Where no lap has an extra draw, numbers of the braid stay single numbers, which are far cheaper to divide by
+    # Where no lap has an extra draw, numbers of the braid stay single numbers, which are far
+    # cheaper to divide by
     extra = bool(d.extra.any())
     either = np.where if extra else _second
     draw = either(d.extra, i - own_visits, own_visits)
@@ -107,16 +125,20 @@ def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
     # Extra draws have a cell for each of their strands
     cells = either(d.extra, s.extra, s.cells)
     depth = either(d.extra, _ONE, s.depth)
+    # 3. and 4. Draws go round all strands of the kind; ``visit`` is the position in this round,
+    #    ``lap`` tells which of its cell's strands has its turn
     strands = cells * depth
     turn = draw // strands
     visit = draw - turn * strands
     lap = visit // cells
     cell = np.where(d.extra, visit * s.extra_step % s.extra, d.cell) if extra else d.cell
+    # 5. Where the strand begins in the sequence, and its length: ``rounds`` examples, or one more.
+    #    Strands of many blocks lie in the order of their draws; the first of them are one longer.
+    #    Of short strands, many share a block. So that successive draws do not, these lie in the
+    #    order of their cells, and those of a cell that are next to each other are drawn ``apart``
+    #    laps apart. There, draws that make no whole lap are left over.
     rounds = draws // strands
     rest = draws - rounds * strands
-    # Strands of many blocks lie in the order of their draws; the first of them are one longer. Of short strands, many
-    # share a block. So that successive draws do not, these lie in the order of their cells, and those of a cell that
-    # are next to each other are drawn `apart` laps apart. There, draws that make no whole lap are left over.
     short = rounds < s.block * _LONG
     longer = np.where(short, rest // cells, 0)  # laps whose strands are one longer
     apart = np.minimum(np.maximum(depth * rounds // s.block, _ONE), depth)
@@ -150,7 +172,16 @@ def _second(_which: np.ndarray, _first: object, second: np.ndarray) -> np.ndarra
 
 
 def _transposed(k: np.ndarray, n: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Place of ``k < n`` if all are dealt to columns in turn and the columns put in a row; and its column."""
+    """Place of ``k < n`` if all are dealt to columns in turn and the columns put in a row.
+
+    Returns the column, too.
+
+    Example:
+        Five cards dealt to two columns are 0 2 4 and 1 3.
+
+        >>> _transposed(np.arange(5), np.array([5]), np.array([2]))[0].tolist()
+        [0, 3, 1, 4, 2]
+    """
     turn = k // columns
     column = k - turn * columns
     height = n // columns
@@ -160,12 +191,12 @@ def _transposed(k: np.ndarray, n: np.ndarray, columns: np.ndarray) -> tuple[np.n
 def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     """Positions in the epoch's sequence of blocks; ``key`` is the epoch's."""
     key = fold(key, _PHASE)
-    # A strand changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
-    # begins at one of its first blocks and so comes round to its begin, which cuts two blocks, near the epoch's end.
+    # 5. The phase. A strand changes blocks when its virtual place is a multiple of the block:
+    #    spread that, not the phase itself. It begins at one of its first blocks and so comes round
+    #    to its begin, which cuts two blocks, near the epoch's end.
     spread = (at.strand * GOLDEN32 + s.spread) & _LOW32
-    offsets = (
-        spread + (key & _LOW32) * s.keyed
-    ) & _LOW32  # of strands that are shorter than a block
+    # of strands that are shorter than a block
+    offsets = (spread + (key & _LOW32) * s.keyed) & _LOW32
     inside = skip_left_over(at.start, at) % s.block
     target = (((spread * s.block) >> _S32) + at.rounds_before) % s.block
     blocks = at.length // s.block
@@ -177,9 +208,11 @@ def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
         target - inside + s.block * (target < inside) + turned,
         (offsets * np.minimum(at.length, s.block)) >> _S32,
     )
+    # Neither is above the length: one subtraction is the modulus
     offset = at.turn + phase
     offset -= at.length * (offset >= at.length)
     virtual = skip_left_over(at.start + offset, at)
+    # The epoch's last draws, which belong to no strand, take the places that were left over
     last = np.flatnonzero(at.late >= 0)
     if last.size:
         over, draws = (np.broadcast_to(x, virtual.shape)[last] for x in (at.over, at.draws))
@@ -195,7 +228,10 @@ def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
 
 
 def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
-    """The ``x``-th example of those that are not left over. The others stand evenly between them."""
+    """The ``x``-th example of those that are not left over.
+
+    The others stand evenly between them.
+    """
     exact = at.draws < _EXACT
     among = np.where(exact, at.draws - at.over, at.draws // np.maximum(at.over, _ONE) - _ONE)
     gaps = np.where(exact, (x + _ONE) * at.over - (at.over > 0), x) // np.maximum(among, _ONE)
@@ -224,8 +260,9 @@ class BraidRows:
         ordinal: Int64[np.ndarray, " m"],
         first_epoch: Int64[np.ndarray, " m"] | None = None,
     ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """Row and locality of each ``ordinal``-th draw of a component (None: the only one), counted over epochs from
-        ``first_epoch`` on (None: 0).
+        """Row and locality of each ``ordinal``-th draw of a component (None: the only one).
+
+        Draws are counted over epochs from ``first_epoch`` on (None: 0).
         """
         if self._is_empty:  # the compiled code divides by the number of rows
             if ordinal.size:
