@@ -1,18 +1,28 @@
 """Gathers rows into batches: slots for stored blocks, reusable host buffers, and a few threads.
 
-Slots: the memory of blocks is allocated once, as one flat buffer of equal slots for each kind of values (tokens,
-columns). The operating system backs only the pages that are touched. TensorStore reads into slots. Chunks of local
-uncompressed arrays stay in memory-mapped files (store/mapped.py): each is verified once against its checksum, in place,
-and its slot is just its address. One call gathers the rows of several steps from these addresses
-(feed/gather_kernel.py), straight into the buffers of the batches, on a thread that does not need the interpreter.
+How the rows of a few steps come into one buffer, for each kind of values (tokens, columns); the
+comments below have the same numbers:
 
-If that kernel is not available, or arrays of several dtypes are mixed, mapped chunks are copied into their slots. Rows
-that begin at multiples of their own length are gathered by one call of ``np.take``, others in runs of elements.
+1. **Take a buffer** with room for the rows of all these steps (:class:`Buffers`).
+2. **Find where each piece begins.** The plan says block and offset of every piece. The block is in
+   a memory-mapped file (store/mapped.py), where it was verified once and stays, or in a slot, into
+   which TensorStore has read it. Either way it is an address.
+3. **Find where each piece goes.** Its row and column in the buffer; if each row is one piece, just
+   the row.
+4. **Copy**, by one table of addresses (native/gather.c), on a thread that needs no interpreter.
+   This needs one dtype for what is stored and for the batch.
+5. **Or copy in runs**, where arrays of several dtypes are mixed and NumPy has to convert. Mapped
+   chunks were then copied into slots first, so that one array holds everything.
+6. **Lay the values of documents**, which are one number a document and no chunks.
 
-Buffers: a new buffer costs a page fault for every 4 KiB, both when it is written and when it is freed, which is as much
-as gathering a batch. A CPU device uses a host buffer without copying it, so nobody may write to a buffer while a batch,
-or a computation that reads it, is alive. Every user of a buffer holds a reference to its memory (it is the base of each
-view, and XLA holds the view), so a buffer is free when only the pool refers to it.
+Slots: the memory of blocks is allocated once, as one flat buffer of equal slots for each kind of
+values. The operating system backs only the pages that are touched.
+
+Buffers: a new buffer costs a page fault for every 4 KiB, both when it is written and when it is
+freed, which is as much as gathering a batch. A CPU device uses a host buffer without copying it, so
+nobody may write to a buffer while a batch, or a computation that reads it, is alive. Every user of
+a buffer holds a reference to its memory (it is the base of each view, and XLA holds the view), so a
+buffer is free when only the pool refers to it.
 
 Price: for each batch, one look at the reference counts of the pool's buffers.
 """
@@ -67,6 +77,8 @@ class Buffers:
 
     def take(self, rows: int, row_elements: int, dtype: np.dtype[Any]) -> np.ndarray:
         """An uninitialised array ``[rows, row_elements]`` that nobody else uses."""
+        # 1. NumPy gives every view of a view the owner as its base: whoever holds any part of the
+        #    result holds a reference to the pool's memory, which is what `_free` counts.
         size = rows * row_elements * dtype.itemsize
         memory = self._free(size)
         begin = -memory.ctypes.data % ALIGNMENT
@@ -76,8 +88,10 @@ class Buffers:
         if size != self._size:  # the batch size changed: old buffers are freed when dropped
             self._memory.clear()
             self._size = size
+        # One thread takes buffers, so a count that says "unused" stays true: nobody else could get
+        # a new reference. Others may only drop theirs meanwhile, which is noticed the next time.
         spare = [k for k in range(len(self._memory)) if sys.getrefcount(self._memory[k]) == _UNSEEN]
-        for k in reversed(spare[_SPARE:]):
+        for k in reversed(spare[_SPARE:]):  # from behind: the numbers of the others stay
             del self._memory[k]
         if spare:
             return self._memory[spare[0]]
@@ -88,7 +102,9 @@ class Buffers:
 
 _SAMPLE = [np.empty(1, np.uint8)]
 _UNSEEN = sys.getrefcount(_SAMPLE[0])
-"""Result of ``getrefcount`` for an array to which only a list refers."""
+"""Result of ``getrefcount`` for an array to which only a list refers. It is measured, in the form
+in which the pool asks, because Python versions count the argument of the call differently.
+"""
 
 
 class Pending(Protocol):
@@ -171,6 +187,8 @@ class StepRange(NamedTuple):
         """
         if self.plan.row_place is None and begins.size == (self.stop - self.first) * self.rows:
             return begins
+        # First all rows of a step copy its first piece, then those that have one get their own. No
+        # token of a row without data counts, whatever it holds; equal sizes keep the table plain.
         first = self.plan.piece_bounds[self.first : self.stop] - self.plan.piece_bounds[self.first]
         by_row = np.repeat(begins[first], self.rows)
         by_row[self.piece_rows] = begins
@@ -181,8 +199,9 @@ class Slots:
     """Chunks of arrays of one kind: tokens, or one of their columns. An array that does not store this kind has its
     default or one value per document. The latter are not in chunks and are written while tokens are gathered.
 
-    ``mapping``: whether chunks of local uncompressed arrays are used in place, in memory-mapped files. ``checker``
-    verifies them against their checksums. Without the kernel, ``copiers`` do so while they copy the chunks into slots.
+    ``mapping``: whether chunks of local uncompressed arrays are used in place, in memory-mapped
+    files. ``checker`` verifies them against their checksums. Where dtypes are mixed, ``copiers`` do
+    so while they copy the chunks into slots.
     """
 
     def __init__(
@@ -252,7 +271,7 @@ class Slots:
         if mapped is not None and mapped.address(chunk):
             self.stats.bytes_read += mapped.bytes_of(chunk)
             self.stats.mapped_blocks += 1
-            mapped.will_need(chunk)
+            mapped.will_need(chunk)  # the disk begins now, whenever a copier is free
             return self._copiers.submit(
                 partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes])
             )
@@ -265,6 +284,7 @@ class Slots:
                 HeadraceError
             ) as error:  # it cannot even begin: an error of the step that needs it
                 return _Failed(error)
+        # Nothing is stored: the slot holds the default, so that later steps need no special case.
         self._memory_of(slot).view(self.dtype)[:] = self.kind.default
         return None
 
@@ -293,6 +313,7 @@ class Slots:
         :class:`Copies` do not need the interpreter's lock. ``mapped`` has the blocks of the window. ``out`` is
         ``[rows of all steps, row elements]`` of :attr:`dtype`, in C order, with :attr:`width` elements for each token.
         """
+        # Stored pieces first: values of documents are then laid over them where an array has both
         parts = [self._gather_stored(steps, mapped, out)] if self.slot_bytes else []
         if self._of_documents or not self.slot_bytes:
             parts.append(partial(self._lay_documents, steps, out))
@@ -309,6 +330,7 @@ class Slots:
 
     def _addresses(self, steps: StepRange, mapped: MappedBlocks) -> Int64[np.ndarray, " p"]:
         """Start of each piece of some steps."""
+        # 2. Offsets are in tokens; an address counts bytes.
         plan = steps.plan
         pieces = steps.pieces
         itemsize = (
@@ -320,12 +342,13 @@ class Slots:
         address = mapped.address[plan.block[pieces]]
         if steps.slots is not None:
             slot_address = self._memory.ctypes.data + steps.slots * self.slot_bytes
-            address = np.where(address, address, slot_address)
+            address = np.where(address, address, slot_address)  # 0: not in a mapped file
         return address + offset
 
     def _copies(
         self, steps: StepRange, mapped: MappedBlocks, address: np.ndarray, out: np.ndarray
     ) -> Copies:
+        # 3. If pieces fill rows there is one entry a row: no sizes, columns or gaps to compute.
         rows_at, row_bytes, blank = self._rows_of(out)
         if steps.fills_rows:
             address = steps.by_row(address)
@@ -337,6 +360,8 @@ class Slots:
             token_bytes = self.width * out.itemsize
             size = plan.size[pieces] * token_bytes
             target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
+        # 4. The files are looked at just before the copy: what was verified may have changed since.
+        #    `self` goes along to keep the slots' memory, and the files mapped, until it is done.
         check_files = partial(self.files.check_files, mapped)
         return Copies(address, target + out.ctypes.data, size, check_files, self, (out, blank))
 
@@ -355,6 +380,9 @@ class Slots:
 
     def _gather_pieces(self, steps: StepRange, first_byte: np.ndarray, out: np.ndarray) -> None:
         """Gathers rows of any number of pieces, of any sizes and dtypes."""
+        # 5. Longest runs first: pieces of at least a row by rows, those of at least 128 elements by
+        #    128, the rest by 16 or singly. Each piece is copied in the largest run that it holds,
+        #    and by one call for all pieces of a run and a dtype.
         plan = steps.plan
         pieces = steps.pieces
         which = self._dtype_of[plan.array[pieces]]
@@ -391,6 +419,8 @@ class Slots:
         """Copies pieces of at least ``run`` elements, run by run. The last run of a piece ends with the piece and may
         copy some elements twice.
         """
+        # `count` runs cover a piece of `size` elements. The n-th begins at n * run, but the last no
+        # later than `run` before the end: it copies some elements twice, and needs no shorter run.
         count = -(-size // run)
         nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
         offset = np.minimum(nth * run, np.repeat(size - run, count))
@@ -401,6 +431,7 @@ class Slots:
 
     def _lay_documents(self, steps: StepRange, out: np.ndarray) -> None:
         """Writes values of documents, and the default where an array stores nothing and no slots hold it."""
+        # 6. Array by array: each has its own table from positions to documents, and few have one.
         plan = steps.plan
         pieces = steps.pieces
         flat = out.reshape(-1)
@@ -448,6 +479,8 @@ def _lay_runs(
     if keep:
         flat[runs_of_elements(begin, size)] = np.repeat(value, size)
         return
+    # One long repeat writes every element once: gap, run, gap, run, ..., gap. Even entries are the
+    # gaps, with value 0; entry 0 is the gap before the first run.
     order = np.argsort(begin, kind="stable")
     begin = begin[order]
     size = size[order]

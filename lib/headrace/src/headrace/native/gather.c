@@ -1,5 +1,18 @@
-// Processes tables of addresses without Python's interpreter: copies pieces of rows, and verifies chunks of mapped files
-// against their checksums. feed/gather_kernel.py says what it is for, and fills the tables.
+// Processes tables of addresses without Python's interpreter: copies pieces of rows, and verifies
+// chunks of mapped files against their checksums. feed/gather_kernel.py says what it is for, and
+// fills the tables.
+//
+// The way of a table, whose steps the comments below number in the same way:
+//
+// 1. Python lays the table out, and writes its address into `next` of the table before it.
+// 2. headrace_worker_submit counts it and wakes the thread. The count says that the link is there.
+// 3. serve follows the link from the table that it took last, and lets go of the mutex.
+// 4. headrace_process notes the table for its thread: from here on, a page that a mapped file has
+//    lost is replaced by zeros and counted (on_bus_error), where it would end the process.
+// 5. copy_pieces copies each piece to its place, or check_chunks compares chunks with checksums.
+// 6. serve counts the table as done. Whoever reads that count sees the bytes: it is written last.
+//
+// A table may also be processed in the caller's thread: steps 4 and 5 alone.
 
 #define _GNU_SOURCE
 #include "native.h"
@@ -14,10 +27,13 @@
 #include <emmintrin.h>
 #endif
 
-enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 }; // bytes; shorter pieces are faster with memcpy
+// Bytes. LINE: what the processor fetches at a time. Pieces below LARGE_PIECE are faster with
+// memcpy.
+enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 };
 
-// What there is to do: the fields of Copies or Checks, each 8 bytes. All pointers are addresses of NumPy arrays, which
-// Python keeps until the table is done.
+// What there is to do: the fields of Copies or Checks, each 8 bytes. All pointers are addresses of
+// NumPy arrays, which Python keeps until the table is done, and the table itself until the next one
+// is: its `next` is read only then.
 typedef struct Table {
     u8 **addresses;
     u8 **places; // copies: their targets; checks: where the first pages of chunks begin
@@ -26,7 +42,8 @@ typedef struct Table {
     struct Table *next; // that was submitted after it; null at the end of the thread
     i64 is_checks;
     union {
-        struct { // of copies that fill an array: its bounds, and what is repeated where there is no piece
+        // Of copies that fill an array: its bounds, and what is repeated where there is no piece
+        struct {
             u8 *begin, *end;
             const u8 *blank;
             i64 blank_bytes;
@@ -36,7 +53,7 @@ typedef struct Table {
             i64 *named;  // the checksums that are named for them; -1: none
             u8 *results; // 1 where a chunk is right
             i64 advice;  // so that pages come
-            i64 ahead;   // chunks that the system is asked to begin reading before the first is looked at
+            i64 ahead;   // chunks that the system begins to read before the first is looked at
         };
     };
 } Table;
@@ -45,7 +62,8 @@ _Static_assert(sizeof(Table) == 11 * 8, "feed/gather_kernel.py lays it out");
 
 // ---- Copies
 
-// Stores a line past the caches; `to` is a multiple of LINE.
+// Stores a line past the caches; `to` is a multiple of LINE, so the processor has all of a line
+// before it writes it, and need not read what was there.
 static inline void store_past_caches(u8 *to, const u8 *from) {
 #if defined(__x86_64__)
     for (int k = 0; k < LINE; k += 16)
@@ -59,8 +77,10 @@ static inline void store_past_caches(u8 *to, const u8 *from) {
 #endif
 }
 
-// Copies a piece past the caches, and asks for as many bytes of the next one.
+// Copies a piece past the caches, and asks for as many bytes of the next one: pieces lie anywhere
+// in memory, so the processor cannot guess where the next one begins, and would wait for it.
 static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, i64 next_bytes) {
+    // Up to the first whole line as usual: fewer than LINE bytes, and a piece has LARGE_PIECE
     i64 k = -(i64)to & (LINE - 1);
     memcpy(to, from, (size_t)k);
     for (; k + LINE <= bytes; k += LINE) {
@@ -71,7 +91,7 @@ static void copy_past_caches(u8 *to, const u8 *from, i64 bytes, const u8 *next, 
     memcpy(to + k, from + k, (size_t)(bytes - k));
 }
 
-// Fills a gap.
+// Fills a gap with what is repeated where there is no piece; an empty or negative one is no gap.
 static void fill(const Table *t, u8 *begin, const u8 *end) {
     for (i64 bytes; begin < end; begin += bytes) {
         bytes = end - begin < t->blank_bytes ? end - begin : t->blank_bytes;
@@ -79,9 +99,14 @@ static void fill(const Table *t, u8 *begin, const u8 *end) {
     }
 }
 
-// Several tables are in flight: together, those of 2 MiB are larger than most caches, and are stored past them. Stored as
-// usual, each line would first be read, and be written later, when another takes its place. What comes after all pieces
-// so far is filled before the next one is copied, so pieces may come in any order.
+// Step 5 for copies. Several tables are in flight: together, those of 2 MiB are larger than most
+// caches, and are stored past them. Stored as usual, each line would first be read, and be written
+// later, when another takes its place.
+//
+// Gaps are filled on the way, so that bytes are written once: `filled` is the end of all that was
+// written so far. What lies between it and the next piece is filled before that piece is copied. A
+// piece that begins before `filled` (they need not come in order) overwrites what was filled, never
+// the other way round.
 static void copy_pieces(Table *t) {
     i64 total = 0;
     for (i64 k = 0; k < t->count; k++)
@@ -103,7 +128,9 @@ static void copy_pieces(Table *t) {
     if (t->begin)
         fill(t, filled, t->end);
 #if defined(__x86_64__)
-    _mm_sfence(); // before others read what was stored past the caches
+    // Such stores may become visible later than others that follow: without this, a thread could
+    // see the count of step 6, and then read old bytes.
+    _mm_sfence();
 #else
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
@@ -111,18 +138,23 @@ static void copy_pieces(Table *t) {
 
 // ---- Checks
 
+// Step 5 for checks, of one chunk.
 static u8 is_right(const Table *t, i64 k) {
-    // 1. The pages are brought into memory, which fails where the file does not reach: no SIGBUS then.
+    // a. The pages are brought into memory, which fails where the file does not reach: no SIGBUS
+    //    then.
     if (madvise(t->places[k], (size_t)t->bytes[k], (int)t->advice))
         return 0;
-    // 2. The checksum follows the chunk, at any byte.
+    // b. The checksum follows the chunk, at any byte: it is copied, because it may be unaligned.
     u32 computed = headrace_crc32c(0, t->addresses[k], (u64)t->sizes[k]), stored;
     memcpy(&stored, t->addresses[k] + t->sizes[k], sizeof stored);
-    // 3. A sound chunk of another place has another checksum than the one that is named for this place.
+    // c. A sound chunk of another place has another checksum than the one that the ledger names for
+    //    this place: a file that was exchanged for another one is sound in itself.
     return computed == stored && (t->named[k] < 0 || t->named[k] == stored);
 }
 
 static void check_chunks(Table *t) {
+    // All reads are begun before the first is waited for: a disk serves many at a time. `ahead` may
+    // be larger than `count`, as the chunks of later tables follow in the same arrays.
     for (i64 k = 0; k < t->ahead; k++)
         madvise(t->places[k], (size_t)t->bytes[k], MADV_WILLNEED);
     for (i64 k = 0; k < t->count; k++)
@@ -131,16 +163,21 @@ static void check_chunks(Table *t) {
 
 // ---- SIGBUS: a page of a mapped file that the file no longer has
 
-static pthread_key_t key; // of the table that a thread processes
-static i64 lost;          // pages that were missing from their files
+// Of the table that a thread processes. No thread-local variable: in a library that is loaded
+// later, its first use may allocate memory, which a signal handler must not.
+static pthread_key_t key;
+static i64 lost; // pages that were missing from their files
 
 #ifdef __linux__ // elsewhere, no file is mapped
 static i64 page;                  // bytes of a page
 static struct sigaction previous; // the action that was replaced
 
-// A page that is missing from its file while a table is processed is counted, and becomes zeros. A signal that another
-// handler has sent (code 0 or less) needs nothing: the instruction faults again. Every other signal is left to the
-// previous action, which is put back: the instruction faults again, and that action has its way with it.
+// A page that is missing from its file while a table is processed is counted, and becomes zeros:
+// the handler returns, and the instruction that faulted is repeated. Python looks at the count
+// afterwards and raises an error, so nobody trains on these zeros. A signal that another handler
+// has sent (code 0 or less) needs nothing: the instruction faults again. Every other signal is left
+// to the previous action, which is put back: the instruction faults again, and that action has its
+// way with it.
 static void on_bus_error(int signal, siginfo_t *info, void *context) {
     (void)context;
     if (pthread_getspecific(key)) {
@@ -182,12 +219,14 @@ EXPORT i64 headrace_lost_pages(void) { return __atomic_load_n(&lost, __ATOMIC_SE
 
 // Processes a table in this thread; headrace_handle_bus_errors comes first.
 EXPORT void headrace_process(Table *t) {
-    pthread_setspecific(key, t); // on_bus_error asks for it
+    // 4. Note the table: on_bus_error asks for it.
+    pthread_setspecific(key, t);
+    // 5. Copy or check.
     if (t->is_checks)
         check_chunks(t);
     else
         copy_pieces(t);
-    pthread_setspecific(key, 0);
+    pthread_setspecific(key, 0); // a fault of this thread in other code is not ours
 }
 
 // ---- A thread that processes tables one after the other
@@ -204,25 +243,26 @@ static void *serve(void *of) {
     Worker *w = of;
     pthread_mutex_lock(&w->mutex);
     for (;;) {
-        // 1. Wait for a table.
+        // 3. Wait for a table, and take it. Its link was written before it was submitted, and is
+        //    read only after the count says so. That no table hangs there is the end.
         while (w->submitted == w->done)
             pthread_cond_wait(&w->work, &w->mutex);
-        // 2. Take it. Its link was written before it was submitted; that no table hangs there is the end.
         Table *t = w->last = w->last->next;
         pthread_mutex_unlock(&w->mutex);
         if (!t)
             return 0;
-        // 3. Process it without the mutex, so that others can be submitted.
+        // 4., 5. Without the mutex, so that others can be submitted meanwhile.
         headrace_process(t);
-        // 4. Tell the one who waits.
+        // 6. Count it, and tell the one who waits. headrace_worker_done reads the count without the
+        //    mutex: what was copied must be visible before it, hence the release.
         pthread_mutex_lock(&w->mutex);
         __atomic_store_n(&w->done, w->done + 1, __ATOMIC_RELEASE);
         pthread_cond_signal(&w->result);
     }
 }
 
-// Starts a thread; `first` is a table that counts as done, on which the first one hangs. Null, and an error number, if
-// there can be none.
+// Starts a thread; `first` is a table that counts as done, on which the first one hangs: so the
+// first one is no special case. Null, and an error number, if there can be none.
 EXPORT Worker *headrace_worker_start(Table *first, int *failed) {
     Worker *w = calloc(1, sizeof *w);
     if (!w) {
@@ -233,8 +273,10 @@ EXPORT Worker *headrace_worker_start(Table *first, int *failed) {
     pthread_mutex_init(&w->mutex, 0);
     pthread_cond_init(&w->work, 0);
     pthread_cond_init(&w->result, 0);
-    // Signals are for Python's threads, except those that an instruction of this one causes. A thread begins with the
-    // mask of the one that starts it.
+    // Signals are for Python's threads, except those that an instruction of this one causes:
+    // blocked, these would end the process. A thread begins with the mask of the one that starts
+    // it, which therefore blocks them for a moment; set by the thread itself, one could come before
+    // that.
     sigset_t blocked, before;
     sigfillset(&blocked);
     const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
@@ -252,6 +294,7 @@ EXPORT Worker *headrace_worker_start(Table *first, int *failed) {
 
 // Submits tables, which hang on those before them. Returns how many there were in all.
 EXPORT i64 headrace_worker_submit(Worker *w, i64 tables) {
+    // 2. The mutex orders the links, which Python has written, before the count.
     pthread_mutex_lock(&w->mutex);
     i64 submitted = w->submitted += tables;
     pthread_cond_signal(&w->work);
@@ -272,7 +315,8 @@ EXPORT i64 headrace_worker_wait(Worker *w, i64 number) {
 // How many tables are done, without waiting.
 EXPORT i64 headrace_worker_done(Worker *w) { return __atomic_load_n(&w->done, __ATOMIC_ACQUIRE); }
 
-// Ends the thread after the tables that were submitted: the last one has no next.
+// Ends the thread after the tables that were submitted: one more is counted, but the last one has
+// no next.
 EXPORT void headrace_worker_stop(Worker *w) {
     headrace_worker_submit(w, 1);
     pthread_join(w->thread, 0);
