@@ -10,6 +10,26 @@ owned by the host where their place in the batch is; the others pass through a s
     all_gather of the pools   over the mesh axes that split rows
     take                      place i of the batch <- its own place, or a place in the pools
 
+Step by step, for a window of steps; the comments below have the same numbers:
+
+1. **Holder**: the shard of the batch in which the row's place is, and the processes that have it.
+2. **Borders** between owners: quantiles of the localities of a window. They are kept as long as
+   possible, because a block whose owner changes is read once more.
+3. **Owner**: the processes between whose borders the row's locality is.
+4. **Out** go the rows whose holder is not their owner. Those of a step and an owner are numbered,
+   and dealt out to the owner's shards in turn, as if to players.
+5. **Pool**: as many rows as the largest hand; a row that does not fit is read by its holder.
+6. **Place** of each row in the arrays of its step: its own place in its shard's share of the batch
+   or, for a row that goes out, a slot in the pool of a shard of its owner.
+7. **Origin** of each place of the batch: the inverse of step 6, as seen by the shard of that place.
+8. **On the devices**: all shards get all pools, and each takes its rows from these and its share.
+
+With two shards of two rows, of which the first's second row belongs to the second (a pool of one)::
+
+    batch                 a  b | c  d         owners 0 1 | 1 1
+    arrays as read        a  -  (-) | c  d  (b)      places 0, 5, 3, 4; pools in parentheses
+    origin                0  3 | 0  1                3: after its share of 2, slot 1 of the pools
+
 The batch is bit-identical to one without the exchange. Everything follows from the plan, which is the same on every
 host. A pool has as many rows as the largest surplus of a host in a window, rounded up, and never shrinks, so the arrays
 change their shape and the collective is recompiled a few times in a run. Rows that do not fit into a pool
@@ -118,33 +138,42 @@ class RowExchange:
                 ``auto`` counts.
         """
         shards = self.holders.size
+        # 1. Shards have equally many places, so the shard of a place is a division.
         step = np.repeat(np.arange(sizes.size), valid)
         position = np.arange(locality.size) - np.repeat(np.cumsum(valid) - valid, valid)
         shard = position * shards // sizes[step]
         holder = self.holders[shard]
+        # A new length of rows is a new beginning: other rows, other blocks.
         number = self._window if row_bytes == self._row_bytes else 0
         self._window = number + 1
         self._row_bytes = row_bytes
+        # 2. All of this depends on the plan alone, which is the same on every host: hosts agree on
+        #    borders and pools without a word, and must, because a collective depends on them.
         begins = number in (0, _DRAWN)
         if not self.on:
             self._judge(number, holder, blocks)
             if not self.on:
                 return None
-            begins = True
+            begins = True  # turned on just now: there are no borders yet
         if begins or (number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2):
             self._borders = _quantiles(locality, shards)
             self._drawn_surplus = -1
+        # 3. A row on a border belongs to the owner above it, on every host.
         owner = self.holders[np.searchsorted(self._borders, locality, side="right")]
         return self._arranged(
             sizes, _Places(step, position, shard, sizes[step] // shards, holder, owner), row_bytes
         )
 
     def _arranged(self, sizes: np.ndarray, rows: _Places, row_bytes: int) -> Arranged | None:
+        # 4. A process with several shards has as many pools: `ways`. The n-th row of a step and an
+        #    owner goes to the (n mod ways)-th of them, into its slot n // ways.
         shards = self.holders.size
         owner = rows.owner.copy()
         out = np.flatnonzero(rows.holder != owner)
         nth = _count_within(rows.step[out] * shards + owner[out])
         ways = self._shards[owner[out]]
+        # 5. The pool never shrinks and has few possible sizes: each new one is a new shape, for
+        #    which the collective is compiled again.
         most = max(POOL_BYTES // max(shards * row_bytes, 1), 1)
         self._surplus = int((nth // ways).max(initial=-1)) + 1
         if self._drawn_surplus < 0:
@@ -152,15 +181,20 @@ class RowExchange:
         self.pool = max(self.pool, min(_rounded(self._surplus), most))
         if not self.pool:
             return None
+        # What does not fit stays with its holder: its blocks are read twice, nothing else happens.
         fits = nth < ways * self.pool
         owner[out[~fits]] = rows.holder[out[~fits]]
         out = out[fits]
         nth = nth[fits]
         ways = ways[fits]
+        # 6. In the arrays each shard is its share of the batch and its pool, so a place moves up by
+        #    one pool for each shard before it.
         to = self._shard[self._first[owner[out]] + nth % ways]
         slot = nth // ways
         positions = rows.place + rows.shard * self.pool
         positions[out] = to * (rows.share[out] + self.pool) + rows.share[out] + slot
+        # 7. Every place is its own origin at first, also that of a row without data; then the rows
+        #    that went out are fetched from pools, which lie one after the other behind the share.
         first = np.cumsum(sizes) - sizes
         origin = (np.arange(int(sizes.sum())) - np.repeat(first, sizes)) % np.repeat(
             np.maximum(sizes // shards, 1), sizes
@@ -172,6 +206,9 @@ class RowExchange:
 
     def _judge(self, number: int, holder: np.ndarray, blocks: Any) -> None:
         """If this window is due, counts its reads without the exchange; turns the exchange on if there are many."""
+        # Of the windows at the start of a period, the first half only tells which blocks are open.
+        # Counted from nothing, all open blocks would be new, and most hosts that read them still
+        # to come: too few reads per block.
         turn = number % PERIOD
         if turn == 0:
             self._count = _ReadCount(int(self.holders.max(initial=0)) + 1)
@@ -236,6 +273,7 @@ def _quantiles(locality: np.ndarray, shards: int) -> np.ndarray:
 
 def _count_within(key: np.ndarray) -> np.ndarray:
     """For each entry, the number of equal entries before it."""
+    # Sorted, equal entries are runs: the place within its run is the number of equal ones before.
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -323,6 +361,8 @@ def _program(
     specs = [sharding.spec for sharding in shardings]
 
     def of_shard(origin: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        # 8. One collective for all arrays, as bytes: of several, each would have its own latency.
+        #    The index of the result is that of step 7: the own share first, then all pools.
         share = origin.shape[0]
         pools = [leaf[share:] for leaf in leaves]
         gathered = jax.lax.all_gather(

@@ -4,10 +4,25 @@
 other processes are refused, with the name of the owner. Once the owner is gone, the lease can be taken over: at once if
 it was a process of this machine that no longer runs, otherwise after ``expiry_s`` without a renewal.
 
-Clocks of two machines need not agree. The times in the file only decide whether to look further: a lease that seems old
-is watched with this machine's own clock, and taken over only if there is no heartbeat. An owner whose clock is wrong
-therefore keeps its lease as long as it runs. An owner that is suspended for longer than ``expiry_s`` loses it, and gets
-an error from :meth:`Lease.check`, or at the end.
+Step by step; the comments below have the same numbers:
+
+1. **Read** the file. None, or one that is no lease: go to 5.
+2. **Is its owner gone?** A process of this machine that no longer runs is: go to 5 without waiting.
+3. **Was it renewed lately**, by the times in the file? Refuse, and name the owner.
+4. **Watch** a lease that seems old for half its expiry, by this machine's own clock. A heartbeat
+   comes every quarter, so whoever lives is seen: refuse. Clocks of two machines need not agree; the
+   times in the file only decide whether to look this far.
+5. **Swap** the file for one's own, if it still is what was read in step 1. Otherwise somebody was
+   faster: step 1 again, to say who.
+6. **Settle.** Where a swap is no real one (some object stores), look again a second later.
+7. **Beat**: a thread swaps the record for a newer one, a quarter of the expiry after the last. A
+   swap that fails has been answered too late or has lost: read the file, its owner tells which.
+8. **Give up** when no heartbeat got through for the whole expiry: another may be in step 5 now.
+9. **Check** before what must not be written twice, and at the end. A lost lease is an error.
+10. **Delete** the file at the end, if it is still one's own: the next one starts without waiting.
+
+An owner whose clock is wrong keeps its lease as long as it runs (step 4). One that is suspended for
+longer than ``expiry_s`` loses it, and gets an error from :meth:`Lease.check`, or at the end.
 
 Invariant: of any number of contenders, one gets the lease. On a local disk, the file is changed under a lock of the
 folder (``flock``: this also works between machines on one NFS server, but not on file systems without locks); in an
@@ -101,22 +116,26 @@ class Lease:
 
     def check(self) -> None:
         """Raises CacheError if the lease was lost: another process may be writing."""
+        # 9. From memory, so that it costs nothing after each part; the thread of step 7 notes it.
         if self._lost:
             problem = f"was taken over by another builder while this one stood still ({self._lost})"
             raise CacheError(problem, field=self._field, value=self.root, cure=self._cure)
 
     def confirm(self) -> None:
         """Like :meth:`check`, but asks the store: everything stored before the call was stored under the lease."""
-        self.check()
+        self.check()  # a lease that was lost says why; the look would name whoever has it now
         self._see_holder()
         self.check()
 
     def close(self) -> None:
         """Ends the lease; if it is still held, the file is deleted."""
+        # 10. The thread ends first: a heartbeat after the file is deleted would be seen as lost.
         self._stop.set()
         self._thread.join()
         if not self._lost:
             with suppress(HeadraceError, OSError):  # a lease that cannot be deleted expires
+                # Of another content: taken over, which `check` then says, or a heartbeat whose
+                # answer was lost; that one expires.
                 if not self._slot.swap(self._record.to_bytes(), None):
                     self._see_holder()
 
@@ -131,6 +150,8 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._stop.wait(self._record.expiry_s / _BEATS):
+            # 7. The beats are counted so that each record differs from the last, also where the
+            #    clock stands still or is set back: who watches compares bytes.
             beat = replace(self._record, renewed=_now(), beats=self._record.beats + 1)
             try:
                 if self._slot.swap(self._record.to_bytes(), beat.to_bytes()):
@@ -138,11 +159,12 @@ class Lease:
                     continue
                 if (beat := self._see_holder()) is None:
                     return
-                self._record, self._renewed = (
-                    beat,
-                    time.monotonic(),
-                )  # a write whose answer was lost
+                # The file is ours, though not what we remember: a write whose answer was lost
+                self._record = beat
+                self._renewed = time.monotonic()
             except (HeadraceError, OSError):  # a store that does not answer; it may come back
+                # 8. By the clock that cannot be set. Others wait for this time too, and then watch
+                #    for half of it: the owner usually gives up before one of them takes over.
                 if time.monotonic() - self._renewed > self._record.expiry_s:
                     self._lost = f"it could not be renewed for {self._record.expiry_s:.0f} s"
                     return
@@ -187,7 +209,7 @@ def lease(
             yield held_lease
     finally:
         held_lease.close()
-    held_lease.check()
+    held_lease.check()  # 9. not in `finally`: an error of the block says more than a lost lease
 
 
 _held_leases: list[tuple[Location, Callable[[], None]]] = []
@@ -264,6 +286,7 @@ class LeaseWatch:
 
 def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> None:
     while True:
+        # 1. Read. What is no lease can be held by nobody, and is replaced like none.
         raw = slot.read()
         if raw is not None and (holder := LeaseRecord.from_bytes(raw)) is not None:
             problem = _why_held(slot, raw, holder)
@@ -280,7 +303,10 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
                     value=root,
                     cure=cure,
                 )
+        # 5. Compared with the bytes of step 1, however long step 4 took: any heartbeat since then,
+        #    and any other contender, makes this fail.
         if slot.swap(raw, mine.to_bytes()):
+            # 6. Long enough for a swap that was decided before ours to be written after it.
             time.sleep(slot.settle_s)
             if not slot.settle_s or slot.read() == mine.to_bytes():
                 return
@@ -289,12 +315,15 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
 
 def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
     """Why a lease counts as held; empty if it is not held."""
+    # 2. Is its owner gone?
     if is_gone(holder):
         return ""
+    # 3. Was it renewed lately? A clock a little ahead of ours is as good as ours.
     age = _now() - holder.renewed
     if -_AHEAD_S <= age <= holder.expiry_s:
         return f"its lease was renewed {max(age, 0):.0f} s ago"
-    # It seems to be old, or to come from the future: a clock may be wrong. A heartbeat tells.
+    # 4. It seems to be old, or to come from the future: a clock may be wrong. A heartbeat tells: in
+    #    half an expiry there are two.
     deadline = time.monotonic() + holder.expiry_s / 2
     while time.monotonic() < deadline:
         time.sleep(min(holder.expiry_s / 20, 1.0))
@@ -312,9 +341,12 @@ def is_gone(holder: LeaseRecord) -> bool:
     """Whether the holder was a process of this machine that no longer runs."""
     if holder.host != socket.gethostname():
         return False
+    # Since it started, the machine was started anew, or this is another container of that name: its
+    # process number means nothing here. If one of the two is unknown, better wait for the expiry.
     if holder.boot != _boot():
         return bool(holder.boot and _boot())
     try:
+        # Signal 0 only asks. A process of another user is there, too: "not permitted" is alive.
         os.kill(holder.pid, 0)
     except OSError as error:
         return isinstance(error, ProcessLookupError)

@@ -1,11 +1,25 @@
 """The ledger: the content of a cache, and whether it is complete.
 
-``<root>/ledger.json`` is written twice: when a build starts (``finished: false``, with everything that must be the same
-to resume the build) and, as the very last write of a build, with ``finished: true`` and the table of parts. A cache is
-complete when its ledger says so. Each part has its own record, ``parts/<name>/part.json``, which is written last.
+A cache is complete when its ledger says so. How it comes to that; the comments below have the same
+numbers:
 
-A finished ``ledger.json`` is accompanied by ``ledger.bin``, the same table in columns
-(:mod:`headrace.store.ledger_table`), from which readers open a cache.
+1. **Begin.** ``<root>/ledger.json`` with ``finished: false`` and everything that must be the same
+   to resume the build. A builder that finds it goes on with it, or is refused.
+2. **Parts.** Each has a record of its own, ``parts/<name>/part.json``, written last: a part with a
+   record is complete, one without is built anew.
+3. **Table.** ``ledger.bin``, all parts in columns (:mod:`headrace.store.ledger_table`), which names
+   the ``ledger.json`` that step 4 will write.
+4. **End.** ``ledger.json`` again, with ``finished: true`` and all parts: the very last write. A
+   kill before it leaves an unfinished cache, whose ``ledger.bin`` nobody reads.
+
+How a reader opens a cache:
+
+5. **First bytes of ledger.json**: its digest, which is its name, and whether it is finished. Fields
+   are sorted, so both come first, and a list of a million parts is not read.
+6. **ledger.bin**, which must name that digest: one of another build is refused.
+7. **First array**, only where the cache is remote: it names the part that it belongs to. Local
+   files are asked array by array, when they are used.
+8. **The rest on demand**: digests, sources and counters.
 """
 
 from __future__ import annotations
@@ -162,6 +176,9 @@ def ledger_state(root: str) -> LedgerState | None:
         return None
     except OSError as error:
         raise _unreadable(url, error) from error
+    # 5. A whole file is parsed, which also checks its digest. Of a longer one the beginning is
+    #    taken as it is: step 6 compares the digest that it states. What does not begin like a
+    #    ledger of ours (fields in another order, damage) is read whole, with the errors of that.
     if len(raw) < _STATE_BYTES:  # all of it
         with suppress(CacheCorruptError):
             return _state_of(raw, url)
@@ -203,15 +220,16 @@ def open_ledger(root: str) -> Ledger | None:
         return None
     if not state.finished:
         return state.ledger or read_ledger(root)
+    # 6. Two files that were copied at different times, or of which only one was restored, do not
+    #    belong together, though each is sound.
     table_url = files.join(root, TABLE_NAME)
     table = read_table(table_url)
     if table is None:
         raise corrupt_table(table_url, "is missing")
     if table.head.ledger != state.name:
         raise corrupt_table(table_url, f"is of another {LEDGER_NAME} than the one beside it")
-    if not files.is_local(root) and len(
-        table
-    ):  # where no array says whose it is, as chunks alone are asked for
+    # 7. Of a remote cache only chunks are requested later, and these do not say whose they are.
+    if not files.is_local(root) and len(table):
         _check_first(root, table)
     return ledger_of_table(root, table)
 
@@ -243,6 +261,7 @@ def ledger_of_table(root: str, table: ColumnTable) -> Ledger:
         ledger = msgspec.convert({**table.head.cache, "finished": True}, Ledger)
     except msgspec.ValidationError as error:
         raise corrupt_table(url, f"has a head that cannot be used ({error})") from error
+    # 8. A run needs no sources; whoever asks for them waits for all of ledger.json.
     return replace(ledger, parts=table, sources=LaterSources(partial(_sources_of, root)))
 
 
@@ -294,6 +313,8 @@ def _parse_ledger(raw: bytes, url: str) -> Ledger:
         problem = of_another_version(head.format_version, FORMAT_VERSION)
         raise CacheCorruptError(problem, field="ledger", value=url, cure="Build the cache anew.")
     ledger = _decoded(raw, Ledger, url, "ledger", cure, "ledger")
+    # The digest is that of the text in which it is empty: only its own line differs, so it is put
+    # back by text. Encoded anew, a file of another release could have other spaces.
     if ledger.digest and ledger.digest != _digest(
         raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)
     ):
@@ -309,6 +330,9 @@ def has_digest(root: str) -> bool:
 
 def write_ledger(root: str, ledger: Ledger) -> None:
     """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives the same bytes."""
+    # 1. or 3. and 4. The digest of ledger.json is known before it is written, so ledger.bin can
+    #    name it and come first. The other way round, a kill in between would leave a cache that
+    #    says that it is finished and cannot be opened.
     raw, name = encode_ledger(ledger)
     if ledger.finished:
         files.write_atomic(
@@ -378,6 +402,8 @@ def read_part_record(root: str, name: str) -> PartRecord | None:
 
 def write_part_record(root: str, record: PartRecord) -> None:
     """Marks a part as complete, durably. Must be the part's last write."""
+    # 2. The arrays of the part reach the disk before the record does: after a power cut, a file
+    #    system may keep a later write and lose an earlier one.
     if files.is_local(root):
         durable.sync_folders(
             files.local_path(part_folder(root, record.name)), below=files.local_path(root)

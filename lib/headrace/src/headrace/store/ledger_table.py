@@ -10,8 +10,26 @@
                of all chunks, in pages (:mod:`headrace.store.chunk_names`); then the digests
 
 It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused. It can be rewritten
-at any time (``headrace verify CACHE --repair``). The digests of the parts, which only checks need, come last and are
-read on demand; each column is compared with its own digest when it is read.
+at any time (``headrace verify CACHE --repair``).
+
+How it is written; the comments below have the same numbers:
+
+1. **Order the columns**: what opening needs first, so that it is one piece of the file; then the
+   checksums of chunks; the digests of parts, which only checks need, last.
+2. **Describe each** by name, dtype and SHA-256. Numbers have the narrowest dtype that holds them.
+3. **Put the head before them**, with its length and its own SHA-256: all that follows is described
+   by something that was verified.
+4. **Lay each at a multiple of 64**. Places follow from the head, so they are not stored.
+
+How it is read:
+
+5. **The first 64 KiB**, and at most two more reads: the prefix says where the head ends, the head
+   where the opened columns end.
+6. **Verify the head, then believe it**: digest, version, then counts and dtypes that are possible,
+   before room is made for any column.
+7. **Verify each opened column** by its digest, then what it says: a name must not lead out of the
+   folder of parts, whoever wrote the digest.
+8. **The others on demand**, each compared with its digest when it is read.
 
 Price of opening: one read of 64 KiB, and one of 8 to 30 bytes per part if that was not all; 30 ns of CPU per part.
 """
@@ -239,6 +257,7 @@ def encode_table(
         fingerprint: Fingerprint of the content.
         names: Checksums of chunks.
     """
+    # 1. Checksums come between the opened columns and the digests.
     if names.checksums.size:
         pages = {_CHUNKS: to_pages(names.checksums)}
         digests = [n for n in columns if n.startswith("digest")]
@@ -247,6 +266,7 @@ def encode_table(
             | pages
             | {n: columns[n] for n in digests}
         )
+    # 2. "|" and "<" are left out: every column is little-endian.
     stored = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     described = [
         _Column(name, column.dtype.str.lstrip("|<"), hashlib.sha256(column.tobytes()).hexdigest())
@@ -266,8 +286,10 @@ def encode_table(
         cache,
         TABLE_VERSION,
     )
+    # 3. The same table gives the same bytes: sorted keys, no spaces.
     raw = json.dumps(msgspec.to_builtins(head), sort_keys=True, separators=(",", ":")).encode()
     prefix = _MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw
+    # 4. What is between columns stays zero.
     starts = _column_starts(head, len(prefix))
     file = bytearray(starts[-1])
     file[: len(prefix)] = prefix
@@ -285,6 +307,7 @@ def read_table(url: str) -> ColumnTable | None:
     """
 
     def read() -> ColumnTable:
+        # 5. Each look at what was read says how much there must be; a small table needs one read.
         data = _read_range(url, 0, _FIRST_BYTES)
         reads = 1
         for needed in (_head_end, _opened_end):
@@ -353,6 +376,7 @@ def _opened_end(url: str, data: bytes) -> int:
 
 
 def _parse_head(url: str, data: bytes) -> TableHead:
+    # 6. The digest first: of a damaged head, no field says anything, not even its version.
     raw = data[_PREFIX : _head_end(url, data)]
     if hashlib.sha256(raw).digest() != data[16:_PREFIX]:
         raise corrupt_table(
@@ -378,6 +402,8 @@ def _parse_head(url: str, data: bytes) -> TableHead:
 
 def _check_head(head: TableHead) -> None:
     """ValueError unless its columns are those of a table of a possible size."""
+    # Sizes and places are computed from these numbers, so they are bounded before anything is
+    # read or allocated: a head may come from anybody.
     leaves = [str(leaf.get("name")) for leaf in head.cache.get("leaves", [])]
     opened = ["name", "documents", "tokens", *(f"elements {name}" for name in leaves)]
     chunks = [_CHUNKS] if head.chunks else []
@@ -418,6 +444,7 @@ def _column(url: str, head: TableHead, column: _Column, data: memoryview) -> np.
     """A column, whose bytes ``data`` begins with."""
     dtype = np.dtype(column.dtype).newbyteorder("<")
     size = _column_bytes(head, column)
+    # 7., 8. Its length before its digest: a file that was cut off is named as such.
     if len(data) < size:
         raise corrupt_table(url, "is shorter than it was written")
     if hashlib.sha256(data[:size]).hexdigest() != column.digest:
@@ -444,14 +471,19 @@ def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray])
     """Raises CacheCorruptError for names that lead outside or occur twice, and for numbers out of range."""
     if not head.parts:
         return
+    # All names in one pass over their bytes: regular expressions would take seconds for a million.
+    # A byte is 1 (of a name), 0 (after its end) or 2 (neither). A name is sound if it has no 2,
+    # begins with a letter or a digit or "_", and has no byte after its end.
     names = columns["name"]
     letters = names.view(np.uint8).reshape(head.parts, -1)
     plain = np.frombuffer(names.tobytes().translate(_PLAIN), np.uint8).reshape(letters.shape)
     sound = plain.max() == 1 and not np.isin(letters[:, 0], list(b"\0.-")).any()
     if not (sound and (plain[:, 1:] <= plain[:, :-1]).all()):
         raise corrupt_table(url, "has a part whose name is no folder's name")
+    # Names are usually sorted, which shows at once that they differ; otherwise they are now.
     if not (names[1:] > names[:-1]).all() and np.unique(names).size < head.parts:
         raise corrupt_table(url, "names a part twice")
+    # The sum in floats cannot overflow, while running sums of int64 later could.
     for name, column in columns.items():
         if name != "name" and (
             int(column.max()) > LARGEST_COUNT or float(column.sum(dtype=np.float64)) > _MOST_IN_ALL
