@@ -1,40 +1,70 @@
-"""``Quota``: how many examples of each component every step holds, exactly on the weights' schedule.
+"""``Quota``: how many examples of each component every step holds, exactly on the schedule.
 
-Let ``W_d(s)`` be the share that component d should have had up to and including step s: the sum of batch size times
-normalised weight over the steps. ``Quota`` hands out whole examples such that, for the counts ``N_d(s)``,
+Let ``W_d(s)`` be the share that component d should have had up to and including step s: the sum of
+batch size times normalised weight over the steps. ``Quota`` hands out whole examples such that, for
+the counts ``N_d(s)``,
 
-* every step's counts sum to its batch size, none is negative, and a component of weight 0 gets nothing;
-* step s depends only on weights and batch sizes of steps <= s, so that a run can be changed from a step on;
-* ``|N_d(s) - W_d(s)| <= 1 - 1/(4(D-1))`` for constant weights and any batch schedule (D components, D > 1);
-* the same for changing weights, except after abrupt changes that make it impossible: no rule that does not know the
-  future can do it always. (One example a step; weights 1/4, 1/4, 1/4, 1/4, then nothing for the one that was drawn and
-  1/3 for the others, then nothing for the one drawn next and 1/2 for the others: two of them are due at once, and as
-  nothing can be taken back, one of them stays late every second step.) Then the least late component waits, is served
-  first, and :attr:`Quota.late_steps` counts the steps at which some component was a full example or more off. Measured
-  (``python tests/mix/test_quota.py``): none in ramps of 40 skewed components over 20,000 steps; with all weights
-  drawn anew every 100 steps, 1 step in 2,000 to 5,000 with 8 components, by at most 0.3 examples over the bound, and
-  1 in 70,000 with 40.
+* every step's counts sum to its batch size, none is negative, and a component of weight 0 gets
+  nothing;
+* step s depends only on weights and batch sizes of steps <= s, so that a run can be changed from a
+  step on;
+* ``|N_d(s) - W_d(s)| <= 1 - 1/(4(D-1))`` for constant weights and any batch schedule (D components,
+  D > 1);
+* the same for changing weights, except after abrupt changes that make it impossible: no rule that
+  does not know the future can do it always. (One example a step; weights 1/4, 1/4, 1/4, 1/4, then
+  nothing for the one that was drawn and 1/3 for the others, then nothing for the one drawn next and
+  1/2 for the others: two of them are due at once, and as nothing can be taken back, one of them
+  stays late every second step.) Then the least late component waits, is served first, and
+  :attr:`Quota.late_steps` counts the steps at which some component was a full example or more off.
+  Measured (``python tests/mix/test_quota.py``): none in ramps of 40 skewed components over 20,000
+  steps; with all weights drawn anew every 100 steps, 1 step in 2,000 to 5,000 with 8 components, by
+  at most 0.3 examples over the bound, and 1 in 70,000 with 40.
 
-How: integers only. Normalised weights are multiples of 2**-44 that sum to 1, so W is kept as a whole part and 44 bits,
-with carry. Component d is due its next example when W_d + delta reaches the next integer, may have it once W_d is delta
-above the last, delta = 1/(4(D-1)); among those that may, the ones that are due first **at the current rates** are
-served (earliest deadline first, which for constant rates meets all deadlines if they can be met; the margin delta is
-half of what Tijdeman proves possible, and keeps rounding out of the promise). So at any step a component has floor(W_d
-+ delta) examples or one more: the state is one bit a component, and everything but the bits is computed for whole
-chunks of steps with numpy.
+How a step is counted, with a margin delta = 1/(4(D-1)):
 
-Price: 1,000,000 steps of 64 ramped components in 3 to 4 s and 8 MB (2 us per step at 20 components); afterwards any
-step in 1 ms, neighbours in 1 us. While weights are constant, no steps are walked: any step up to 2**40 takes some ms
-(mix/quota_walk.py). A weight so small that a step would take more than about a second, or weights that change for so
-long that a step would take minutes, are refused. :meth:`Quota.anchor_at` saves the state of a step for another process.
+1. Add batch size times weight to each share W_d.
+2. Draw what is *due*: component d must have ``floor(W_d + delta)`` examples by now.
+3. Those *may* have their next example early whose share is at least delta above a whole number, and
+   who do not have it yet.
+4. Order these by *deadline*: how many examples of the mixture it takes, **at the current rates**,
+   until the next one is due. Draw for the earliest ones until the step is full.
 
-**What the rounding of weights means.** Counts follow the weights as multiples of 2**-44 (5.7e-14), exactly and for
-ever. Against the real numbers a share drifts by up to 2**-45 of the examples drawn, that of the largest weight by D
-times as much. With 1,024 rows per batch: 3e-8 examples after 1,000 steps, 3e-5 after 1e6, 29 (of 1e15) after 1e12. A
-positive weight below 2**-44 counts as 2**-44: one of 1e-15 gets 58 examples by step 1e12 in place of 1.
+For constant weights, earliest deadline first meets all deadlines if they can be met. The margin is
+half of what Tijdeman proves possible, and keeps rounding out of the promise.
 
-References: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980); Baruah, Cohen, Plaxton, Varvel,
-"Proportionate progress: a notion of fairness in resource allocation", Algorithmica 15 (1996).
+With pencil and paper: weights 0.5, 0.3, 0.2, four examples a step. So delta = 1/8::
+
+    step  W after it      due      may, with its deadline        N       counts
+    0      2    1.2  0.8   2 1 0   c .075/.2 = 0.4, b .675/.3    2 1 1   2 1 1
+    1      4    2.4  1.6   4 2 1   c .275/.2 = 1.4, b .475/.3    4 2 2   2 1 1
+    2      6    3.6  2.4   6 3 2   b .275/.3 = 0.9, c .475/.2    6 4 2   2 2 0
+    3      8    4.8  3.2   8 4 3   b .075/.3 = 0.3, c .675/.2    8 5 3   2 1 1
+    4     10    6    4    10 6 4   none, and none is needed     10 6 4   2 1 1
+
+(In step 0, c becomes due when W_c + 1/8, now 0.925, reaches 1: that takes 0.075 / 0.2 examples.)
+The example of :class:`Quota` has these counts.
+
+How that is made fast and exact: integers only. Normalised weights are multiples of 2**-44 that sum
+to 1, so W is kept as a whole part and 44 bits, with carry. At any step a component has
+``floor(W_d + delta)`` examples or one more: the state is one bit a component, and everything but
+the bits is computed for whole chunks of steps with numpy. The state at the begin of a chunk is an
+*anchor*; a step is found by walking the chunk from its anchor.
+
+Price: 1,000,000 steps of 64 ramped components in 3 to 4 s and 8 MB (2 us per step at 20
+components); afterwards any step in 1 ms, neighbours in 1 us. While weights are constant, no steps
+are walked: any step up to 2**40 takes some ms (mix/quota_walk.py). A weight so small that a step
+would take more than about a second, or weights that change for so long that a step would take
+minutes, are refused. :meth:`Quota.anchor_at` saves the state of a step for another process.
+
+**What the rounding of weights means.** Counts follow the weights as multiples of 2**-44 (5.7e-14),
+exactly and for ever. Against the real numbers a share drifts by up to 2**-45 of the examples drawn,
+that of the largest weight by D times as much. With 1,024 rows per batch: 3e-8 examples after 1,000
+steps, 3e-5 after 1e6, 29 (of 1e15) after 1e12. A positive weight below 2**-44 counts as 2**-44: one
+of 1e-15 gets 58 examples by step 1e12 in place of 1.
+
+References: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980); Baruah,
+Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness in resource allocation",
+Algorithmica 15 (1996).
 """
 
 from __future__ import annotations
@@ -76,6 +106,7 @@ from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import BITS, PART, UNLIMITED, Shares
 
 _TABLES = 16
+"""Chunks of counts that are kept: neighbours of a step, and what several readers ask for."""
 _FAR = 32
 """Chunks from which on it may pay not to walk."""
 
@@ -87,12 +118,12 @@ class _Anchor(Account):
     late: int
     worst: float
     calm: int
-    """Examples of the run from which on, as long as weights stay constant, it does not matter how they began."""
+    """Examples of the run from which on its beginning does not matter, if weights stay constant."""
 
 
 _Chunk: TypeAlias = tuple[Int64[np.ndarray, "m d"], _Anchor | None]
-"""Examples drawn before each step and after the last, one row more than steps that can be filled; and the state behind
-the chunk, None if the mixture ends in it."""
+"""Examples drawn before each step and after the last, one row more than steps that can be filled;
+and the state behind the chunk, None if the mixture ends in it."""
 
 
 class Quota(MixingPolicy):
@@ -187,8 +218,10 @@ class Quota(MixingPolicy):
     def tables_between(
         self, first: int, stop: int
     ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]] | None:
-        """Component and ordinal of each row of the steps ``first .. stop``, which have one size, in stream order; None
-        if the last of them is the last of the mixture, which holds fewer.
+        """Component and ordinal of each row of the steps ``first .. stop``, in stream order.
+
+        The steps have one size. None if the last of them is the last of the mixture, which holds
+        fewer.
         """
         parts: list[Int64[np.ndarray, "m d"]] = []
         step = first
@@ -199,6 +232,7 @@ class Quota(MixingPolicy):
             step += rows
         if stop == self._end and self._last_is_partial:
             return None
+        # A row's ordinal: its component's examples before the step, and its rank within the step
         component, rank = even_tables(np.concatenate([np.diff(p, axis=0) for p in parts]))
         starts = np.concatenate([p[:-1] for p in parts])
         at = component + np.arange(len(starts))[:, None] * starts.shape[1]
@@ -275,7 +309,10 @@ class Quota(MixingPolicy):
             )
 
     def _locate(self, step: int, counts: bool) -> tuple[Int64[np.ndarray, "m d"], int]:
-        """The table of the step's chunk, and the step's row in it, after which there is one more for its ``counts``."""
+        """The table of the step's chunk, and the step's row in it.
+
+        After that row there is one more if its ``counts`` are asked for.
+        """
         self._check(step)
         chunk, row = divmod(int(step), CHUNK)
         self._extend(chunk)
@@ -307,6 +344,7 @@ class Quota(MixingPolicy):
             drawn = self._with_rest(anchor, drawn, chunk * CHUNK)
             self._end = chunk * CHUNK + len(drawn)
         else:
+            # The anchor of the next chunk
             late = anchor.late + sum(o >= 1 for o in off)
             worst = max(anchor.worst, *off, 0.0)
             end_account = Account(
@@ -323,7 +361,7 @@ class Quota(MixingPolicy):
     def _with_rest(
         self, anchor: _Anchor, drawn: Int64[np.ndarray, "m d"], first_step: int
     ) -> Int64[np.ndarray, "n d"]:
-        """The same counts, and those after the last steps of the mixture, which hold what is left.
+        """The same counts, and those after the mixture's last steps, which hold what is left.
 
         Almost always that is one step with fewer examples than its batch. A component that was served late because its
         weight was 0 for a time may be owed more: then there is a full step before.
@@ -332,6 +370,7 @@ class Quota(MixingPolicy):
         while len(rows) < CHUNK:
             rows_before = rows[-1] if rows else anchor.drawn
             step = first_step + len(rows)
+            # What is left goes in the order of the components, until the step is full
             rest = self._shares.rest(step, rows_before)
             size = int(self.batch.size_at(np.array([step]))[0])
             rows_taken = np.diff(np.minimum(np.cumsum(rest), size), prepend=0)
@@ -344,7 +383,10 @@ class Quota(MixingPolicy):
         return np.array(rows, np.int64).reshape(-1, self.components)
 
     def _extend(self, chunk: int) -> None:
-        """Make the anchor of ``chunk``, unless the mixture ends before it."""
+        """Make the anchor of ``chunk``, unless the mixture ends before it.
+
+        From the last anchor before it: by a jump if one may, else by walking chunk after chunk.
+        """
         if self._end is not None:
             chunk = min(chunk, self._end // CHUNK)
         at = self._chunks[bisect_right(self._chunks, chunk) - 1]
@@ -364,16 +406,20 @@ class Quota(MixingPolicy):
     def _keep(self, chunk: int, anchor: _Anchor) -> None:
         if chunk not in self._anchors:
             self._anchors[chunk] = anchor
-            insort(
-                self._chunks, chunk
-            )  # after the anchor, for other threads; a chunk that is in it twice does no harm
+            # After the anchor, for other threads; a chunk that is in it twice does no harm
+            insort(self._chunks, chunk)
 
     def _calm(self, account: Account, chunk: int, before: _Anchor | None) -> int:
-        """Examples of the run from which on its beginning does not matter, see :mod:`headrace.mix.quota_walk`."""
+        """Examples of the run from which on its beginning does not matter; ``NEVER``: it may.
+
+        See :mod:`headrace.mix.quota_walk` for why it does not.
+        """
+        # 1. Only constant weights forget, and only if no largest share binds
         if self._settled is None or chunk * CHUNK < self._settled:
             return NEVER
         if self._shares.may_fill_largest(account.whole, account.part, chunk * CHUNK):
             return NEVER
+        # 2. What was told at the anchor before holds until another component is used up
         used_up = account.whole >= self._shares.limits
         if (
             before is not None
@@ -381,18 +427,20 @@ class Quota(MixingPolicy):
             and (used_up == (before.whole >= self._shares.limits)).all()
         ):
             return before.calm
+        # 3. A state in which nothing is owed is a beginning like any other
         weights, last = self._weights(np.array([self._settled, MAX_STEP], np.int64))
         if (
             not account.part.any()
             and (account.whole == account.drawn).all()
             and (weights == last).all()
         ):
-            return self._examples(chunk)  # a beginning like any other
+            return self._examples(chunk)
+        # 4. If components without weight are owed something, or have had too much, the others can
+        #    be off for ever
         idle = used_up | (weights == 0)
         if idle.any() and (account.part[idle].any() or (account.whole - account.drawn)[idle].any()):
-            return (
-                NEVER  # they are owed something, or have had too much, and the others wait for it
-            )
+            return NEVER
+        # 5. Else it takes the waits in which every component gets what it is off, and as many again
         run = self._shares.run(account.whole, account.part, chunk * CHUNK, 1)
         if not run.filled:
             return NEVER
@@ -400,7 +448,11 @@ class Quota(MixingPolicy):
         return self._examples(chunk) + 2 * (off + 1) * longest_wait(run.rate[0])
 
     def _jump(self, at: int, chunk: int) -> int | None:
-        """Make the anchor of a chunk up to ``chunk`` without all between it and ``at``; None if it takes the walk."""
+        """Make the anchor of a chunk up to ``chunk`` without all between it and ``at``.
+
+        None if it takes the walk. Numbers are those of the steps in :mod:`headrace.mix.quota_walk`.
+        """
+        # Is it far, and is the beginning forgotten?
         anchor = self._anchors[at]
         examples = self._examples(at)
         if chunk - at < _FAR or anchor.calm > examples:
@@ -409,21 +461,26 @@ class Quota(MixingPolicy):
         if not run.filled:
             return None
         rate = run.rate[0]
+        # Not past the point where a component comes near its limit: rates change there
         room = room_before_limits(anchor.whole, anchor.part, rate, self._shares.limits)
         if room < 0:
             return None
         if room < NEVER:
             chunk = min(chunk, self._chunk_of(examples + room))
+        # 1. Where to guess, and the shares there
         begin, (integers, part) = self._find_begin(anchor, at, chunk, rate)
         self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / max(chunk, 1))
         if begin <= at + 1:
             return None
+        # 2. The guess
         total = self._before + self._examples(begin)
         guess = due_first(
             integers, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits
         )
         if guess is None:
             return None
+        # 3. The walk from there. If a component is ever a full example off, the guess was no state
+        #    that a quota can be in
         now = _Anchor(integers, part, guess, anchor.late, anchor.worst, anchor.calm)
         for number in range(begin, chunk):
             off: list[float] = []
@@ -445,7 +502,11 @@ class Quota(MixingPolicy):
     def _find_begin(
         self, anchor: _Anchor, at: int, chunk: int, rate: Int64[np.ndarray, " d"]
     ) -> tuple[int, tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]]:
-        """The chunk from which a guess is exact at ``chunk``, or ``at``; and the shares before it."""
+        """The chunk from which a guess is exact at ``chunk``, or ``at``; and the shares before it.
+
+        Twice the longest wait before ``chunk``, of the components that need a guess there. Which
+        ones do depends on where that is, so it is searched for: back by a tenth more each time.
+        """
         back = 1.0
         while (begin := chunk - int(back)) > at:
             shares = shares_after(
@@ -460,7 +521,7 @@ class Quota(MixingPolicy):
         return at, (anchor.whole, anchor.part)
 
     def _check_reach(self, at: int, chunk: int) -> None:
-        """Raises ConfigError if it takes too long a walk to go from one chunk to another, or to where one may jump."""
+        """Raises ConfigError if the walk to a chunk, or to where one may jump, takes too long."""
         anchor = self._anchors[at]
         last = self._examples(chunk)
         if self._settled is None or anchor.calm == NEVER:
@@ -469,9 +530,8 @@ class Quota(MixingPolicy):
             return
         examples = self._examples(at)
         rate = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
-        calm = (
-            anchor.calm if anchor.calm > examples else examples + 4 * longest_wait(rate)
-        )  # a limit, which is reached by then
+        # Where it is calm already but cannot jump, a limit is near, which is reached by then
+        calm = anchor.calm if anchor.calm > examples else examples + 4 * longest_wait(rate)
         self._reach.check_wait(at, self._chunk_of(min(calm, last)), rate, last / chunk)
 
     def _examples(self, chunk: int) -> int:
