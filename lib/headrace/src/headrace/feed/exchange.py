@@ -1,12 +1,15 @@
-"""Rows that one host reads for another, so that each stored block is read by one host, even while shares change.
+"""Rows that one host reads for another, so that each stored block is read by one host, even while
+shares change.
 
-A batch is sorted by locality and cut into equal shares. If a source contributes one more row, all rows after it move,
-some of them across the borders of hosts, and the hosts on both sides read the same blocks. With the exchange, a row is
-read by the host that *owns* its locality. The borders between owners are quantiles of the localities of a whole window
-of steps, and stay fixed unless shares have changed a lot, so a block has one owner as long as it is open. Most rows are
-owned by the host where their place in the batch is; the others pass through a small collective on the devices::
+A batch is sorted by locality and cut into equal shares. If a source contributes one more row, all
+rows after it move, some of them across the borders of hosts, and the hosts on both sides read the
+same blocks. With the exchange, a row is read by the host that *owns* its locality. The borders
+between owners are quantiles of the localities of a whole window of steps, and stay fixed unless
+shares have changed a lot, so a block has one owner as long as it is open. Most rows are owned by
+the host where their place in the batch is; the others pass through a small collective on the
+devices::
 
-    arrays as they are read   shard k of n: [its share of the batch | pool], rows that it owns in both parts
+    arrays as they are read   shard k of n: [its share of the batch | pool], in both rows it owns
     all_gather of the pools   over the mesh axes that split rows
     take                      place i of the batch <- its own place, or a place in the pools
 
@@ -30,13 +33,14 @@ With two shards of two rows, of which the first's second row belongs to the seco
     arrays as read        a  -  (-) | c  d  (b)      places 0, 5, 3, 4; pools in parentheses
     origin                0  3 | 0  1                3: after its share of 2, slot 1 of the pools
 
-The batch is bit-identical to one without the exchange. Everything follows from the plan, which is the same on every
-host. A pool has as many rows as the largest surplus of a host in a window, rounded up, and never shrinks, so the arrays
-change their shape and the collective is recompiled a few times in a run. Rows that do not fit into a pool
-(:data:`POOL_BYTES`) are read where their place is.
+The batch is bit-identical to one without the exchange. Everything follows from the plan, which is
+the same on every host. A pool has as many rows as the largest surplus of a host in a window,
+rounded up, and never shrinks, so the arrays change their shape and the collective is recompiled a
+few times in a run. Rows that do not fit into a pool (:data:`POOL_BYTES`) are read where their place
+is.
 
-``auto`` counts, in the first windows and again in every 64th, how often blocks are read without the exchange, and turns
-the exchange on for good above :data:`WORTH_IT` reads per block.
+``auto`` counts, in the first windows and again in every 64th, how often blocks are read without the
+exchange, and turns the exchange on for good above :data:`WORTH_IT` reads per block.
 
 Price: 0.1 us a row to plan; 1 us a row in the windows that ``auto`` counts.
 """
@@ -63,13 +67,18 @@ WORTH_IT = 1.2
 POOL_BYTES = 1 << 27
 """Limit on the bytes of the pools of all hosts together, which each device holds for a moment."""
 PERIOD = 64
-"""Windows after which ``auto`` counts again, and borders are redrawn if pools would have to be twice as large as when
-they were last drawn. If hosts own few strands each, new borders cause most open blocks to be read once more.
+"""Windows after which ``auto`` counts again, and borders are redrawn if pools would have to be
+twice as large as when they were last drawn. If hosts own few strands each, new borders cause most
+open blocks to be read once more.
 """
 _DRAWN = 3
-"""The first window of full length, which redraws borders; window 0 has a single step (order/residency.py)."""
+"""The first window of full length, which redraws borders; window 0 has a single step
+(order/residency.py).
+"""
 _COUNTERS = 7
-"""Windows at the start of a period in which ``auto`` counts. It decides from the second half of them."""
+"""Windows at the start of a period in which ``auto`` counts. It decides from the second half of
+them.
+"""
 
 
 class Arranged(NamedTuple):
@@ -93,10 +102,12 @@ class RowExchange:
 
     Example:
         >>> exchange, four = RowExchange(np.arange(2), "on"), np.array([4])
-        >>> windows = [exchange.arrange(four, four, np.array([0.0, 0.1, 0.6, 0.9]), row_bytes=8) for _ in range(4)]
+        >>> rows = np.array([0.0, 0.1, 0.6, 0.9])
+        >>> windows = [exchange.arrange(four, four, rows, row_bytes=8) for _ in range(4)]
         >>> windows[-1] is None  # each row is owned where its place is
         True
-        >>> later = exchange.arrange(four, four, np.array([0.1, 0.2, 0.3, 0.7]), row_bytes=8)  # as two hosts share it
+        >>> rows = np.array([0.1, 0.2, 0.3, 0.7])
+        >>> later = exchange.arrange(four, four, rows, row_bytes=8)  # as two hosts share it
         >>> later.owner.tolist(), later.place.tolist(), later.origin.tolist(), later.sizes.tolist()
         ([0, 0, 0, 1], [0, 1, 2, 4], [0, 1, 2, 1], [6])
     """
@@ -134,8 +145,8 @@ class RowExchange:
             valid: Rows of each that hold data.
             locality: Locality of these rows, in batch order.
             row_bytes: Bytes of a row. When this changes, as between phases, borders are redrawn.
-            blocks: Returns the blocks under the rows, as :func:`~headrace.feed.plan.stored_blocks` does; called while
-                ``auto`` counts.
+            blocks: Returns the blocks under the rows, as :func:`~headrace.feed.plan.stored_blocks`
+                does; called while ``auto`` counts.
         """
         shards = self.holders.size
         # 1. Shards have equally many places, so the shard of a place is a division.
@@ -205,7 +216,9 @@ class RowExchange:
         return Arranged(sizes + shards * self.pool, positions, origin.astype(np.int32), owner, sent)
 
     def _judge(self, number: int, holder: np.ndarray, blocks: Any) -> None:
-        """If this window is due, counts its reads without the exchange; turns the exchange on if there are many."""
+        """If this window is due, counts its reads without the exchange; turns the exchange on if
+        there are many.
+        """
         # Of the windows at the start of a period, the first half only tells which blocks are open.
         # Counted from nothing, all open blocks would be new, and most hosts that read them still
         # to come: too few reads per block.
@@ -239,7 +252,9 @@ class _Places(NamedTuple):
 
 
 class _ReadCount:
-    """How often each block is read while it stays in memory, if every row is read where its place is."""
+    """How often each block is read while it stays in memory, if every row is read where its place
+    is.
+    """
 
     def __init__(self, holders: int) -> None:
         self._holders = holders
@@ -248,7 +263,9 @@ class _ReadCount:
         self._new_blocks = self._new_reads = 0
 
     def add(self, holder: np.ndarray, block: np.ndarray, *, judged: bool) -> None:
-        """Counts the uses of a window. ``judged``: enough windows came before it to be representative of later ones."""
+        """Counts the uses of a window. ``judged``: enough windows came before it to be
+        representative of later ones.
+        """
         for_each = np.unique(block), np.unique(block * self._holders + holder)
         blocks, reads = (
             np.union1d(*x) for x in zip((self._blocks, self._reads), for_each, strict=True)
@@ -292,7 +309,9 @@ def _rounded(rows: int) -> int:
 
 
 def check_exchange(setting: str, order: BatchOrder) -> ExchangeSetting:
-    """Returns the setting; ConfigError if its name is unknown, or if it is ``on`` and rows come from ``get_batch``."""
+    """Returns the setting; ConfigError if its name is unknown, or if it is ``on`` and rows come
+    from ``get_batch``.
+    """
     check_choice("row_exchange", setting, get_args(ExchangeSetting))
     if setting == "on" and order.planned is None:
         raise ConfigError(
@@ -307,8 +326,9 @@ def check_exchange(setting: str, order: BatchOrder) -> ExchangeSetting:
 def holders_of(sharding: NamedSharding) -> Int64[np.ndarray, " n"]:
     """For each shard of a batch's rows, the number (from 0) of the processes that hold it.
 
-    ``sharding`` is that of ``[B]`` arrays. Shards have the same number if they are in the same process at each position
-    of the other mesh axes: what is read for one of them is available to the other.
+    ``sharding`` is that of ``[B]`` arrays. Shards have the same number if they are in the same
+    process at each position of the other mesh axes: what is read for one of them is available to
+    the other.
     """
     shards = row_shards(sharding)
     processes: dict[int, list[int]] = {}
@@ -331,10 +351,10 @@ class PooledRows(NamedTuple):
     """A batch before the exchange: arrays whose shards have a pool after their share of the rows.
 
     Attributes:
-        arrays: The batch: a ``HostRows``, or any pytree of arrays with ``[rows and pools]`` first; on the host, then on
-            the devices.
-        origin: int32 ``[rows]``, position of each row of the batch: in its shard's share or, after that, in the pools
-            of all shards. On the host: the rows of this process.
+        arrays: The batch: a ``HostRows``, or any pytree of arrays with ``[rows and pools]`` first;
+            on the host, then on the devices.
+        origin: int32 ``[rows]``, position of each row of the batch: in its shard's share or, after
+            that, in the pools of all shards. On the host: the rows of this process.
         batch_size: Rows of the batch.
         array_size: Rows of the arrays, with the pools.
     """
@@ -346,7 +366,9 @@ class PooledRows(NamedTuple):
 
 
 def exchange_rows(pooled: PooledRows) -> Any:
-    """The batch with its rows in place. A collective: all processes of the mesh must call it in the same order."""
+    """The batch with its rows in place. A collective: all processes of the mesh must call it in the
+    same order.
+    """
     leaves, structure = jax.tree.flatten(pooled.arrays)
     sharding = pooled.origin.sharding
     program = _program(sharding.mesh, sharding.spec, tuple(leaf.sharding for leaf in leaves))

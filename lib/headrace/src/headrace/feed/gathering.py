@@ -54,7 +54,9 @@ ALIGNMENT = 64
 _SPARE = 2
 """Free buffers to keep; the rest of a peak goes back to the system."""
 _RUNS = (128, 16, 1)
-"""Elements to copy at a time from pieces that are not whole rows: indexing each element costs more than the copy."""
+"""Elements to copy at a time from pieces that are not whole rows: indexing each element costs more
+than the copy.
+"""
 
 
 class Buffers:
@@ -182,8 +184,8 @@ class StepRange(NamedTuple):
         )
 
     def by_row(self, begins: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " r"]:
-        """Start of each row of the arrays, given the starts of pieces. A row without data copies a row of its step that
-        has data. Only for steps whose pieces fill rows.
+        """Start of each row of the arrays, given the starts of pieces. A row without data copies a
+        row of its step that has data. Only for steps whose pieces fill rows.
         """
         if self.plan.row_place is None and begins.size == (self.stop - self.first) * self.rows:
             return begins
@@ -196,8 +198,9 @@ class StepRange(NamedTuple):
 
 
 class Slots:
-    """Chunks of arrays of one kind: tokens, or one of their columns. An array that does not store this kind has its
-    default or one value per document. The latter are not in chunks and are written while tokens are gathered.
+    """Chunks of arrays of one kind: tokens, or one of their columns. An array that does not store
+    this kind has its default or one value per document. The latter are not in chunks and are
+    written while tokens are gathered.
 
     ``mapping``: whether chunks of local uncompressed arrays are used in place, in memory-mapped
     files. ``checker`` verifies them against their checksums. Where dtypes are mixed, ``copiers`` do
@@ -220,7 +223,9 @@ class Slots:
         dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]
         self.dtype = kind.dtype
         self.width = kind.width
-        """The same for every batch, whatever its sources, so that the devices of all hosts run one program."""
+        """The same for every batch, whatever its sources, so that the devices of all hosts run one
+        program.
+        """
         self._dtypes = sorted(set(dtypes), key=str)
         self._dtype_of = kind.arrays.spread([self._dtypes.index(d) for d in dtypes])
         self._itemsize = kind.arrays.spread([d.itemsize for d in dtypes])
@@ -241,7 +246,9 @@ class Slots:
 
     @cached_property
     def _by_address(self) -> bool:
-        """Whether pieces are copied from their addresses; otherwise all data to gather are in :attr:`_memory`."""
+        """Whether pieces are copied from their addresses; otherwise all data to gather are in
+        :attr:`_memory`.
+        """
         return self._dtypes == [self.dtype] and self.slot_bytes > 0
 
     def find(
@@ -289,7 +296,9 @@ class Slots:
         return None
 
     def read(self, number: int, chunk: int, memory: np.ndarray) -> Pending:
-        """Starts reading a chunk of an array through TensorStore into :attr:`slot_bytes` bytes of memory."""
+        """Starts reading a chunk of an array through TensorStore into :attr:`slot_bytes` bytes of
+        memory.
+        """
         array = self.arrays.get(number)
         assert array is not None
         out = memory[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
@@ -307,11 +316,13 @@ class Slots:
     def gather(
         self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray
     ) -> list[Callable[[], None]]:
-        """Calls that, run in order, copy the rows of some steps into ``out``. Rows without data become zeros.
+        """Calls that, run in order, copy the rows of some steps into ``out``. Rows without data
+        become zeros.
 
-        Any thread may run each call, once; the slots must not be refilled until they return. Calls that are
-        :class:`Copies` do not need the interpreter's lock. ``mapped`` has the blocks of the window. ``out`` is
-        ``[rows of all steps, row elements]`` of :attr:`dtype`, in C order, with :attr:`width` elements for each token.
+        Any thread may run each call, once; the slots must not be refilled until they return. Calls
+        that are :class:`Copies` do not need the interpreter's lock. ``mapped`` has the blocks of
+        the window. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, in C order,
+        with :attr:`width` elements for each token.
         """
         # Stored pieces first: values of documents are then laid over them where an array has both
         parts = [self._gather_stored(steps, mapped, out)] if self.slot_bytes else []
@@ -416,8 +427,8 @@ class Slots:
         size: np.ndarray,
         out: np.ndarray,
     ) -> None:
-        """Copies pieces of at least ``run`` elements, run by run. The last run of a piece ends with the piece and may
-        copy some elements twice.
+        """Copies pieces of at least ``run`` elements, run by run. The last run of a piece ends with
+        the piece and may copy some elements twice.
         """
         # `count` runs cover a piece of `size` elements. The n-th begins at n * run, but the last no
         # later than `run` before the end: it copies some elements twice, and needs no shorter run.
@@ -430,7 +441,9 @@ class Slots:
         ]
 
     def _lay_documents(self, steps: StepRange, out: np.ndarray) -> None:
-        """Writes values of documents, and the default where an array stores nothing and no slots hold it."""
+        """Writes values of documents, and the default where an array stores nothing and no slots
+        hold it.
+        """
         # 6. Array by array: each has its own table from positions to documents, and few have one.
         plan = steps.plan
         pieces = steps.pieces

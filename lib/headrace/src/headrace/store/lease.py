@@ -1,8 +1,10 @@
-"""A lease: one builder at a time on one output, and a killed builder does not block others for long.
+"""A lease: one builder at a time on one output, and a killed builder does not block others for
+long.
 
-``<root>/lease.json`` names its owner (host, process, a random id) and counts its heartbeats. While the lease is held,
-other processes are refused, with the name of the owner. Once the owner is gone, the lease can be taken over: at once if
-it was a process of this machine that no longer runs, otherwise after ``expiry_s`` without a renewal.
+``<root>/lease.json`` names its owner (host, process, a random id) and counts its heartbeats. While
+the lease is held, other processes are refused, with the name of the owner. Once the owner is gone,
+the lease can be taken over: at once if it was a process of this machine that no longer runs,
+otherwise after ``expiry_s`` without a renewal.
 
 Step by step; the comments below have the same numbers:
 
@@ -24,11 +26,12 @@ Step by step; the comments below have the same numbers:
 An owner whose clock is wrong keeps its lease as long as it runs (step 4). One that is suspended for
 longer than ``expiry_s`` loses it, and gets an error from :meth:`Lease.check`, or at the end.
 
-Invariant: of any number of contenders, one gets the lease. On a local disk, the file is changed under a lock of the
-folder (``flock``: this also works between machines on one NFS server, but not on file systems without locks); in an
-object store, by a conditional write. GCS guarantees the condition; on S3, TensorStore reads the ETag and then writes,
-and some servers ignore the condition. A contender therefore checks a second later whether the lease is still its own:
-two whose check and write are further apart than that may both start, and the one that wrote first notices at its next
+Invariant: of any number of contenders, one gets the lease. On a local disk, the file is changed
+under a lock of the folder (``flock``: this also works between machines on one NFS server, but not
+on file systems without locks); in an object store, by a conditional write. GCS guarantees the
+condition; on S3, TensorStore reads the ETag and then writes, and some servers ignore the condition.
+A contender therefore checks a second later whether the lease is still its own: two whose check and
+write are further apart than that may both start, and the one that wrote first notices at its next
 heartbeat. Price: that second, and one small write every ``expiry_s / 4``.
 """
 
@@ -122,7 +125,9 @@ class Lease:
             raise CacheError(problem, field=self._field, value=self.root, cure=self._cure)
 
     def confirm(self) -> None:
-        """Like :meth:`check`, but asks the store: everything stored before the call was stored under the lease."""
+        """Like :meth:`check`, but asks the store: everything stored before the call was stored
+        under the lease.
+        """
         self.check()  # a lease that was lost says why; the look would name whoever has it now
         self._see_holder()
         self.check()
@@ -187,7 +192,8 @@ def lease(
         cure: What to do when the lease was lost.
 
     Raises:
-        CacheError: another process holds it, or it cannot be written; or, at the end of the block, it was lost.
+        CacheError: another process holds it, or it cannot be written; or, at the end of the block,
+            it was lost.
 
     Example:
         >>> import tempfile
@@ -232,7 +238,9 @@ def owning(root: str, check: Callable[[], None] = lambda: None) -> Iterator[None
 
 
 def held_roots() -> list[tuple[Location, Callable[[], None]]]:
-    """The folders below which this process may delete, each with a function that raises if that is no longer so."""
+    """The folders below which this process may delete, each with a function that raises if that is
+    no longer so.
+    """
     return list(_held_leases)
 
 
@@ -254,7 +262,9 @@ class LeaseWatch:
         self._held = self._looked = time.monotonic()
 
     def absence_s(self) -> float:
-        """Seconds without a holder; 0 while a process of this machine holds it, or another sends heartbeats."""
+        """Seconds without a holder; 0 while a process of this machine holds it, or another sends
+        heartbeats.
+        """
         now = time.monotonic()
         if now - self._looked >= LOOK_S or self._raw is None:
             self._looked = now
@@ -264,8 +274,8 @@ class LeaseWatch:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which to stop waiting: few once the holder's process has ended or is known to be gone, more for
-        one that was never there.
+        """Seconds after which to stop waiting: few once the holder's process has ended or is known
+        to be gone, more for one that was never there.
         """
         if self.holder is None:
             return NEVER_S
@@ -367,14 +377,16 @@ def _boot() -> str:
 
 
 class _Slot(Protocol):
-    """The storage of a lease. ``settle_s``: how long after a swap an earlier swap may still finish."""
+    """The storage of a lease. ``settle_s``: how long after a swap an earlier one may finish."""
 
     settle_s: float
 
     def read(self) -> bytes | None: ...
 
     def swap(self, expected: bytes | None, new: bytes | None) -> bool:
-        """Replaces the content with ``new`` (None: deletes it) if it is ``expected``; returns whether it did."""
+        """Replaces the content with ``new`` (None: deletes it) if it is ``expected``; returns
+        whether it did.
+        """
         ...
 
 
@@ -444,7 +456,8 @@ class _RemoteSlot:
         if current != expected:
             return False
         written = self._wait(self._store.write(LEASE_NAME, new, if_equal=generation))
-        # An empty generation says that the condition was not met; some servers ignore it, hence the look afterwards.
+        # An empty generation says that the condition was not met; some servers ignore the
+        # condition, hence the look afterwards.
         return bool(written.generation) and self.read() == new
 
     def _look(self) -> tuple[bytes | None, bytes]:
@@ -463,11 +476,12 @@ class _RemoteSlot:
 
 
 def check_vacant(output: str, *, but: str = "") -> None:
-    """Raises CacheError if a folder without a ledger has other files, which must never be mixed with a cache or
-    deleted.
+    """Raises CacheError if a folder without a ledger has other files, which must never be mixed
+    with a cache or deleted.
 
-    It may contain one folder named ``but``, and the rest of a builder that was killed while writing its ledger. A
-    folder with a ledger passes: if the caller saw none, another builder has just started, and :func:`lease` reports it.
+    It may contain one folder named ``but``, and the rest of a builder that was killed while writing
+    its ledger. A folder with a ledger passes: if the caller saw none, another builder has just
+    started, and :func:`lease` reports it.
     """
     cure = "Choose a folder that is new or empty."
     if not files.exists(output):

@@ -62,9 +62,10 @@ _STATE = re.compile(
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 SHUFFLED = "shuffled"
-"""Metadata of a cache whose documents were shuffled when it was written: ``seed``, ``unit``, ``part_bytes``, the path
-of the ``cache`` that was read, and of the one that numbers of documents belong to (that cache or, if it was shuffled
-itself, its original) the ``fingerprint``, the ``parts`` with their documents, and the ``sources``.
+"""Metadata of a cache whose documents were shuffled when it was written: ``seed``, ``unit``,
+``part_bytes``, the path of the ``cache`` that was read, and of the one that numbers of documents
+belong to (that cache or, if it was shuffled itself, its original) the ``fingerprint``, the
+``parts`` with their documents, and the ``sources``.
 """
 
 
@@ -85,16 +86,19 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         finished: Whether the build completed.
-        tokenizer: JSON record of the tokenizer and its policy, with ``vocab_size`` and ``fingerprint``.
+        tokenizer: JSON record of the tokenizer and its policy, with ``vocab_size`` and
+            ``fingerprint``.
         layout: JSON form of :class:`~headrace.store.layout.CacheLayout`.
         sources: JSON records of the source files: name, size, fingerprint.
         parts: Finished parts, in order. Empty until the build is finished.
         metadata: Further information (command, counters, versions).
-        leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf other than the tokens.
-        code_version: Release of headrace that started the build; empty in ledgers older than this field.
+        leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf other than
+            the tokens.
+        code_version: Release of headrace that started the build; empty in ledgers older than this
+            field.
         format_version: Version of this file.
-        digest: Digest of the file with this field empty: ``sha256:`` and the hex digest. Only for reading and writing;
-            files older than this field have none.
+        digest: Digest of the file with this field empty: ``sha256:`` and the hex digest. Only for
+            reading and writing; files older than this field have none.
     """
 
     finished: bool
@@ -114,7 +118,9 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shuffle_record(ledger: Ledger, root: str) -> ShuffleRecord | None:
-    """The shuffle of a cache's documents; None if they were not shuffled. Raises CacheCorruptError if it is invalid."""
+    """The shuffle of a cache's documents; None if they were not shuffled. Raises CacheCorruptError
+    if it is invalid.
+    """
     recorded = ledger.metadata.get(SHUFFLED)
     try:
         return None if recorded is None else msgspec.convert(recorded, ShuffleRecord)
@@ -134,8 +140,8 @@ class _Head(msgspec.Struct):
 
 
 def prepare_types(*forms: Any) -> None:
-    """Makes msgspec resolve types now, in the thread that imports their module: otherwise it does so at their first
-    use, and the process dies if two threads do it at once (msgspec 0.22).
+    """Makes msgspec resolve types now, in the thread that imports their module: otherwise it does
+    so at their first use, and the process dies if two threads do it at once (msgspec 0.22).
     """
     for form in forms:
         msgspec.json.Decoder(form)
@@ -148,7 +154,8 @@ def read_ledger(root: str) -> Ledger | None:
     """The ledger of a cache, all of ``ledger.json``; None if there is none.
 
     Raises:
-        CacheCorruptError: the file is damaged, or not a ledger of a version that this release reads.
+        CacheCorruptError: the file is damaged, or not a ledger of a version that this release
+            reads.
         CacheError: the file cannot be read.
     """
     url = files.join(root, LEDGER_NAME)
@@ -156,8 +163,8 @@ def read_ledger(root: str) -> Ledger | None:
 
 
 class LedgerState(NamedTuple):
-    """The first bytes of a ``ledger.json``: its digest, and whether the build is finished. ``ledger``: all of it, if it
-    was read.
+    """The first bytes of a ``ledger.json``: its digest, and whether the build is finished.
+    ``ledger``: all of it, if it was read.
     """
 
     name: str
@@ -166,8 +173,8 @@ class LedgerState(NamedTuple):
 
 
 def ledger_state(root: str) -> LedgerState | None:
-    """The state of a cache, from one small read whatever the number of its parts; None if there is no ledger. Raises
-    the same errors as :func:`read_ledger`.
+    """The state of a cache, from one small read whatever the number of its parts; None if there is
+    no ledger. Raises the same errors as :func:`read_ledger`.
     """
     url = files.join(root, LEDGER_NAME)
     try:
@@ -194,7 +201,9 @@ def is_finished(root: str) -> bool:
 
 
 def whole_state(root: str) -> LedgerState | None:
-    """The state of a cache with its whole ledger; None if there is none. Raises as :func:`read_ledger` does."""
+    """The state of a cache with its whole ledger; None if there is none. Raises as
+    :func:`read_ledger` does.
+    """
     url = files.join(root, LEDGER_NAME)
     return _read(url, lambda raw: _state_of(raw, url))
 
@@ -206,8 +215,8 @@ def _state_of(raw: bytes, url: str) -> LedgerState:
 
 
 def open_ledger(root: str) -> Ledger | None:
-    """The ledger of a cache to read from, with its parts as columns; None if there is none. Of an unfinished one all
-    of ``ledger.json``.
+    """The ledger of a cache to read from, with its parts as columns; None if there is none. Of an
+    unfinished one all of ``ledger.json``.
 
     Price: two small reads, one more of some bytes a part where there are thousands.
 
@@ -270,7 +279,9 @@ def _sources_of(root: str) -> Sequence[dict[str, Any]]:
 
 
 def whole_ledger(root: str) -> Ledger:
-    """All of ``ledger.json``: the sources, and the counters of each part. Raises CacheCorruptError if it is gone."""
+    """All of ``ledger.json``: the sources, and the counters of each part. Raises CacheCorruptError
+    if it is gone.
+    """
     ledger = read_ledger(root)
     if ledger is None:
         url = files.join(root, LEDGER_NAME)
@@ -329,7 +340,9 @@ def has_digest(root: str) -> bool:
 
 
 def write_ledger(root: str, ledger: Ledger) -> None:
-    """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives the same bytes."""
+    """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives
+    the same bytes.
+    """
     # 1. or 3. and 4. The digest of ledger.json is known before it is written, so ledger.bin can
     #    name it and come first. The other way round, a kill in between would leave a cache that
     #    says that it is finished and cannot be opened.
@@ -355,8 +368,8 @@ def chunk_names(root: str, ledger: Ledger) -> ChunkNames:
 
 
 def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
-    """The ``ledger.bin`` for a finished ``ledger.json`` with this ``name`` (:class:`LedgerState`) and these checksums
-    of chunks.
+    """The ``ledger.bin`` for a finished ``ledger.json`` with this ``name`` (:class:`LedgerState`)
+    and these checksums of chunks.
 
     Raises:
         CacheError: a part has other leaves than the cache.
@@ -394,7 +407,9 @@ def part_folder(root: str, name: str) -> str:
 
 
 def read_part_record(root: str, name: str) -> PartRecord | None:
-    """The record of a part; None unless the part is complete. Raises CacheCorruptError if the file is no record."""
+    """The record of a part; None unless the part is complete. Raises CacheCorruptError if the file
+    is no record.
+    """
     url = files.join(part_folder(root, name), PART_RECORD_NAME)
     cure = "Delete it and build again."
     return _read(url, lambda raw: _decoded(raw, PartRecord, url, "part's record", cure))
@@ -412,7 +427,8 @@ def write_part_record(root: str, record: PartRecord) -> None:
 
 
 def tokenizer_content(content: bytes) -> dict[str, Any]:
-    """The content of a ``tokenizer.json`` without truncation and padding, which would silently change what is encoded.
+    """The content of a ``tokenizer.json`` without truncation and padding, which would silently
+    change what is encoded.
 
     Raises:
         ValueError: it is not a JSON object.

@@ -5,12 +5,14 @@
     8 bytes    HRLEDGER
     8 bytes    length of the head, little-endian
     32 bytes   SHA-256 of the head
-    head       JSON: what a reader needs of ledger.json, its digest, and name, dtype and SHA-256 of each column
-    columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf; then the checksums
-               of all chunks, in pages (:mod:`headrace.store.chunk_names`); then the digests
+    head       JSON: what a reader needs of ledger.json, its digest, and name, dtype and SHA-256 of
+               each column
+    columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf;
+               then the checksums of all chunks, in pages (:mod:`headrace.store.chunk_names`);
+               then the digests
 
-It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused. It can be rewritten
-at any time (``headrace verify CACHE --repair``).
+It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused.
+It can be rewritten at any time (``headrace verify CACHE --repair``).
 
 How it is written; the comments below have the same numbers:
 
@@ -31,7 +33,8 @@ How it is read:
    folder of parts, whoever wrote the digest.
 8. **The others on demand**, each compared with its digest when it is read.
 
-Price of opening: one read of 64 KiB, and one of 8 to 30 bytes per part if that was not all; 30 ns of CPU per part.
+Price of opening: one read of 64 KiB, and one of 8 to 30 bytes per part if that was not all; 30 ns
+of CPU per part.
 """
 
 from __future__ import annotations
@@ -223,7 +226,8 @@ class ColumnTable(PartTable):
 
 
 def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, np.ndarray]:
-    """The columns of records. Raises CacheError if one lacks a leaf, or its digest is not ASCII text.
+    """The columns of records. Raises CacheError if one lacks a leaf, or its digest is not ASCII
+    text.
 
     Args:
         parts: Records.
@@ -331,8 +335,8 @@ def read_table(url: str) -> ColumnTable | None:
 
 
 def parse_table(url: str, data: bytes) -> ColumnTable:
-    """The table in the file at ``url``, which begins with ``data``: at least its head and its opened columns. The rest
-    is read from the file on demand. Raises CacheCorruptError.
+    """The table in the file at ``url``, which begins with ``data``: at least its head and its
+    opened columns. The rest is read from the file on demand. Raises CacheCorruptError.
     """
     head = _parse_head(url, data)
     starts = _column_starts(head, _head_end(url, data))
@@ -468,7 +472,9 @@ def _read_column(url: str, head: TableHead, starts: Sequence[int], name: str) ->
 
 
 def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray]) -> None:
-    """Raises CacheCorruptError for names that lead outside or occur twice, and for numbers out of range."""
+    """Raises CacheCorruptError for names that lead outside or occur twice, and for numbers out of
+    range.
+    """
     if not head.parts:
         return
     # All names in one pass over their bytes: regular expressions would take seconds for a million.
