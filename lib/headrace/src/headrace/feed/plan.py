@@ -1,7 +1,23 @@
-"""The plan of consecutive steps: which stored blocks this host needs, in which order, and where each row is in them.
+"""The plan of consecutive steps: which stored blocks this host needs, where each row is.
 
-Pure: index maps and integer arithmetic, no I/O. A handful of array operations plans a whole window of steps; a step
-costs well under a microsecond per row.
+How a window of steps is planned (:func:`plan_window`):
+
+1. The rows of all hosts, step by step: indices of the run, mapped to (source, row), and each batch
+   sorted by locality (:func:`global_rows`). The order is that of the whole batch, so it does not
+   depend on the number of hosts.
+2. With an exchange, who reads which row for whom (:func:`arrange`).
+3. Cut to the rows that this process reads.
+4. Each row as *pieces* of stored arrays; cut to the columns that this process holds, and where
+   stored blocks end.
+5. The block of each piece, and its offset in it. The blocks that each step uses are what decides
+   which ones are fetched (:mod:`headrace.order.residency`).
+
+With pencil and paper: rows of 4 tokens, blocks of 6, one array. Row 1 has tokens 4 to 7, so two
+pieces: 2 tokens from offset 4 of block 0, and 2 from offset 0 of block 1. Row 2 has tokens 8 to 11,
+one piece: 4 tokens from offset 2 of block 1. A step of these rows uses blocks 0 and 1.
+
+Pure: index maps and integer arithmetic, no I/O. A handful of array operations plans a whole window
+of steps; a step costs well under a microsecond per row.
 """
 
 from __future__ import annotations
@@ -259,15 +275,18 @@ def plan_window(
     The rows of a step are first ordered over the global batch, then cut to the rows that this process reads (those that
     it holds, unless there is an ``exchange``) and to the columns that it holds.
     """
+    # 1. and 2. Rows of all hosts
     window = global_rows(dataset, schedule, first_step, steps, row_order)
     arranged = None if exchange is None else arrange(window, space, exchange)
     dataset, steps, sizes, valid, rows = window
+    # 3. Rows of this process
     row_place = None
     if arranged is None:
         keep, row_bounds = _local_cut(placement, sizes, valid)
     else:
         keep, row_place, row_bounds = _cut_arranged(placement, arranged, valid)
     source, row = (rows.source, rows.row) if keep is None else (rows.source[keep], rows.row[keep])
+    # 4. Pieces. Mostly every row is one, and then rows and pieces have the same bounds
     first_column, last_column = placement.local_columns(dataset.seq_len)
     row_elements = last_column - first_column
     pieces = dataset.joined_rows.pieces(source, row, space.first_array)
@@ -277,6 +296,7 @@ def plan_window(
     is_whole = pieces.row.size == row.size and bool((pieces.size == row_elements).all())
     row_step = np.repeat(np.arange(steps), np.diff(row_bounds))
     step = row_step if is_whole else row_step[pieces.row]
+    # 5. Blocks
     block, offset = _blocks_of(pieces, space)
     uses, index = window_uses(first_step, steps, block, step)
     distinct, ranges = _distinct_and_ranges(source, row, row_step, steps)
@@ -377,6 +397,7 @@ def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
 def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
     """Cuts pieces where blocks end, so that each is within one block."""
     chunk = space.chunk_of(pieces.array)
+    # Blocks that each piece touches
     first = pieces.start // chunk
     count = (pieces.start + pieces.size - 1) // chunk - first + 1
     if count.max(initial=1) == 1:
@@ -385,6 +406,7 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
     row, column, array, start, size, chunk, first = (
         np.repeat(x, count) for x in (*pieces, chunk, first)
     )
+    # Each piece once for each of them, cut to the nth
     nth = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
     begin = np.maximum(start, (first + nth) * chunk)
     end = np.minimum(start + size, (first + nth + 1) * chunk)

@@ -23,9 +23,9 @@ whether its next example was drawn already. Let weights be constant from some st
 from two different states there, with the same shares and as many examples drawn in all. Both serve
 the same examples in the same order of deadlines, as many in each step. Take the examples that one
 has drawn and the other has not. At a step, what enters this set is earlier than something that
-stays in it, since both cut one order: so **the latest deadline in the set never moves**, and when it has
-passed, the two are equal. An example's deadline is one example of its component away, P examples of
-the mixture: a run that starts from a guess is exact after P examples, if the guess can keep its
+stays in it, since both cut one order: so **the latest deadline in the set never moves**, and when
+it has passed, the two are equal. An example's deadline is one example of its component away, P
+examples of the mixture: a run that starts from a guess is exact after P examples, if the guess can keep its
 deadlines. Drawing what is due first is such a guess, as everything that it leaves is due later than
 what another state leaves.
 
@@ -41,17 +41,17 @@ they fill the step unless the a of all D sum to e + 1 or more; each of the e add
 delta, each that may not be drawn less than delta, so this one and those that are due later add at
 least 1 - (D - 1) delta = 3/4. Both the share of an example and the set of those due later only grow
 with time: where that sum is below 0.7 now, the example was never drawn. Its state is known and
-needs no guess (:func:`may_be_early`), so that a weight of 1e-9 costs nothing most of the time, and at
-worst about 0.4 P examples.
+needs no guess (:func:`may_be_early`), so that a weight of 1e-9 costs nothing most of the time, and
+at worst about 0.4 P examples.
 
 **Largest shares are kept to the row.** Of a step with B examples, a component whose largest share
 is m has at most ceil(m B). What is due in a step never exceeds that, but an example that is drawn
-early beside it would. Whether it would depends on the step before, so the exchange above does not hold:
-where a largest share can bind for ever, all steps are walked.
+early beside it would. Whether it would depends on the step before, so the exchange above does not
+hold: where a largest share can bind for ever, all steps are walked.
 
 **What would take minutes is refused**, with a cure (:class:`Reach`): a walk of more than 2**21
-steps from what is counted already, and more than 2**18 steps before a far one whose weights are constant;
-fewer of many components, which take longer each.
+steps from what is counted already, and more than 2**18 steps before a far one whose weights are
+constant; fewer of many components, which take longer each.
 """
 
 from __future__ import annotations

@@ -1,15 +1,28 @@
-"""Best, worst and first fit decreasing: longest item first, into the fullest, emptiest or first bin that has room.
+"""Best, worst and first fit decreasing: longest first, into a bin that has room.
 
-Items of equal size are interchangeable until they are numbered, and so are bins with equal space. Best and worst fit
-therefore work on groups: all bins with the same space take as many items of one size as they can at once. The loop runs
-over the (size, space) pairs that occur, a few per size, instead of over items; per item there is only sorting and
-copying. First fit searches blocks of bins whose largest free space is known.
+The textbook algorithm, which this equals item by item:
 
-Invariant: identical to the textbook algorithm, item by item: sizes descend, equal sizes by number; among bins with
-equal space, the one opened first. Price: below 1 us an item.
+1. Sort items by size, the largest first, equal sizes by number.
+2. Put each into a bin with room: the fullest (best fit), the emptiest (worst fit), or the one
+   opened first (first fit). Among bins with equal space, the one opened first.
+3. If none has room, open a bin.
 
-Reference: Johnson, "Near-optimal bin packing algorithms", MIT 1973. ``binpacking`` (and with it ms-swift and CoordExp)
-is best fit up to version 1.5.2 and worst fit since 2.0.
+With pencil and paper: sizes 7, 5, 2, 2 into bins of 10. 7 opens bin 0 and leaves 3; 5 opens bin 1
+and leaves 5. The first 2 goes into bin 0 by best fit (3 is less than 5), which then has 1; the next
+into bin 1. By worst fit it goes into bin 1, which then has 3, and so does bin 0: a tie, so the next
+goes into bin 0.
+
+    >>> [fit_decreasing(np.array([7, 5, 2, 2]), 10, worst=w).tolist() for w in (False, True)]
+    [[0, 1, 0, 1], [0, 1, 1, 0]]
+
+Why it is not done item by item: items of equal size are interchangeable until they are numbered,
+and so are bins with equal space. Best and worst fit therefore work on groups: all bins with the same
+space take as many items of one size as they can at once. The loop runs over the (size, space) pairs
+that occur, a few per size, instead of over items; per item there is only sorting and copying. First
+fit searches blocks of bins whose largest free space is known. Price: below 1 us an item.
+
+Reference: Johnson, "Near-optimal bin packing algorithms", MIT 1973. ``binpacking`` (and with it
+ms-swift and CoordExp) is best fit up to version 1.5.2 and worst fit since 2.0.
 """
 
 from __future__ import annotations
@@ -109,18 +122,20 @@ def fit_decreasing(
     Example:
         >>> fit_decreasing(np.array([4, 8, 1, 4, 2, 1]), 10)
         array([1, 0, 1, 1, 0, 1], dtype=int32)
-        >>> [fit_decreasing(np.array([7, 5, 2, 2]), 10, worst=worst).tolist() for worst in (False, True)]
-        [[0, 1, 0, 1], [0, 1, 1, 0]]
     """
+    # 1. Items by size
     order, runs = runs_of_equal(sizes)
     bin_of = np.empty(sizes.size, _number_dtype(sizes.size))
     bins = _Bins()
     opened = 0
     for size, at, stop in runs:
+        # 2. The group of bins to use next. Best fit fills a bin before it goes on, as the bin stays
+        #    the fullest; worst fit puts one item into each, as they then are not the emptiest
         while at < stop and (space := bins.space_for(size, worst=worst)) is not None:
             each = 1 if worst else space // size
             group = bins.take(space)
             at += _fill(bins, group, space, size, each, order[at:stop], bin_of)
+        # 3. No bin has room: those that the rest of this size takes, each filled as far as it goes
         if at < stop:
             each = max(capacity // size, 1)
             new = np.arange(opened, opened + -(-(stop - at) // each))
@@ -138,11 +153,15 @@ def _fill(
     items: np.ndarray,
     bin_of: np.ndarray,
 ) -> int:
-    """Puts ``each`` items into every bin of a group, in order, until items run out. Returns how many were placed."""
+    """Puts ``each`` items into every bin of a group, in order, until items run out.
+
+    Returns how many were placed.
+    """
     placed = min(group.size * each, items.size)
     full, rest = divmod(placed, each)
     used = group[: full + (rest > 0)]
     bin_of[items[:placed]] = used if each == 1 else np.repeat(used, each)[:placed]
+    # Back among the others: filled ones, one that items ran out in, and untouched ones
     bins.put(space - each * size, group[:full])
     if rest:
         bins.put(space - rest * size, group[full : full + 1])

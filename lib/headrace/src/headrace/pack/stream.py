@@ -3,12 +3,25 @@
 Next fit keeps documents whole, wrap cuts them at pack boundaries: both look at each item once and keep only the open
 pack.
 
-Windowed packs are packs of neighbours: almost full, and each read from little more than one stored block. Documents are
-taken window by window; a window is one I/O block (or a few, if blocks are small) and the documents that begin in it. A
-pack starts with the largest document left; exact subset sums over the others, larger ones first, fill the rest. A set
-of reachable sums is one integer and adding a document is one shift, so a pack costs 1 us in compiled code
-(:mod:`headrace.pack.window_kernel`). What is left of a window, about half a pack, and the document that crosses its end
-go together into the first pack of the next window: no document is packed later than that.
+Windowed packs are packs of neighbours: almost full, and each read from little more than one stored
+block. How documents are packed:
+
+1. Take the documents that begin in one window: an I/O block, or a few, if blocks are small.
+2. Start a pack with the largest document left.
+3. Fill the rest by exact subset sums over the others, larger ones first. A set of reachable sums is
+   one integer, a bit a sum, and adding a document is one shift: a pack costs 1 us in compiled code
+   (:mod:`headrace.pack.window_kernel`).
+4. Again from 2, until no pack can be filled. What is left, about half a pack, and the document that
+   crosses the window's end go together into the first pack of the next window: no document is
+   packed later than that.
+
+With pencil and paper: documents of 7, 5, 4, 3, 3 and 2 tokens, packs of 10. The first pack starts
+with 7, and 3 fills it. The next starts with 5; of 4, 3 and 2, the sum 3 + 2 fills it. 4 is left.
+
+    >>> from headrace.pack.plan import plan_packs
+    >>> plan_packs([7, 5, 4, 3, 3, 2], 10, "windowed").raw_plan
+    [[0, 3], [1, 4, 5], [2]]
+
 Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096 and blocks of 65,536
 tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all documents has 0.9999 and 4.9.
 
@@ -29,13 +42,12 @@ from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_do
 from headrace.pack.spec import PackSpec
 from headrace.pack.window_kernel import window_kernel
 
-_TOLERANCE = 64  # a pack may leave 1 part in this many empty; with more, its documents wait for the next window
-_MIN_PACKS = (
-    8  # fewest packs in a window: with fewer, too large a share of them carries something over
-)
-_CANDIDATES = (
-    512  # items whose sums are tried for one pack; after these, anything that fits is taken
-)
+# A pack may leave 1 part in this many empty; with more, its documents wait for the next window
+_TOLERANCE = 64
+# Fewest packs in a window: with fewer, too large a share of them carries something over
+_MIN_PACKS = 8
+# Items whose sums are tried for one pack; after these, anything that fits is taken
+_CANDIDATES = 512
 
 
 class PackStream:
@@ -199,7 +211,8 @@ def next_fit(
         ([1, 2], [3])
     """
     ends = np.cumsum(items.size)
-    # where the pack that begins with each item ends; an item too large for any pack is one by itself
+    # Where a pack would end that began with each item; an item too large for any pack is one by
+    # itself. Then follow these links from the first item on
     stop = np.searchsorted(ends, ends - items.size + capacity, side="right")
     number = np.arange(ends.size)
     stop = stop if max_documents is None else np.minimum(stop, number + max_documents)
@@ -231,7 +244,8 @@ def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
     total = int(ends[-1]) if ends.size else 0
     starts = ends - items.size
     cuts = np.arange(0, total, capacity)
-    begin = np.union1d(starts, cuts)  # no item is empty, so starts are distinct
+    # A piece begins where an item begins, or a pack; no item is empty, so starts are distinct
+    begin = np.union1d(starts, cuts)
     of = np.searchsorted(ends, begin, side="right")
     size = np.append(begin[1:], total)[: begin.size] - begin
     pieces = Items(items.document[of], items.offset[of] + begin - starts[of], size)
@@ -277,6 +291,8 @@ class WindowedPacks:
         """Packs the complete windows, given the next items (by document and offset) and where each begins in its stored
         array. Returns packs ordered by their first items, as far as no later pack can precede them.
         """
+        # 1. The window in which each item begins, and whether it ends in another. An array
+        #    has fewer than 2**40 windows, so arrays share none
         begins = start // self.window
         items_here = Items.join([self._held, items])
         window_of = np.concatenate([self._window_of, (array << 40) + begins])
@@ -285,10 +301,10 @@ class WindowedPacks:
         )
         fresh = self._carried + np.flatnonzero(np.diff(window_of[self._carried :], prepend=-1))
         bounds = np.append(fresh, items_here.size.size)
-        bounds = (
-            bounds if last else bounds[: max(bounds.size - 1, 1)]
-        )  # the last window may continue
+        if not last:
+            bounds = bounds[: max(bounds.size - 1, 1)]  # the last window may continue
         over = runs_over[bounds[1:] - 1]
+        # 2. to 4. for each complete window; then keep what is carried, and the open window
         settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
         number, count, carried = window_kernel()(items_here.size, bounds, over, settings, last)
         waiting = np.concatenate([carried, np.arange(bounds[-1], items_here.size.size)])
