@@ -1,4 +1,4 @@
-"""The plan of consecutive steps: which stored blocks this host needs, where each row is.
+"""The plan of consecutive steps: which stored blocks this host needs, and for which rows.
 
 How a window of steps is planned (:func:`plan_window`):
 

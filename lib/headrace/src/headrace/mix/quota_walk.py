@@ -25,8 +25,8 @@ the same examples in the same order of deadlines, as many in each step. Take the
 has drawn and the other has not. At a step, what enters this set is earlier than something that
 stays in it, since both cut one order: so **the latest deadline in the set never moves**, and when
 it has passed, the two are equal. An example's deadline is one example of its component away, P
-examples of the mixture: a run that starts from a guess is exact after P examples, if the guess can keep its
-deadlines. Drawing what is due first is such a guess, as everything that it leaves is due later than
+examples of the mixture: a run that starts from a guess is exact after P examples, if the guess can
+keep its deadlines. Drawing what is due first is such a guess, as everything that it leaves is due later than
 what another state leaves.
 
 The factor 2 is for deadlines that are compared in float64 and may change places if they differ by

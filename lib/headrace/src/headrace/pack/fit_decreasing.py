@@ -16,8 +16,8 @@ goes into bin 0.
     [[0, 1, 0, 1], [0, 1, 1, 0]]
 
 Why it is not done item by item: items of equal size are interchangeable until they are numbered,
-and so are bins with equal space. Best and worst fit therefore work on groups: all bins with the same
-space take as many items of one size as they can at once. The loop runs over the (size, space) pairs
+and so are bins with equal space. Best and worst fit therefore work on groups: all bins with the
+same space take as many items of one size as they can at once. The loop runs over the (size, space) pairs
 that occur, a few per size, instead of over items; per item there is only sorting and copying. First
 fit searches blocks of bins whose largest free space is known. Price: below 1 us an item.
 
